@@ -1,0 +1,73 @@
+# `make demo` and `make test` set everything up themselves; they need Python 3.11 or newer with venv, and make.
+
+VENV := .venv
+BIN  := $(VENV)/bin
+PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JOBS ?= 2
+ARGS ?=
+# The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here.
+BENCH ?= two_layer
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test docs doctest lint format fuzz bench clean
+
+help:
+	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
+	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
+	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
+	@echo "make docs     HTML documentation, warnings are errors    (make doctest: its snippets through Sphinx)"
+	@echo "make fuzz     the long property tests                    (ARGS='-k layout_law')"
+	@echo "make bench    every benchmark, as JSON lines             (BENCH=two_layer)"
+	@echo "make clean    remove .venv and everything built"
+
+demo: $(VENV)/.core
+	$(BIN)/python -m meshdsl.demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+doctest: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b doctest docs docs/_build/doctest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+fuzz: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" $(ARGS)
+
+bench: $(VENV)/.dev
+	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+clean:
+	rm -rf $(VENV) docs/_build build *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+# A stamp file says what is installed; it is out of date when pyproject.toml is newer.
+$(VENV)/.core: pyproject.toml | $(BIN)/pip
+	@echo "installing meshdsl into $(VENV) ..." >&2
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/pip
+	@echo "installing meshdsl[$*] into $(VENV) (a minute or two the first time) ..." >&2
+	@$(PIP) -e '.[$*]'
+	@touch $@
+
+# pip is the last thing that venv writes, so its presence says that the environment is complete.
+$(BIN)/pip:
+	@for python in python3.11 python3; do \
+	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  $$python -m venv $(VENV) && exit 0; \
+	  echo "make: $$python cannot create a virtual environment; install its venv module (Debian: python3.11-venv)" >&2; \
+	  exit 1; \
+	done; \
+	echo "make: meshdsl needs Python 3.11 or newer, as python3.11 or python3 on PATH; found: $$(python3 --version 2>&1)" >&2; \
+	exit 1
