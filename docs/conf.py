@@ -1,0 +1,34 @@
+"""Snippets run on eight CPU devices, as the tests do, in JAX's default precision, as a reader's do."""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # the snippets may import models/, which is not installed
+
+project = "meshdsl"
+author = "the meshdsl maintainers"
+copyright = "the meshdsl maintainers"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+napoleon_numpy_docstring = False
+
+doctest_global_setup = "import meshdsl as md"
+
+html_theme = "furo"
+html_title = "meshdsl"
