@@ -1,0 +1,62 @@
+"""Every test sees eight CPU devices and 64-bit types; runs draw the same examples unless told to fuzz."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before anything imports jax; subprocesses that a test starts inherit it
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_enable_x64", True)
+
+import hypothesis
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# JAX compiles on the first call of each shape, so the time of one example says nothing: no deadline.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=20)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` demands that `text` is tests/golden/<name>.txt, the closing newline aside."""
+    update = bool(request.config.getoption("--update-golden"))
+
+    def check(name: str, text: str) -> None:
+        __tracebackhide__ = True
+        problem = compare_golden(GOLDEN / f"{name}.txt", text, update=update)
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
+
+    return check
+
+
+def compare_golden(path: Path, text: str, *, update: bool) -> str | None:
+    """What differs between `text` and the file, or None; `update` writes the file, so nothing differs."""
+    text = text.rstrip("\n") + "\n"
+    if update:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return None
+    way_out = "if this is wanted: make test ARGS=--update-golden, then read the diff"
+    if not path.exists():
+        return f"no golden file {path.name}; it would hold\n\n{text}\n{way_out}"
+    wanted = path.read_text(encoding="utf-8")
+    if text == wanted:
+        return None
+    diff = difflib.unified_diff(wanted.splitlines(), text.splitlines(), path.name, "this run", lineterm="")
+    return "\n".join([*diff, "", way_out])
