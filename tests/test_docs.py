@@ -1,0 +1,81 @@
+"""Everything shown runs: each page of the documentation and each docstring is a doctest.
+
+Examples run in JAX's default precision, as a reader's do, not in the 64-bit types of the other tests.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import meshdsl
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    if "_build" not in path.parts and path.name != "CHANGELOG.md"
+)
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "meshdsl").rglob("*.py")
+    if path.name != "__main__.py"  # importing it runs the program
+)
+
+
+class FencedParser(doctest.DocTestParser):
+    """Reads sessions in Markdown, where the closing fence is not part of the expected output."""
+
+    def parse(self, string: str, name: str = "<string>") -> list[str | doctest.Example]:
+        return super().parse(re.sub(r"(?m)^[ \t]*(```|:::).*$", "", string), name)
+
+
+def unchecked_snippets(markdown: str) -> list[str]:
+    """The Python listings that no doctest would run, each by its first line."""
+    fences = re.findall(r"(?ms)^```(?:python|py|pycon|\{doctest\})[^\n]*\n(.*?)^```", markdown)
+    return [body.strip().partition("\n")[0] for body in fences if ">>>" not in body]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_page(page: Path):
+    unchecked = unchecked_snippets(page.read_text(encoding="utf-8"))
+    assert not unchecked, (
+        f"these Python listings never run; write them with >>>, or mark them as text: {unchecked}"
+    )
+    with jax.enable_x64(False):
+        result = doctest.testfile(
+            str(page),
+            module_relative=False,
+            parser=FencedParser(),
+            optionflags=doctest.ELLIPSIS,
+            encoding="utf-8",
+        )
+    assert result.failed == 0, (
+        f"{result.failed} of {result.attempted} examples failed; see the captured output"
+    )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str):
+    module = importlib.import_module(name)
+    with jax.enable_x64(False):
+        result = doctest.testmod(module, extraglobs={"md": meshdsl}, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0, (
+        f"{result.failed} of {result.attempted} examples failed; see the captured output"
+    )
+
+
+def test_a_fence_ends_the_expected_output():
+    page = "Text.\n\n```python\n>>> 1 + 1\n2\n```\n\n```python\n>>> 2 + 2\n5\n```\n"
+    wants = [example.want for example in FencedParser().get_examples(page)]
+    assert wants == ["2\n", "5\n"]
+
+
+def test_listings_without_a_prompt_are_found():
+    page = "```python\nx = 1\n```\n\n```text\ny = 2\n```\n\n```python\n>>> z = 3\n```\n"
+    assert unchecked_snippets(page) == ["x = 1"]

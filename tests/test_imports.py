@@ -1,0 +1,277 @@
+"""Imports go one way.
+
+A module of the package imports only its own unit and units of a lower rank. What is written in the language
+(layers, models, benchmarks) imports only the public package. The check reads the import statements, including
+those inside functions and under TYPE_CHECKING: a cycle that is hidden is still a cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Lowest first. A unit is a module or a subpackage of meshdsl; names on one line are one unit in several files
+ORDER = [
+    ["errors"],
+    ["dims"],
+    ["backend"],
+    ["ir"],
+    ["trace"],
+    ["ops", "random"],
+    ["autodiff"],
+    ["params", "init"],
+    ["layouts"],
+    ["passes"],
+    ["lowering"],
+    ["cost"],
+    ["compile"],
+    ["__init__"],  # the public package; it re-exports the units below and those written in the language
+    ["cli", "__main__"],
+]
+IN_THE_LANGUAGE = ["nn", "optim", "train", "demo"]  # units of meshdsl that see only what a user sees
+
+RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
+# `dims`, `compile`, `random` and `init` are public names of the package too: importing those from it is fine.
+INTERNAL = set(RANK) - {"dims", "compile", "random", "init", "__init__"}
+DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
+UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+
+
+class Import(NamedTuple):
+    """One imported thing: `module` is absolute, `name` is what was taken from it, if anything."""
+
+    module: str
+    name: str | None
+    line: int
+
+
+def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
+    """Every import of the module called `module`, with relative ones made absolute."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, None, node.lineno)
+        if isinstance(node, ast.ImportFrom):
+            parts = module.split(".") if is_package else module.split(".")[:-1]
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            target = ".".join(base + ([node.module] if node.module else []))
+            for alias in node.names:
+                yield Import(target, alias.name, node.lineno)
+
+
+def unit_of(module: str, name: str | None) -> str:
+    """The unit that `import module`, or `from module import name`, opens; `module` is inside meshdsl."""
+    parts = module.split(".")
+    if len(parts) > 1:
+        return parts[1]
+    return name if name in RANK or name in IN_THE_LANGUAGE else "__init__"
+
+
+def package_problems(root: Path) -> list[str]:
+    """What breaks the law in root/meshdsl."""
+    found: list[str] = []
+    for path in sorted((root / "meshdsl").rglob("*.py")):
+        relative = path.relative_to(root)
+        is_package = path.name == "__init__.py"
+        module = ".".join((relative.parent if is_package else relative.with_suffix("")).parts)
+        here = relative.parts[1].removesuffix(".py")
+        if here not in RANK and here not in IN_THE_LANGUAGE:
+            found.append(
+                f"{relative}: '{here}' has no place in the order; give it one in tests/test_imports.py"
+            )
+            continue
+        for item in imports(path.read_text(encoding="utf-8"), module, is_package=is_package):
+            problem = package_problem(here, item)
+            if problem:
+                found.append(f"{relative}:{item.line}: {problem}")
+    return found
+
+
+def package_problem(here: str, item: Import) -> str | None:
+    """Why unit `here` may not import `item`, or None when it may."""
+    top = item.module.split(".")[0]
+    if top != "meshdsl":
+        if top in sys.stdlib_module_names or top in DEPENDENCIES:
+            return None
+        return f"{top} is not a dependency; the package needs jax and numpy and nothing else"
+
+    there = unit_of(item.module, item.name)
+    if here in IN_THE_LANGUAGE:
+        return None if there == here else public_problem(item)
+    if there in IN_THE_LANGUAGE:
+        return (
+            None
+            if here in ("__init__", "cli", "__main__")
+            else f"{here} may not import {there}, which is built on it"
+        )
+    if there not in RANK:
+        return f"{there} has no place in the order"
+    if RANK[there] <= RANK[here]:
+        return None
+    return f"{here} may not import {there}: the order is {' <- '.join('/'.join(units) for units in ORDER)}"
+
+
+def public_problem(item: Import) -> str | None:
+    """Why code written in the language may not import `item` of meshdsl, or None when it may."""
+    parts = item.module.split(".")
+    if len(parts) == 1 and item.name not in INTERNAL:
+        return None
+    if len(parts) > 1 and parts[1] in IN_THE_LANGUAGE:
+        return None
+    return f"{'.'.join(parts + ([item.name] if item.name else []))} is internal; say `import meshdsl as md`"
+
+
+def public_problems(root: Path) -> list[str]:
+    """What models/ and benchmarks/ import beyond meshdsl's public names; models/ knows no benchmark."""
+    found: list[str] = []
+    for path in sorted([*(root / "models").rglob("*.py"), *(root / "benchmarks").rglob("*.py")]):
+        relative = path.relative_to(root)
+        is_package = path.name == "__init__.py"
+        module = ".".join((relative.parent if is_package else relative.with_suffix("")).parts)
+        for item in imports(path.read_text(encoding="utf-8"), module, is_package=is_package):
+            top = item.module.split(".")[0]
+            problem = public_problem(item) if top == "meshdsl" else None
+            if top == "tests" or (top == "benchmarks" and relative.parts[0] == "models"):
+                problem = f"{relative.parts[0]}/ may not import {top}/"
+            if problem:
+                found.append(f"{relative}:{item.line}: {problem}")
+    return found
+
+
+def unsafe_problems(source: str) -> list[str]:
+    """Uses of JAX's private modules, of pickle and its kin, and of eval and exec, by line."""
+    found: list[tuple[int, str]] = []
+    for item in imports(source, "file"):
+        name = f"{item.module}.{item.name}" if item.name else item.module
+        if re.match(r"jax(lib)?\._src\b", name):
+            found.append((item.line, f"{name} is private to JAX"))
+        if item.module.split(".")[0] in UNSAFE_MODULES:
+            found.append((item.line, f"{item.module} runs code from the data it reads"))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("jax._src", "jaxlib._src"):
+            found.append((node.lineno, f"{ast.unparse(node)} is private to JAX"))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "eval",
+            "exec",
+            "builtins.eval",
+            "builtins.exec",
+        ):
+            found.append((node.lineno, f"{ast.unparse(node.func)} runs text as code"))
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
+            found.append((node.value.lineno, "allow_pickle runs code from the data it reads"))
+    return [f"{line}: {problem}" for line, problem in sorted(set(found))]
+
+
+def test_the_package_imports_one_way():
+    assert not (found := package_problems(ROOT)), "\n".join(found)
+
+
+def test_models_and_benchmarks_import_the_public_package():
+    assert not (found := public_problems(ROOT)), "\n".join(found)
+
+
+def test_nothing_private_and_nothing_that_runs_data():
+    folders = ["meshdsl", "models", "tests", "benchmarks", "docs"]
+    found = [
+        f"{path.relative_to(ROOT)}:{problem}"
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for problem in unsafe_problems(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_command_line_starts_without_jax():
+    script = (
+        "import importlib.util, sys\n"
+        "if importlib.util.find_spec('meshdsl.cli'): import meshdsl.cli\n"
+        "print(*sorted({'jax', 'numpy'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [], f"importing meshdsl.cli imports {run.stdout}"
+
+
+# The checks themselves: each line in each file, and the complaint it must draw ("" for none).
+PACKAGE_CASES = [
+    ("meshdsl/dims.py", "from .errors import ShapeError", ""),
+    ("meshdsl/dims.py", "from . import errors", ""),
+    ("meshdsl/errors.py", "from .dims import Dim", "errors may not import dims"),
+    ("meshdsl/errors.py", "from . import dims", "errors may not import dims"),
+    ("meshdsl/errors.py", "import meshdsl.dims", "errors may not import dims"),
+    ("meshdsl/errors.py", "def f():\n    from meshdsl import dims", "errors may not import dims"),
+    ("meshdsl/trace.py", "import meshdsl as md", "trace may not import __init__"),
+    ("meshdsl/trace.py", "from . import __version__", "trace may not import __init__"),
+    ("meshdsl/ops/control.py", "from .elementwise import exp", ""),
+    ("meshdsl/ops/control.py", "from .. import random", ""),
+    ("meshdsl/ops/control.py", "from ..autodiff import grad", "ops may not import autodiff"),
+    ("meshdsl/lowering/emit.py", "from ..cost.ledger import bytes_sent", "lowering may not import cost"),
+    ("meshdsl/lowering/emit.py", "from ..layouts import Sharding", ""),
+    ("meshdsl/lowering/emit.py", "from ..nn import dense", "lowering may not import nn"),
+    ("meshdsl/lowering/emit.py", "import optax", "optax is not a dependency"),
+    ("meshdsl/lowering/emit.py", "from jax import lax", ""),
+    ("meshdsl/helpers.py", "", "'helpers' has no place in the order"),
+    ("meshdsl/errors.py", "from .helpers import f", "helpers has no place in the order"),
+    ("meshdsl/__init__.py", "from .compile import compile", ""),
+    ("meshdsl/__init__.py", "from . import nn, optim", ""),
+    ("meshdsl/__init__.py", "from . import cli", "__init__ may not import cli"),
+    ("meshdsl/cli.py", "from .cost import report", ""),
+    ("meshdsl/cli.py", "import meshdsl as md\nfrom . import train", ""),
+    ("meshdsl/__main__.py", "from .cli import main", ""),
+    ("meshdsl/nn/attention.py", "import meshdsl as md\nfrom .dense import dense", ""),
+    ("meshdsl/nn/attention.py", "from meshdsl import dims, einsum", ""),
+    (
+        "meshdsl/nn/attention.py",
+        "from ..ops.contraction import einsum",
+        "meshdsl.ops.contraction.einsum is internal",
+    ),
+    ("meshdsl/nn/attention.py", "from meshdsl import lowering", "meshdsl.lowering is internal"),
+    ("meshdsl/demo.py", "from meshdsl.train import fit", ""),
+]
+PUBLIC_CASES = [
+    ("models/transformer.py", "import meshdsl as md\nfrom models.mlp import mlp", ""),
+    ("models/transformer.py", "from .mlp import mlp", ""),
+    ("models/transformer.py", "from meshdsl.lowering import emit", "meshdsl.lowering.emit is internal"),
+    ("models/transformer.py", "import meshdsl.ir", "meshdsl.ir is internal"),
+    ("models/transformer.py", "import benchmarks.step", "models/ may not import benchmarks/"),
+    ("benchmarks/step.py", "import models.mlp\nfrom meshdsl import nn", ""),
+    ("benchmarks/step.py", "from tests import laws", "benchmarks/ may not import tests/"),
+]
+UNSAFE_CASES = [
+    ("import jax", ""),
+    ("from jax import lax", ""),
+    ("from jax._src import core", "jax._src.core is private"),
+    ("from jax import _src", "jax._src is private"),
+    ("import jax\njax._src.core", "jax._src is private"),
+    ("import pickle", "pickle runs code"),
+    ("eval('1')", "eval runs text"),
+    ("model.eval()", ""),
+    ("numpy.load(path, allow_pickle=True)", "allow_pickle runs code"),
+]
+
+
+@pytest.mark.parametrize(("file", "source", "complaint"), PACKAGE_CASES + PUBLIC_CASES)
+def test_complaints_about_imports(tmp_path: Path, file: str, source: str, complaint: str):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    found = package_problems(tmp_path) + public_problems(tmp_path)
+    assert [complaint in problem for problem in found] == ([True] if complaint else [])
+
+
+@pytest.mark.parametrize(("source", "complaint"), UNSAFE_CASES)
+def test_complaints_about_what_is_unsafe(source: str, complaint: str):
+    found = unsafe_problems(source)
+    assert [complaint in problem for problem in found] == ([True] if complaint else [])
