@@ -1,0 +1,82 @@
+"""A cast changes what JAX knows about a block, or how its bits are read. No value changes; nothing is sent.
+
+Inside `jax.shard_map` JAX types a block as varying, or not, along each mesh axis. `varying` and `invariant`
+change that type; `ordered` and `restored` read floats as integers of the same order and back.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (JAX's signatures are only partly typed)
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import mlir
+
+from ..layouts.sharding import Axes
+
+__all__ = ["invariant", "ordered", "restored", "varying"]
+
+Array = Any  # a JAX value inside shard_map
+DType = np.dtype[Any]
+
+
+def varying(x: Array, axes: Axes) -> Array:
+    """The block, typed as varying along all the axes: a psum of an invariant one multiplies it, silently."""
+    missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def invariant(x: Array, axes: Axes) -> Array:
+    """The block, typed as equal along the axes. Requires that it is: nothing checks it.
+
+    A relabelling can make it so (batch:rows -> batch:cols no longer varies along rows), but JAX types the
+    result of every ppermute as varying and has no public cast back.
+    """
+    return _invariant.bind(x, axes=axes) if axes else x
+
+
+def ordered(x: Array, wire: DType, nan_is_largest: bool) -> Array:
+    """A block as integers in the same order. -0.0 is below +0.0; NaN is above all, or below all."""
+    if not jnp.issubdtype(x.dtype, np.floating):
+        return x.astype(wire)
+    limits = jnp.iinfo(wire)
+    nan = np.array(limits.max if nan_is_largest else limits.min, wire)
+    return jnp.where(jnp.isnan(x), nan, _flip(lax.bitcast_convert_type(x, wire)))
+
+
+def restored(bits: Array, dtype: DType) -> Array:
+    """What `ordered` was given. The largest and the smallest integer come back as NaN."""
+    if not jnp.issubdtype(dtype, np.floating):
+        return bits.astype(dtype)
+    return lax.bitcast_convert_type(_flip(bits), dtype)
+
+
+def _flip(bits: Array) -> Array:
+    """Sign and magnitude to two's complement, and back."""
+    return jnp.where(bits < 0, bits ^ np.array(jnp.iinfo(bits.dtype).max, bits.dtype), bits)
+
+
+_invariant = jax.extend.core.Primitive("meshdsl_invariant")
+
+
+@_invariant.def_impl
+def _invariant_impl(x: Array, *, axes: Axes) -> Array:
+    return x
+
+
+@_invariant.def_abstract_eval
+def _invariant_type(x: Any, *, axes: Axes) -> Any:
+    return x.update(manual_axis_type=x.mat.update(varying=frozenset(x.mat.varying).difference(axes)))
+
+
+def _invariant_lowering(ctx: Any, x: Any, *, axes: Axes) -> list[Any]:
+    return [x]
+
+
+mlir.register_lowering(_invariant, _invariant_lowering)

@@ -1,0 +1,265 @@
+"""A collective takes a value from one `Sharding` to another and never changes the global value.
+
+Every kind says four things side by side: its rule (`step`), the bytes that one device sends around a ring
+(`bytes_sent`), the JAX call (`emit`), and the definition on the list of every device's block (`simulate`:
+NumPy, the oracle for `emit`). Blocks are listed row-major over the mesh. One collective takes a tuple of
+axes, major to minor. The planner's edges are these rules, and nothing else in the package sends anything.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (the signatures of jax.lax are only partly typed)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..dims import Shape, names
+from ..errors import InternalError
+from ..layouts.mesh import Mesh
+from ..layouts.sharding import Axes, Sharding
+from .casts import ordered, restored, varying
+from .permute import Permute
+
+__all__ = ["AllGather", "AllReduce", "AllToAll", "Collective", "Permute", "ReduceScatter", "Slice"]
+
+Array = Any  # a JAX tracer inside shard_map
+Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
+DType = np.dtype[Any]
+
+
+def _as_is(self: object, dtype: DType) -> DType:
+    """The dtype on the wire is the value's own."""
+    return np.dtype(dtype)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Cut `dim` further: each device keeps its chunk of what it holds. Nothing is sent.
+
+    >>> print(Slice("batch", ("rows",)), Slice("batch", ("rows",)).step(Sharding(), Mesh("rows:2")))
+    slice batch over rows {batch:rows}
+    """
+
+    name: ClassVar[str] = "slice"
+    dim: str
+    axes: Axes
+    wire_dtype = _as_is
+
+    def __str__(self) -> str:
+        return f"slice {self.dim} over {_show(self.axes)}"
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        _check(self, before, not before.varying.intersection(self.axes))
+        return before.with_split(self.dim, before.axes(self.dim) + self.axes)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return 0
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        axis = _at(shape, self.dim)
+        size = x.shape[axis] // mesh.count(self.axes)
+        return lax.dynamic_slice_in_dim(varying(x, self.axes), lax.axis_index(self.axes) * size, size, axis)
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        axis = _at(shape, self.dim)
+        return [_chunk(blocks[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Make `dim` whole over its minor axes: every device gets its peers' blocks, in order.
+
+    >>> print(AllGather("batch", ("rows",)).step(Sharding.of({"batch": ("rows",)}), Mesh("rows:2")))
+    {}
+    """
+
+    name: ClassVar[str] = "all_gather"
+    dim: str
+    axes: Axes
+    wire_dtype = _as_is
+
+    def __str__(self) -> str:
+        return f"all_gather {self.dim} over {_show(self.axes)}"
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        _check(self, before, _ends(before.axes(self.dim), self.axes))
+        return before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return (mesh.count(self.axes) - 1) * local_bytes
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        axis = _at(shape, self.dim)
+        return lax.all_gather(varying(x, self.axes), self.axes, axis=axis, tiled=True, to="invarying")
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        axis = _at(shape, self.dim)
+        return [np.concatenate([blocks[p] for p in peers], axis) for _, peers in _peers(mesh, self.axes)]
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Move the minor axes of `dim` to be the minor axes of `to`: one dim grows, the other is cut.
+
+    >>> before = Sharding.of({"expert": ("rows",)})
+    >>> print(AllToAll("expert", "batch", ("rows",)).step(before, Mesh("rows:2")))
+    {batch:rows}
+    """
+
+    name: ClassVar[str] = "all_to_all"
+    dim: str
+    to: str
+    axes: Axes
+    wire_dtype = _as_is
+
+    def __str__(self) -> str:
+        return f"all_to_all {self.dim} -> {self.to} over {_show(self.axes)}"
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        _check(self, before, self.dim != self.to and _ends(before.axes(self.dim), self.axes))
+        whole = before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
+        return whole.with_split(self.to, before.axes(self.to) + self.axes)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return _ring(local_bytes, mesh.count(self.axes))
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        grows, cut = _at(shape, self.dim), _at(shape, self.to)
+        return lax.all_to_all(varying(x, self.axes), self.axes, split_axis=cut, concat_axis=grows, tiled=True)
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        grows, cut = _at(shape, self.dim), _at(shape, self.to)
+        return [
+            np.concatenate([_chunk(blocks[p], cut, peers, me) for p in peers], grows)
+            for me, peers in _peers(mesh, self.axes)
+        ]
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Finish a pending sum, max or min over some of its axes.
+
+    NaN is data: `lax.pmax` and `lax.pmin` lose it on CPU, so floats travel as integers of the same width and
+    order, in which NaN is the largest (for max) or the smallest (for min); -0.0 is below +0.0.
+
+    >>> print(AllReduce(("cols",), "max"), AllReduce(("cols",), "max").wire_dtype(np.dtype("float32")))
+    all_reduce(max) over cols int32
+    """
+
+    name: ClassVar[str] = "all_reduce"
+    axes: Axes
+    kind: str = "sum"
+
+    def __str__(self) -> str:
+        return f"all_reduce({self.kind}) over {_show(self.axes)}"
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        _check(self, before, before.kind == self.kind and set(self.axes) <= set(before.partial))
+        return _finish(before, self.axes)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return _ring(2 * local_bytes, mesh.count(self.axes))
+
+    def wire_dtype(self, dtype: DType) -> DType:
+        """The dtype that is sent: under max and min, the integer as wide as a float, and uint8 for bool."""
+        dtype = np.dtype(dtype)
+        if self.kind != "sum" and dtype == np.bool_:
+            return np.dtype(np.uint8)
+        if self.kind != "sum" and jnp.issubdtype(dtype, np.floating):
+            return np.dtype(f"int{8 * dtype.itemsize}")
+        return dtype
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        x = varying(x, self.axes)
+        if self.kind == "sum":
+            return lax.psum(x, self.axes)
+        combine = lax.pmax if self.kind == "max" else lax.pmin
+        bits = ordered(x, self.wire_dtype(x.dtype), nan_is_largest=self.kind == "max")
+        return restored(combine(bits, self.axes), x.dtype)
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.kind]
+        return [reduce(combine, [blocks[p] for p in peers]) for _, peers in _peers(mesh, self.axes)]
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Finish a pending sum over `axes`, each device keeping its chunk of `dim`.
+
+    >>> print(ReduceScatter("hidden", ("cols",)).step(Sharding.of({}, ("cols",)), Mesh("cols:4")))
+    {hidden:cols}
+    """
+
+    name: ClassVar[str] = "reduce_scatter"
+    kind: ClassVar[str] = "sum"
+    dim: str
+    axes: Axes
+    wire_dtype = _as_is
+
+    def __str__(self) -> str:
+        return f"reduce_scatter {self.dim} over {_show(self.axes)}"
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        _check(self, before, before.kind == "sum" and set(self.axes) <= set(before.partial))
+        return _finish(before, self.axes).with_split(self.dim, before.axes(self.dim) + self.axes)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return _ring(local_bytes, mesh.count(self.axes))
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        axis = _at(shape, self.dim)
+        return lax.psum_scatter(varying(x, self.axes), self.axes, scatter_dimension=axis, tiled=True)
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        axis = _at(shape, self.dim)
+        whole = AllReduce(self.axes).simulate(blocks, shape, before, mesh)
+        return [_chunk(whole[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
+
+
+Collective = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
+
+
+def _at(shape: Shape, dim: str) -> int:
+    return names(shape).index(dim)
+
+
+def _show(axes: Axes) -> str:
+    return ",".join(axes)
+
+
+def _check(collective: Collective, before: Sharding, fits: bool) -> None:
+    if not fits or len(set(collective.axes)) != len(collective.axes) or not collective.axes:
+        raise InternalError(f"'{collective}' does not apply to a value laid out as {before}")
+
+
+def _ends(axes: Axes, minor: Axes) -> bool:
+    return axes[len(axes) - len(minor) :] == minor
+
+
+def _finish(before: Sharding, axes: Axes) -> Sharding:
+    return Sharding.of(dict(before.split), set(before.partial) - set(axes), before.kind)
+
+
+def _ring(local_bytes: int, n: int) -> int:
+    """(n-1)/n of the bytes, rounded up: what a device sends around a ring in n-1 equal chunks."""
+    return -(-(n - 1) * local_bytes // n)
+
+
+@lru_cache(maxsize=256)
+def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Every device with those that differ from it only along `axes`, in their order, itself among them."""
+    grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
+    at = [list(mesh.axes).index(axis) for axis in axes]
+    groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(axes), -1).T.tolist()
+    return tuple(sorted((me, tuple(group)) for group in groups for me in group))
+
+
+def _chunk(block: Any, axis: int, peers: tuple[int, ...], me: int) -> Any:
+    """Of a block cut into as many chunks as there are peers, the one that is mine."""
+    return np.split(block, len(peers), axis)[peers.index(me)]

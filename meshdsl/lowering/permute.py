@@ -1,0 +1,128 @@
+"""A permutation of devices: every dim keeps its number of blocks, and each device gets the block it wants.
+
+A device that already holds its block keeps it; each of the others gets it from one device. This is one of the
+collectives; `collectives` says what they have in common.
+"""
+
+# pyright: reportUnknownMemberType=false
+# (the signatures of jax.lax are only partly typed)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import lax
+
+from ..dims import Shape
+from ..errors import InternalError
+from ..layouts.mesh import Mesh
+from ..layouts.sharding import Axes, Sharding
+from .casts import invariant, varying
+
+__all__ = ["Permute"]
+
+Array = Any  # a JAX value inside shard_map
+Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
+DType = np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Permute:
+    """Every dim in `moves` (dim, axes before, axes after) is cut by other axes into as many blocks as before.
+
+    >>> swap = Permute((("batch", ("rows", "cols"), ("cols", "rows")),))
+    >>> print(swap, swap.step(Sharding.of({"batch": ("rows", "cols")}), Mesh("rows:2 cols:4")))
+    permute batch:rows,cols -> batch:cols,rows {batch:cols,rows}
+    """
+
+    name: ClassVar[str] = "permute"
+    moves: tuple[tuple[str, Axes, Axes], ...]
+
+    @staticmethod
+    def between(before: Sharding, after: Sharding) -> Permute:
+        """The permutation from one sharding to another; `step` says whether it is one."""
+        dims = sorted({dim for dim, _ in before.split + after.split})
+        moves = ((dim, before.axes(dim), after.axes(dim)) for dim in dims)
+        return Permute(tuple(move for move in moves if move[1] != move[2]))
+
+    def __str__(self) -> str:
+        old = Sharding(tuple((dim, axes) for dim, axes, _ in self.moves))
+        new = Sharding(tuple((dim, axes) for dim, _, axes in self.moves))
+        return f"permute {repr(old)[1:-1]} -> {repr(new)[1:-1]}"
+
+    @property
+    def axes(self) -> Axes:
+        """The axes along which blocks travel, sorted by name."""
+        return tuple(sorted({axis for _, old, new in self._cores() for axis in old + new}))
+
+    def wire_dtype(self, dtype: DType) -> DType:
+        """The dtype on the wire is the value's own."""
+        return np.dtype(dtype)
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        split = {**dict(before.split), **{dim: new for dim, _, new in self.moves}}
+        used = [axis for axes in split.values() for axis in axes] + list(before.partial)
+        if (
+            not self.moves
+            or len(used) != len(set(used))
+            or not all(
+                before.axes(dim) == old != new and mesh.count(old) == mesh.count(new)
+                for dim, old, new in self.moves
+            )
+        ):
+            raise InternalError(f"'{self}' does not apply to a value laid out as {before}")
+        return Sharding.of(split, before.partial, before.kind)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return local_bytes
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
+        # lax.ppermute numbers devices in mesh order, whatever the order of the tuple
+        axes = tuple(axis for axis in mesh.axes if axis in self.axes)
+        moved = lax.ppermute(varying(x, axes), axes, self.pairs(mesh))
+        after = self.step(before, mesh).varying
+        return invariant(moved, tuple(axis for axis in axes if axis not in after))
+
+    def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
+        """(sender, receiver) for every device, numbered row-major over `axes` in mesh order."""
+        axes = tuple(axis for axis in mesh.axes if axis in self.axes)
+        places = [dict(zip(axes, at, strict=True)) for at in product(*(range(mesh.axes[a]) for a in axes))]
+        held = [tuple(_linear(at, old, mesh) for _, old, _ in self._cores()) for at in places]
+        wanted = [tuple(_linear(at, new, mesh) for _, _, new in self._cores()) for at in places]
+        spare: dict[tuple[int, ...], list[int]] = {}
+        for device, block in enumerate(held):
+            if block != wanted[device]:
+                spare.setdefault(block, []).append(device)
+        free = {block: iter(devices) for block, devices in spare.items()}
+        return [(me if held[me] == block else next(free[block]), me) for me, block in enumerate(wanted)]
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        # by definition: a device wants the block whose index along every dim its new axes spell
+        places = [dict(zip(mesh.axes, at, strict=True)) for at in product(*map(range, mesh.axes.values()))]
+        kept = [axis for axis in mesh.axes if axis not in self.axes]
+
+        def block(at: dict[str, int], cuts: list[Axes]) -> tuple[list[int], ...]:
+            return [at[axis] for axis in kept], [_linear(at, axes, mesh) for axes in cuts]
+
+        held = [block(at, [old for _, old, _ in self.moves]) for at in places]
+        wanted = [block(at, [new for _, _, new in self.moves]) for at in places]
+        return [blocks[held.index(one)] for one in wanted]
+
+    def _cores(self) -> Iterator[tuple[str, Axes, Axes]]:
+        # equal major or minor axes on both sides stay put: the rest of the index does not depend on them
+        for dim, old, new in self.moves:
+            while old and new and old[0] == new[0]:
+                old, new = old[1:], new[1:]
+            while old and new and old[-1] == new[-1]:
+                old, new = old[:-1], new[:-1]
+            yield dim, old, new
+
+
+def _linear(at: dict[str, int], axes: Axes, mesh: Mesh) -> int:
+    """The index that the coordinates spell along these axes, the first being the major one."""
+    return reduce(lambda index, axis: index * mesh.axes[axis] + at[axis], axes, 0)
