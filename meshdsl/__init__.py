@@ -1,0 +1,71 @@
+"""meshdsl: write a model once with named dims; choose how it is split over a mesh of devices; see every collective.
+
+The package loads JAX when the first public name is used, so that `meshdsl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. This table is the list of public names; `docs/reference.md` is generated from it.
+_HOMES: dict[str, tuple[str, ...]] = {
+    "errors": ("InternalError", "LayoutError", "MeshdslError", "ShapeError", "TraceError"),
+    "dims": ("Dim", "dims"),
+    "trace": ("Tensor", "spec", "tensor"),
+    "ops.elementwise": (
+        "abs", "cast", "ceil", "cos", "elu", "erf", "exp", "expm1", "floor", "gelu", "isfinite", "isnan", "leaky_relu",
+        "log", "log1p", "logical_not", "map", "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "selu",
+        "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "stop_gradient", "tanh", "where",
+    ),
+    "ops.contraction": (
+        "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
+        "min", "prod", "softmax", "sum", "var",
+    ),
+    "ops.reshape": (
+        "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll",
+        "shift", "slice", "stack", "transpose", "unflatten", "unstack",
+    ),
+    "ops.indexing": ("argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"),
+    "ops.placement": ("prefer", "replicate", "shard"),
+    "autodiff": ("custom_vjp", "grad", "value_and_grad"),
+    "control": ("checkpoint", "cond", "scan"),
+    "params": ("model", "param", "scope", "layers"),
+    "layouts": ("Layout", "Mesh", "Sharding"),
+    "lowering": ("Program", "simulate"),
+    "compile": ("Compiled", "compile", "host_devices"),
+}  # fmt: skip
+_MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules
+_PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted((*_PUBLIC, *_MODULES))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    elif name in _PUBLIC:
+        value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+    else:
+        raise AttributeError(f"meshdsl has no name {name!r}")
+    types.ModuleType.__setattr__(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+class _Package(types.ModuleType):
+    """`md.dims` and `md.compile` are functions, also after Python has imported the modules of those names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

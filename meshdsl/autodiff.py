@@ -1,0 +1,265 @@
+"""Reverse mode on the graph, before any layout: a gradient is an ordinary graph of ordinary operations.
+
+No collective needs a transpose rule, gradients can be seen and moved by passes, and differentiating twice is
+differentiating the graph of the gradient. Rules say only the mathematics; here a cotangent is summed over the dims
+its operand lacks and broadcast over those it has in addition (reverse of broadcasting by name).
+"""
+
+from __future__ import annotations
+
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+from .dims import Shape
+from .errors import MeshdslError, ShapeError, TraceError, at, caller
+from .ir import Eqn, Graph, Op, Type, Var
+from .ops.contraction import broadcast, sum
+from .ops.elementwise import add, cast, kind
+from .ops.reshape import transpose
+from .trace import Tensor, as_tensor, bind, location, trace, tree
+
+__all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph", "zeros"]
+
+
+def _floating(t: Any) -> bool:
+    return kind(t.dtype) in "fc"
+
+
+def zeros(kind: Type | Tensor) -> Tensor:
+    """A tensor of zeros; nothing is stored until an operation needs it."""
+    shape: Shape = kind.shape if isinstance(kind, Type) else kind.dims
+    return broadcast(as_tensor(0, kind.dtype), shape)
+
+
+def fit(ct: Tensor, primal: Tensor) -> Tensor:
+    """A cotangent with exactly the dims, order and dtype of its primal."""
+    extra = [d for d in ct.dims if d not in primal.dims]
+    ct = sum(ct, extra) if extra else ct
+    return cast(broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), primal.dtype)
+
+
+def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tuple[list[Tensor], Callable[..., Any]]:
+    """The graph's results, and a function from cotangents (None for zero) to input cotangents.
+
+    Values flow through `bind`, so this runs at once on concrete tensors and adds equations inside a trace.
+    Inputs that are not active get None.
+    """
+    env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
+    moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
+    tape: list[tuple[Eqn, Any]] = []
+    for eqn in graph.eqns:
+        xs = [env[v] for v in eqn.ins]
+        depends = not moving.isdisjoint(eqn.ins)
+        residuals = None
+        with location(eqn.where, eqn.backward or None):
+            if depends and eqn.op.fwd is not None:
+                on = [v in moving for v in eqn.ins]
+                outs, residuals = eqn.op.fwd(*xs, active=on, **eqn.params)
+            else:
+                outs = bind(eqn.op, *xs, **eqn.params)
+        env.update(zip(eqn.outs, outs, strict=True))
+        if depends:
+            tape.append((eqn, residuals))
+            moving.update(v for v in eqn.outs if _floating(v))
+
+    def backward(cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        pending: dict[Var, Tensor] = {}
+        for var, ct in zip(graph.outs, cts, strict=True):
+            if ct is not None and var in moving:
+                _accumulate(pending, var, fit(ct, env[var]))
+        for eqn, residuals in reversed(tape):
+            if not any(v in pending for v in eqn.outs):
+                continue
+            with location(eqn.where, backward=True):
+                for var, ct in zip(eqn.ins, _apply(eqn, pending, env, residuals, moving), strict=True):
+                    if ct is not None and var in moving:
+                        _accumulate(pending, var, fit(ct, env[var]))
+        return [pending.get(v) if on else None for v, on in zip(graph.ins, active, strict=True)]
+
+    return [env[v] for v in graph.outs], backward
+
+
+def _accumulate(pending: dict[Var, Tensor], var: Var, ct: Tensor) -> None:
+    pending[var] = add(pending[var], ct) if var in pending else ct
+
+
+def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any, moving: set[Var]) -> Any:
+    op: Op = eqn.op
+    cts = [pending.pop(v, None) for v in eqn.outs]
+    if op.fwd is not None:
+        return op.vjp(cts, residuals, **eqn.params)
+    if op.vjp is None:
+        raise TraceError(
+            f"{op.name} has no gradient\n  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
+            "  wrap its operand in md.stop_gradient(x) if it should count as a constant"
+        )
+    outs = [env[v] for v in eqn.outs]
+    several = len(outs) > 1
+    available = {**eqn.params, "out": outs[0], "outs": outs}
+    if several:
+        cts = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
+    return op.vjp(cts if several else cts[0], *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
+
+
+def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
+    """The graph and its pullback as one graph.
+
+    Its inputs are the graph's, then a cotangent for each floating result; its results are the graph's, then the
+    cotangent of each active floating input (zeros where none flows). Also returned: the values computed by the
+    forward half, and the indices of the inputs that got a cotangent.
+    """
+    n = len(graph.ins)
+    floating = [_floating(v) for v in graph.outs]
+    cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
+    want = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and _floating(v)]
+    forward: set[Var] = set()
+
+    def joint(*args: Tensor) -> list[Tensor]:
+        outs, backward = pullback(graph, args[:n], active)
+        forward.update(v for eqn in args[0]._trace.eqns for v in eqn.outs)
+        given = iter(args[n:])
+        with location(None, backward=True):
+            ins = backward([next(given) if on else None for on in floating])
+            return [*outs, *(zeros(graph.ins[i].type) if ins[i] is None else ins[i] for i in want)]
+
+    names = [v.name for v in graph.ins] + [""] * len(cts)
+    joined, captures, _ = trace(joint, [*(v.type for v in graph.ins), *cts], names)
+    if captures:
+        raise TraceError("a gradient rule used a tensor from outside its operation")
+    return joined, forward, want
+
+
+def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[bool]]:
+    leaves, structure = tree.tree_flatten(tuple(args))
+    tensors = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
+    active = []
+    for i, arg in enumerate(args):
+        active += [i in argnums] * len(tree.tree_leaves(arg))
+    return tensors, structure, active
+
+
+def value_and_grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """A function that returns f's value and its gradient with respect to one argument or several.
+
+    >>> import meshdsl as md
+    >>> md.value_and_grad(lambda x: md.sum(x * x))(md.tensor([3.0], "a"))
+    (tensor(float32[], 9.), tensor(float32[a=1], [6.]))
+
+    f returns a floating tensor without dims, or with `has_aux` a pair of it and anything. Raises `ShapeError`
+    when it returns something else, or when an argument to differentiate is not floating.
+    """
+    single = isinstance(argnums, int)
+    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def with_grad(*args: Any) -> Any:
+        try:
+            positions = [i + len(args) if i < 0 else i for i in wanted]
+            if any(not 0 <= i < len(args) for i in positions):
+                raise ShapeError(f"argnums {wanted} of a call with {len(args)} arguments")
+            tensors, structure, active = _flat_args(args, positions)
+            for x, on in zip(tensors, active, strict=True):
+                if on and not _floating(x):
+                    raise ShapeError(
+                        f"a gradient with respect to {x.type} was asked for, and {x.dtype.name} has none\n"
+                        "  pass what is not floating through another argument, or md.cast it"
+                    )
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+        def flat(*xs: Tensor) -> Any:
+            return f(*tree.tree_unflatten(structure, xs))
+
+        graph, captures, out_structure = trace(flat, [x.type for x in tensors])
+        value = _loss_position(graph, out_structure, has_aux)
+        outs, backward = pullback(graph, [*captures, *tensors], [False] * len(captures) + active)
+        with location(None, backward=True):
+            cts = backward([as_tensor(1, outs[0].dtype) if i == value else None for i in range(len(outs))])
+            grads = [
+                zeros(x) if on and ct is None else ct
+                for x, ct, on in zip(tensors, cts[len(captures) :], active, strict=True)
+            ]
+        per_argument = tree.tree_unflatten(structure, [x if on else None for x, on in zip(grads, active, strict=True)])
+        result = per_argument[positions[0]] if single else tuple(per_argument[i] for i in positions)
+        return tree.tree_unflatten(out_structure, outs), result
+
+    return with_grad
+
+
+def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
+    places = tree.tree_unflatten(structure, range(len(graph.outs)))
+    if has_aux and not (isinstance(places, tuple) and len(places) == 2):
+        raise at(ShapeError("with has_aux=True the function returns a pair (loss, aux)"), caller())
+    loss = places[0] if has_aux else places
+    if not isinstance(loss, int) or graph.outs[loss].shape or not _floating(graph.outs[loss]):
+        there = repr(graph.outs[loss].type) if isinstance(loss, int) else str(structure)
+        raise at(
+            ShapeError(
+                f"a gradient is taken of one floating tensor without dims; the function returned {there}\n"
+                "  reduce it with md.mean or md.sum"
+            ),
+            caller(),
+        )
+    return loss
+
+
+def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """The gradient alone; see `value_and_grad`.
+
+    >>> import meshdsl as md
+    >>> md.grad(md.grad(lambda x: x * x * x))(md.tensor(2.0))
+    tensor(float32[], 12.)
+    """
+    with_value = value_and_grad(f, argnums)
+    return lambda *args: with_value(*args)[1]
+
+
+def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` with a gradient of one's own: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
+
+    Arguments, results and residuals are pytrees of tensors; `ct` has the structure of the result and `bwd` returns a
+    tuple with one entry an argument (None for no gradient).
+    """
+
+    def wrapped(*args: Any) -> Any:
+        leaves, structure = tree.tree_flatten(tuple(args))
+        xs = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
+
+        def flat(*xs: Tensor) -> Any:
+            return f(*tree.tree_unflatten(structure, xs))
+
+        graph, captures, out = trace(flat, [x.type for x in xs])
+        held = len(captures)
+
+        def forward(*ins: Tensor, active: Any, graph: Graph) -> Any:
+            result, residuals = fwd(*tree.tree_unflatten(structure, ins[held:]))
+            return tree.tree_leaves(result), residuals
+
+        def backward(cts: Sequence[Tensor | None], residuals: Any, graph: Graph) -> list[Tensor | None]:
+            full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, graph.outs, strict=True)]
+            given = bwd(residuals, tree.tree_unflatten(out, full))
+            if len(given) != len(args):
+                raise ShapeError(f"bwd of a custom_vjp returned {len(given)} cotangents for {len(args)} arguments")
+            flat_cts: list[Tensor | None] = []
+            for arg, ct in zip(args, given, strict=True):
+                n = len(tree.tree_leaves(arg))
+                flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
+            return [None] * held + flat_cts
+
+        op = Op(
+            "call",
+            type=lambda *_, graph: tuple(v.type for v in graph.outs),
+            kernel=lambda run, *ins, graph: run(graph, ins),
+            fwd=forward,
+            vjp=backward,
+            control=True,
+        )
+        return tree.tree_unflatten(out, bind(op, *captures, *xs, graph=graph))
+
+    return wrapped
+
+
+

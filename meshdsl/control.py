@@ -1,0 +1,286 @@
+"""Loops, branches and rematerialisation are equations that hold graphs.
+
+A `scan` over a stacked dim is one equation, forward and backward, so the size of a program does not grow with depth.
+Its gradient is a second scan, in reverse, over what the first one saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .autodiff import pullback, vjp_of_graph, zeros
+from .dims import Dim, DimLike, find, pick
+from .errors import MeshdslError, ShapeError, at, caller
+from .ir import Eqn, Graph, Op, Type, Var, dce
+from .ops.contraction import located
+from .ops.reshape import stack, transpose, unstack
+from .trace import Tensor, as_tensor, bind, bind1, evaluate, trace, tree
+
+__all__ = ["checkpoint", "cond", "scan"]
+
+
+def _leaves(x: Any) -> tuple[list[Tensor], Any]:
+    leaves, structure = tree.tree_flatten(x)
+    return [as_tensor(leaf) for leaf in leaves], structure
+
+
+def _scan_type(*ins: Type, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int) -> Any:
+    ys = tuple(Type((dim, *v.shape), v.dtype) for v in body.outs[carries:])
+    return (*(v.type for v in body.outs[:carries]), *ys)
+
+
+def _scan_eager(run: Any, *ins: Tensor, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
+    held, carry, xs = ins[:consts], list(ins[consts : consts + carries]), ins[consts + carries :]
+    slices = list(zip(*(unstack(x, dim) for x in xs), strict=True)) or [()] * dim.size
+    rows: list[list[Tensor]] = []
+    for x in reversed(slices) if reverse else slices:
+        outs = run(body, [*held, *carry, *x])
+        carry = outs[:carries]
+        rows.append(outs[carries:])
+    rows = rows[::-1] if reverse else rows
+    empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in body.outs[carries:]]
+    return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
+
+
+def _scan_fwd(*ins: Tensor, active: Sequence[bool], body: Graph, consts: int, carries: int, **params: Any):
+    """Run the loop that also stacks what its gradient needs; see `_split`."""
+    on = list(active)
+    on[consts : consts + carries] = [True] * carries
+    forward, backward, kept, want = _split(body, consts, carries, on)
+    outs = bind(_SCAN, *ins, body=forward, consts=consts, carries=carries, **params)
+    n = len(body.outs)
+    xs = ins[consts + carries :]
+    held = [ins[i] for i in kept if i < consts] + [xs[i - consts - carries] for i in kept if i >= consts]
+    return outs[:n], (backward, kept, want, held, outs[n:])
+
+
+def _split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
+    """The body's forward half with its residuals as further results, and the backward half.
+
+    Residuals are the forward values that the backward half uses, less what it can have for nothing: constants of the
+    loop and slices of its inputs are passed again, and what follows from constants alone, or is a broadcast of
+    something saved, is computed again.
+    """
+    joint, forward_values, want = vjp_of_graph(body, active)
+    n, outs = len(body.ins), len(body.outs)
+    made = {v: eqn for eqn in joint.eqns for v in eqn.outs}
+    free = {v for i, v in enumerate(joint.ins[:n]) if not consts <= i < consts + carries}
+    constant = set(joint.ins[:consts])
+    for eqn in joint.eqns:
+        if not eqn.op.effects and not eqn.op.control and all(v in constant for v in eqn.ins):
+            constant.update(eqn.outs)
+    backward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
+    cts = joint.ins[n:]
+    again: list[Eqn] = []
+    saved: list[Var] = []
+    settled: set[Var] = {*cts, *(v for eqn in backward_eqns for v in eqn.outs)}
+
+    def need(v: Var) -> None:
+        if v in settled:
+            return
+        settled.add(v)
+        eqn = made.get(v)
+        if eqn is not None and (v in constant or eqn.op.name == "broadcast"):
+            for x in eqn.ins:
+                need(x)
+            settled.update(eqn.outs)
+            again.append(eqn)
+        elif v not in free:
+            saved.append(v)
+
+    for v in (*(v for eqn in backward_eqns for v in eqn.ins), *joint.outs[outs:]):
+        need(v)
+    used = {v for eqn in (*again, *backward_eqns) for v in eqn.ins} | set(joint.outs[outs:])
+    kept = [i for i, v in enumerate(joint.ins[:n]) if v in free and v in used]
+    forward = dce(Graph(joint.ins[:n], tuple(e for e in joint.eqns if e.outs[0] in forward_values), (*joint.outs[:outs], *saved)))
+    backward = dce(Graph((*(joint.ins[i] for i in kept), *saved, *cts), (*again, *backward_eqns), joint.outs[outs:]))
+    return forward, backward, kept, want
+
+
+def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
+    backward, kept, want, held, saved = residuals
+    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
+    given = {
+        i: cts[i] if cts[i] is not None else zeros(body.outs[i].type if i < carries else Type((dim, *body.outs[i].shape), body.outs[i].dtype))
+        for i in floating
+    }
+    n_held = sum(i < consts for i in kept)
+    const_want = [i for i in want if i < consts]
+    carry_want = [i for i in want if consts <= i < consts + carries]
+    carry_cts = [i for i in floating if i < carries]
+    y_cts = [i for i in floating if i >= carries]
+    n_xs = len(kept) - n_held
+
+    def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
+        flowing, sums = carry
+        by_out = dict(zip(carry_cts, flowing, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
+        outs = evaluate(backward, [*held[:n_held], *xs[:n_xs], *xs[n_xs : n_xs + len(saved)], *(by_out[i] for i in floating)])
+        by_in = dict(zip(want, outs, strict=True))
+        return (
+            [by_in[consts + i] for i in carry_cts],
+            [total + by_in[i] for total, i in zip(sums, const_want, strict=True)],
+        ), [by_in[i] for i in want if i >= consts + carries]
+
+    init = ([given[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_want])
+    (flowing, sums), x_cts = scan(
+        step, init, [*held[n_held:], *saved, *(given[i] for i in y_cts)], over=dim, reverse=not reverse
+    )
+    found = dict(zip(carry_want, flowing, strict=True)) | dict(zip(const_want, sums, strict=True))
+    found |= dict(zip([i for i in want if i >= consts + carries], x_cts, strict=True))
+    return [found.get(i) for i in range(len(body.ins))]
+
+
+_SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp, control=True)
+
+
+def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: bool = False) -> tuple[Any, Any]:
+    """Run `f(carry, x) -> (carry, y)` over the slices of `xs` along a dim, in order (backwards when `reverse`).
+
+    >>> import meshdsl as md
+    >>> md.scan(lambda total, x: (total + x, total + x), 0.0, md.tensor([1.0, 2.0, 3.0], "t"), over="t")[1]
+    tensor(float32[t=3], [1. 3. 6.])
+
+    `carry` and `xs` are pytrees; every tensor of `xs` has the dim. The results `y` are stacked along it, first.
+    Raises `ShapeError` when the carry changes structure, dims or dtype.
+    """
+    first, structure = _leaves(carry)
+    rows, row_structure = _leaves(xs)
+
+    def resolve() -> Dim:
+        if not rows and not isinstance(over, Dim):
+            return pick(over, (), new=True)[0]
+        return find(over, rows[0].dims) if rows else over
+
+    dim = located(resolve)
+    rows = [transpose(x, [located(lambda x=x: find(dim, x.dims)), *(d for d in x.dims if d != dim)]) for x in rows]
+    n = len(first)
+
+    def body(*args: Tensor) -> Any:
+        result = f(tree.tree_unflatten(structure, args[:n]), tree.tree_unflatten(row_structure, args[n:]))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise at(ShapeError("the function of md.scan returns a pair (carry, y)"), caller())
+        after, after_structure = tree.tree_flatten(result[0])
+        after = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(after, first, strict=False)]
+        there = [x.type for x in after]
+        if after_structure != structure or any(set(a.shape) != set(b.dims) or a.dtype != b.dtype for a, b in zip(there, first, strict=True)):
+            raise at(
+                ShapeError(
+                    f"the carry of md.scan changes\n  it goes in as {[x.type for x in first]} and comes out as {there}\n"
+                    "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
+                ),
+                caller(),
+            )
+        return [transpose(x, k.dims) for x, k in zip(after, first, strict=True)], result[1]
+
+    specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
+    graph, captures, out = trace(body, specs)
+    results = bind(
+        _SCAN, *captures, *first, *rows, body=graph, consts=len(captures), carries=n, dim=dim, reverse=reverse, trips=dim.size
+    )
+    carried, ys = tree.tree_unflatten(out, results)
+    return tree.tree_unflatten(structure, carried), ys
+
+
+BARRIER = Op(
+    "barrier",
+    type=lambda x: x,
+    kernel=lambda c, x: c.xp.barrier(x),
+    vjp=lambda ct, x: (ct,),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    effects=True,
+)
+
+
+def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, graph: Graph) -> list[Tensor | None]:
+    ins, active = residuals
+    again = [bind1(BARRIER, x) if x.dims else x for x in ins]
+    return pullback(graph, again, active)[1](cts)
+
+
+_CHECKPOINT = Op(
+    "checkpoint",
+    type=lambda *_, graph: tuple(v.type for v in graph.outs),
+    kernel=lambda run, *ins, graph: run(graph, ins),
+    fwd=lambda *ins, active, graph: (bind(_CHECKPOINT, *ins, graph=graph), (ins, active)),
+    vjp=_checkpoint_vjp,
+    control=True,
+)
+
+
+def checkpoint(f: Callable[..., Any], policy: str = "nothing") -> Callable[..., Any]:
+    """`f`, whose gradient computes f again instead of keeping its intermediate values (rematerialisation).
+
+    `policy` says what is kept: "nothing" but the arguments. Raises `ShapeError` for another policy.
+    """
+    if policy != "nothing":
+        raise at(ShapeError(f"md.checkpoint has no policy {policy!r}; there are: nothing"), caller())
+
+    def wrapped(*args: Any) -> Any:
+        xs, structure = _leaves(tuple(args))
+        graph, captures, out = trace(lambda *ins: f(*tree.tree_unflatten(structure, ins)), [x.type for x in xs])
+        return tree.tree_unflatten(out, bind(_CHECKPOINT, *captures, *xs, graph=graph))
+
+    return wrapped
+
+
+def _cond_type(p: Type, *ins: Type, yes: Graph, no: Graph) -> Any:
+    if p.shape or p.dtype.kind != "b":
+        raise ShapeError(f"the predicate of md.cond is one boolean without dims, got {p}; reduce it with md.any or md.all")
+    return tuple(v.type for v in yes.outs)
+
+
+def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, yes: Graph, no: Graph) -> list[Tensor | None]:
+    (p, *ins), (_, *active) = residuals
+    given = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, yes.outs, strict=True)]
+    want = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
+
+    def branch(graph: Graph) -> Callable[..., Any]:
+        def run(*args: Tensor) -> list[Tensor]:
+            found = pullback(graph, args[: len(ins)], active)[1](args[len(ins) :])
+            return [zeros(ins[i]) if found[i] is None else found[i] for i in want]
+
+        return run
+
+    found = dict(zip(want, cond(p, branch(yes), branch(no), *ins, *given), strict=True))
+    return [None, *(found.get(i) for i in range(len(ins)))]
+
+
+_COND = Op(
+    "cond",
+    type=_cond_type,
+    kernel=lambda run, p, *ins, yes, no: run(yes if bool(p) else no, ins),
+    fwd=lambda *ins, active, yes, no: (bind(_COND, *ins, yes=yes, no=no), (ins, active)),
+    vjp=_cond_vjp,
+    control=True,
+)
+
+
+def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
+    """`f(*xs)` when the predicate holds, else `g(*xs)`; only the one taken runs.
+
+    >>> import meshdsl as md
+    >>> md.cond(md.tensor(True), lambda x: x + 1, lambda x: x - 1, md.tensor(1.0))
+    tensor(float32[], 2.)
+
+    Raises `ShapeError` when the branches return different structures, dims or dtypes.
+    """
+    ins, structure = _leaves(tuple(xs))
+    traced = [trace(lambda *a, b=b: b(*tree.tree_unflatten(structure, a)), [x.type for x in ins]) for b in (f, g)]
+    (yes, held_yes, out), (no, held_no, out_no) = traced
+    kinds = [[v.type for v in graph.outs] for graph in (yes, no)]
+    if out != out_no or kinds[0] != kinds[1]:
+        raise at(ShapeError(f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}"), caller())
+    yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *_unused(held_no), *yes.ins[len(held_yes) :]))
+    no = no.replace(ins=(*_unused(held_yes), *no.ins))
+    try:
+        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, yes=yes, no=no))
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def _unused(tensors: Sequence[Tensor]) -> tuple[Var, ...]:
+    return tuple(Var(x.dims, x.dtype) for x in tensors)
+
+

@@ -1,0 +1,162 @@
+"""A `Dim` is a name with a size. A shape is a tuple of dims: ordered for storage, compared as a set by operations.
+
+A name appears at most once in a shape, and operands of one operation agree on the size of each name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .errors import ShapeError, nearest
+
+__all__ = ["Dim", "DimLike", "DimsLike", "Shape", "check_shape", "dims", "find", "merge", "names", "pick", "show", "size_of", "split_items"]
+
+
+@dataclass(frozen=True, order=True)
+class Dim:
+    """One named extent.
+
+    >>> Dim("batch", 512)
+    batch=512
+    """
+
+    name: str
+    size: int
+
+    def __post_init__(self):
+        if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
+            raise ShapeError(f"a dim is named like a Python variable, got {self.name!r}")
+        if isinstance(self.size, bool) or not hasattr(self.size, "__index__"):
+            raise ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}")
+        object.__setattr__(self, "size", self.size.__index__())
+        if self.size < 0:
+            raise ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}")
+
+    def __repr__(self) -> str:
+        return f"{self.name}={self.size}"
+
+
+Shape = tuple[Dim, ...]
+DimLike = Dim | str
+DimsLike = str | Dim | Iterable[DimLike]
+
+
+def dims(text: str) -> Shape:
+    """Dims from text; spaces, commas and semicolons separate them.
+
+    >>> batch, io = dims("batch:512 io:1024")
+    >>> io
+    io=1024
+    """
+    return tuple(_sized(word) for word in _words(text))
+
+
+def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
+    """The shape itself; raises `ShapeError` when a name appears twice."""
+    shape = tuple(shape)
+    seen: dict[str, Dim] = {}
+    for dim in shape:
+        if dim.name in seen:
+            sizes = "" if seen[dim.name] == dim else f" (sizes {seen[dim.name].size} and {dim.size})"
+            raise ShapeError(
+                f"{what} cannot have the dim {dim.name!r} twice{sizes}\n"
+                f"  the dims asked for are {show(shape)}; a name appears once in a shape\n"
+                f"  give the second one another name, for example md.Dim('{dim.name}_2', {dim.size})"
+            )
+        seen[dim.name] = dim
+    return shape
+
+
+def pick(asked: DimsLike, known: Iterable[Dim], *, new: bool = False, what: str = "dim") -> Shape:
+    """Resolve what a user wrote (`Dim`, name, text, or a sequence of them) against known dims.
+
+    With `new`, a dim that is not known may be introduced when it carries its size.
+    """
+    table: dict[str, Dim] = {dim.name: dim for dim in known}
+    found = []
+    for item in split_items(asked):
+        dim = _resolve(item, table, new, what)
+        found.append(dim)
+    return check_shape(found, f"{what}s")
+
+
+def find(asked: DimLike, known: Iterable[Dim], what: str = "dim") -> Dim:
+    """One known dim; see `pick`."""
+    found = pick(asked, known, what=what)
+    if len(found) != 1:
+        raise ShapeError(f"expected one {what}, got {show(found)}")
+    return found[0]
+
+
+def names(shape: Iterable[Dim]) -> tuple[str, ...]:
+    """The names of a shape, in storage order."""
+    return tuple(dim.name for dim in shape)
+
+
+def size_of(shape: Iterable[Dim]) -> int:
+    """The number of elements."""
+    return math.prod(dim.size for dim in shape)
+
+
+def show(shape: Iterable[Dim]) -> str:
+    """The shape as errors and programs print it.
+
+    >>> show(dims("batch:512 io:1024"))
+    '[batch=512 io=1024]'
+    """
+    return "[" + " ".join(f"{dim.name}={dim.size}" for dim in shape) + "]"
+
+
+def merge(shapes: Iterable[Shape]) -> dict[str, Dim]:
+    """Every dim of several shapes by name; raises `ShapeError` when one name has two sizes."""
+    table: dict[str, Dim] = {}
+    for shape in shapes:
+        for dim in shape:
+            if table.setdefault(dim.name, dim) != dim:
+                raise ShapeError(
+                    f"dim {dim.name!r} has two sizes, {table[dim.name].size} and {dim.size}, in one operation\n"
+                    f"  a name has one size; rename one of them, for example "
+                    f"md.rename(x, {dim.name}='{dim.name}_2')"
+                )
+    return table
+
+
+def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> Dim:
+    if isinstance(item, str) and ":" in item:
+        item = _sized(item)
+    if isinstance(item, Dim):
+        there = table.get(item.name)
+        if there == item or (there is None and new):
+            return item
+        if there is None:
+            raise ShapeError(f"no {what} {item.name!r} here; {nearest(item.name, table)}")
+        raise ShapeError(f"{what} {item.name!r} has size {there.size} here, but size {item.size} was given")
+    if isinstance(item, str):
+        if item in table:
+            return table[item]
+        way_out = f"; to introduce it, give its size: '{item}:SIZE'" if new else ""
+        raise ShapeError(f"no {what} {item!r} here; {nearest(item, table)}{way_out}")
+    raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}")
+
+
+def split_items(asked: DimsLike) -> list[DimLike]:
+    """What a user wrote, one item a dim: text is cut at spaces, commas and semicolons."""
+    if isinstance(asked, Dim):
+        return [asked]
+    if isinstance(asked, str):
+        return list(_words(asked))
+    return [word for item in asked for word in (_words(item) if isinstance(item, str) else [item])]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,;]+", text) if word]
+
+
+def _sized(word: str) -> Dim:
+    name, colon, size = word.partition(":")
+    if not colon or not size.isdigit():
+        raise ShapeError(f"a new dim is written name:size, for example 'batch:512'; got {word!r}")
+    return Dim(name, int(size))

@@ -1,0 +1,105 @@
+"""Every error says what was asked, what is there, why it cannot be, and one way out; then the user's line.
+
+Deep code raises the fact (`ShapeError("...")`); the boundary that knows the user's source line adds it once with
+`at`. `ShapeError`, `LayoutError` and `TraceError` are also `ValueError`, so callers may catch either.
+"""
+
+from __future__ import annotations
+
+import difflib
+import linecache
+import os
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = [
+    "InternalError",
+    "LayoutError",
+    "MeshdslError",
+    "ShapeError",
+    "TraceError",
+    "Where",
+    "at",
+    "caller",
+    "nearest",
+]
+
+
+class MeshdslError(Exception):
+    """The root of every error that meshdsl raises on purpose."""
+
+    where: Where | None = None
+
+
+class ShapeError(MeshdslError, ValueError):
+    """Dims, shapes or dtypes do not fit the operation."""
+
+
+class LayoutError(MeshdslError, ValueError):
+    """A layout that is illegal for a program, a mesh, or the machine at hand."""
+
+
+class TraceError(MeshdslError, ValueError):
+    """A traced tensor was used where only a concrete one can be, or outside its trace."""
+
+
+class InternalError(MeshdslError):
+    """meshdsl broke one of its own laws; please report it with the printed program."""
+
+
+class Where(NamedTuple):
+    """A line of the user's source."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{_relative(self.file)}:{self.line}"
+
+    def source(self) -> str:
+        """The text of the line, or an empty string when the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.sep}contextlib.py")
+
+
+def caller() -> Where:
+    """The innermost line on the stack that is neither meshdsl's own nor an installed library's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES):
+            break
+        frame = frame.f_back
+    return Where(frame.f_code.co_filename, frame.f_lineno)
+
+
+def at(error: MeshdslError, where: Where) -> MeshdslError:
+    """Add the user's line to an error, unless a deeper boundary already has."""
+    if error.where is None:
+        error.where = where
+        error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
+    return error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The way out for a misspelt name: the closest known one, and those that exist.
+
+    >>> nearest("hiden", ["batch", "hidden"])
+    "did you mean 'hidden'? there are: batch, hidden"
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    there = f"there are: {', '.join(known)}" if known else "there are none"
+    return f"did you mean {close[0]!r}? {there}" if close else there
+
+
+def _relative(file: str) -> str:
+    try:
+        relative = os.path.relpath(file)
+    except ValueError:
+        return file
+    return file if relative.startswith(os.pardir) else relative

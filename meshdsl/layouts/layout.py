@@ -1,0 +1,154 @@
+"""A `Layout` is rules from dim names to mesh axes. It never changes results, only what they cost.
+
+Rules hold for every tensor that has the dim; `overrides` replace them for the parameters whose path matches.
+A layout that names an axis the mesh lacks, or a dim or parameter the program lacks, is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+
+from ..dims import Shape
+from ..errors import LayoutError, nearest
+from .mesh import Mesh
+from .sharding import Axes
+
+__all__ = ["Layout"]
+
+Rules = dict[str, Axes]
+
+
+class Layout:
+    """Rules such as `batch:rows; hidden:cols`.
+
+    >>> Layout("batch:rows; hidden:cols")
+    Layout('batch:rows hidden:cols')
+    >>> Layout({"batch": ("rows", "cols")}, overrides={"moe/*/wi": {"expert": "rows"}}).rules
+    {'batch': ('rows', 'cols')}
+
+    A dim may take several axes, major to minor: in text `batch:rows,cols` or `batch:rows+cols`.
+    Raises `LayoutError` when the text is malformed or a dim is given twice.
+    """
+
+    rules: Rules
+    overrides: dict[str, Rules]
+
+    def __init__(
+        self,
+        rules: str | Mapping[str, str | Iterable[str]] = "",
+        *,
+        overrides: Mapping[str, str | Mapping[str, str | Iterable[str]]] | None = None,
+    ):
+        self.rules = _rules(rules)
+        self.overrides = {pattern: _rules(rule) for pattern, rule in (overrides or {}).items()}
+
+    def __repr__(self) -> str:
+        extra = f", overrides={self.overrides}" if self.overrides else ""
+        return f"Layout({str(self)!r}{extra})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{dim}:{','.join(axes)}" for dim, axes in self.rules.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and (self.rules, self.overrides) == (other.rules, other.overrides)
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.rules.items()), tuple((k, tuple(v.items())) for k, v in self.overrides.items())))
+
+    def axes(self, dim: str) -> Axes:
+        """The axes of a dim; empty when no rule names it."""
+        return self.rules.get(dim, ())
+
+    def for_path(self, path: str) -> Rules:
+        """The rules for the parameter at a path: the layout's, replaced by every override that matches.
+
+        A pattern matches the whole path or any tail of it that starts after a `/`.
+
+        >>> Layout("io:rows", overrides={"mlp/w*": "io:"}).for_path("params/mlp/w1")
+        {'io': ()}
+        """
+        rules = dict(self.rules)
+        for pattern, rule in self.overrides.items():
+            if matches(path, pattern):
+                rules.update(rule)
+        return rules
+
+    def problems(self, mesh: Mesh, dim_names: Iterable[str], paths: Mapping[str, Shape]) -> list[str]:
+        """Everything about the layout itself that cannot be: unknown dims, axes, paths; an axis twice in a rule."""
+        dim_names = sorted(set(dim_names))
+        found = []
+        for dim, axes in self.rules.items():
+            if dim not in dim_names:
+                found.append(f"the layout names dim {dim!r}, which the program lacks; {nearest(dim, dim_names)}")
+            found += _axis_problems(f"dim {dim!r}", axes, mesh)
+        for pattern, rule in self.overrides.items():
+            hit = [shape for path, shape in paths.items() if matches(path, pattern)]
+            if not hit:
+                found.append(f"the override {pattern!r} matches no parameter; {nearest(pattern, sorted(paths))}")
+            there = sorted({dim.name for shape in hit for dim in shape})
+            for dim, axes in rule.items():
+                if hit and dim not in there:
+                    found.append(f"the override {pattern!r} names dim {dim!r}; {nearest(dim, there)}")
+                found += _axis_problems(f"dim {dim!r} (override {pattern!r})", axes, mesh)
+        return found
+
+    def on(self, mesh: Mesh) -> Layout:
+        """The same layout without the axes of size 1, which never cut anything."""
+
+        def drop(rules: Rules) -> Rules:
+            return {dim: tuple(a for a in axes if mesh.axes.get(a) != 1) for dim, axes in rules.items()}
+
+        return Layout(drop(self.rules), overrides={p: drop(rule) for p, rule in self.overrides.items()})
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether an override's pattern names this parameter path."""
+    parts = path.split("/")
+    return any(fnmatch.fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts)))
+
+
+def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
+    found = [
+        f"{what} is mapped to axis {axis!r}, which the mesh '{mesh}' lacks; {nearest(axis, mesh.axes)}"
+        for axis in axes
+        if axis not in mesh.axes
+    ]
+    if len(set(axes)) != len(axes):
+        found.append(f"{what} is mapped to the axis {next(a for a in axes if axes.count(a) > 1)!r} twice")
+    return found
+
+
+def _rules(rules: str | Mapping[str, str | Iterable[str]]) -> Rules:
+    if isinstance(rules, Mapping):
+        return {dim: _axes(axes) for dim, axes in rules.items()}
+    parsed: Rules = {}
+    for word in re.split(r"\s*;\s*|\s+", re.sub(r"\s*([:,+])\s*", r"\1", rules.strip())):
+        if not word:
+            continue
+        for dim, axes in _pairs(word):
+            if dim in parsed:
+                raise LayoutError(f"the layout gives dim {dim!r} twice; write its axes together: '{dim}:a,b'")
+            parsed[dim] = axes
+    return parsed
+
+
+def _pairs(word: str) -> list[tuple[str, Axes]]:
+    # 'a:x,y,b:z' reads as a:(x,y) b:(z): a comma starts a new rule exactly when a colon follows the next name
+    pairs: list[tuple[str, Axes]] = []
+    for piece in word.split(","):
+        dim, colon, axes = piece.partition(":")
+        if colon:
+            pairs.append((dim, _axes(axes)))
+        elif pairs and dim:
+            pairs[-1] = (pairs[-1][0], pairs[-1][1] + _axes(dim))
+        if not (dim.isidentifier() and (colon or pairs)) or any(not a.isidentifier() for a in pairs[-1][1]):
+            raise LayoutError(f"a layout rule is written dim:axis, for example 'batch:rows; hidden:cols'; got {word!r}")
+    return pairs
+
+
+def _axes(axes: str | Iterable[str]) -> Axes:
+    if isinstance(axes, str):
+        return tuple(a for a in re.split(r"[\s,+]+", axes) if a)
+    return tuple(axes)

@@ -1,0 +1,144 @@
+"""A `Mesh` is named, sized axes. It needs no devices until something runs.
+
+Axes of size 1 are legal and never cost anything: lowering drops them before it looks at a layout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LayoutError, nearest
+
+if TYPE_CHECKING:
+    import jax
+
+__all__ = ["Mesh"]
+
+
+class Mesh:
+    """A grid of processors with named axes.
+
+    >>> Mesh("rows:2 cols:4")
+    Mesh('rows:2 cols:4')
+    >>> Mesh(rows=2, cols=4).size
+    8
+
+    `device_order` is an array of device ids in row-major mesh order (GShard section 3.2, device assignment).
+    Raises `LayoutError` for malformed axes, and, when something runs, for too few devices.
+    """
+
+    axes: dict[str, int]
+
+    def __init__(
+        self,
+        axes: str | Mapping[str, int] | None = None,
+        *,
+        device_order: Sequence[int] | None = None,
+        devices: Sequence[Any] | None = None,
+        **named: int,
+    ):
+        self.axes = {**_parse(axes), **named}
+        for name, size in self.axes.items():
+            if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
+                raise LayoutError(f"mesh axis {name!r} needs a size of at least 1, got {size!r}")
+        self.device_order = None if device_order is None else _flat(device_order)
+        self.devices = None if devices is None else tuple(devices)
+        if self.device_order is not None and sorted(self.device_order) != sorted(set(self.device_order)):
+            raise LayoutError(f"device_order names a device twice: {list(self.device_order)}")
+        for what, given in (("device_order", self.device_order), ("devices", self.devices)):
+            if given is not None and len(given) != self.size:
+                raise LayoutError(f"{what} has {len(given)} entries, but {self} has {self.size} places")
+
+    @property
+    def size(self) -> int:
+        """The number of processors."""
+        return math.prod(self.axes.values())
+
+    def __repr__(self) -> str:
+        return f"Mesh({str(self)!r})"
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}:{size}" for name, size in self.axes.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self):
+        return (tuple(self.axes.items()), self.device_order, self.devices)
+
+    def count(self, axes: Sequence[str]) -> int:
+        """How many processors lie along these axes together.
+
+        >>> Mesh("rows:2 cols:4").count(("rows", "cols"))
+        8
+        """
+        return math.prod(self.axes[axis] for axis in axes)
+
+    def check_axis(self, axis: str) -> None:
+        """Raises `LayoutError` when the mesh has no such axis."""
+        if axis not in self.axes:
+            raise LayoutError(f"the mesh has no axis {axis!r}; {nearest(axis, self.axes)}")
+
+    def on(self, devices: Sequence[Any]) -> Mesh:
+        """The same mesh on these JAX devices, in row-major order."""
+        import numpy as np
+
+        return Mesh(self.axes, devices=tuple(np.asarray(devices, dtype=object).ravel()))
+
+    def bind(self) -> jax.sharding.Mesh:
+        """The JAX mesh on real devices (all axes Auto). Raises `LayoutError` when there are too few."""
+        import jax
+        import numpy as np
+
+        there = list(self.devices if self.devices is not None else jax.devices())
+        if self.device_order is not None:
+            by_id = {device.id: device for device in there}
+            missing = [i for i in self.device_order if i not in by_id]
+            if missing:
+                raise LayoutError(f"device_order names devices that do not exist: {missing}; there are {sorted(by_id)}")
+            there = [by_id[i] for i in self.device_order]
+        if len(there) < self.size:
+            raise LayoutError(
+                f"the mesh '{self}' needs {self.size} devices, and there are {len(there)} ({there[0].platform})\n"
+                f"  to try things out on a CPU, call md.host_devices({self.size}) before anything runs;\n"
+                f"  .program(), .cost() and .lower() need no devices"
+            )
+        grid = np.array(there[: self.size], dtype=object).reshape(tuple(self.axes.values()))
+        return jax.sharding.Mesh(grid, tuple(self.axes), axis_types=(jax.sharding.AxisType.Auto,) * len(self.axes))
+
+    def abstract(self) -> jax.sharding.AbstractMesh:
+        """The JAX mesh without devices, for lowering only."""
+        import jax
+
+        types = (jax.sharding.AxisType.Auto,) * len(self.axes)
+        return jax.sharding.AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=types)
+
+
+def _flat(ids: Any) -> tuple[int, ...]:
+    if hasattr(ids, "ravel"):
+        ids = ids.ravel().tolist()
+    return tuple(i for item in ids for i in (_flat(item) if isinstance(item, list | tuple) else (int(item),)))
+
+
+def _parse(axes: str | Mapping[str, int] | None) -> dict[str, int]:
+    if axes is None:
+        return {}
+    if isinstance(axes, Mapping):
+        return dict(axes)
+    parsed: dict[str, int] = {}
+    for word in re.split(r"[\s,;]+", axes.strip()):
+        if not word:
+            continue
+        name, _, size = word.partition(":")
+        if not name.isidentifier() or not size.isdigit():
+            raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word!r}")
+        if name in parsed:
+            raise LayoutError(f"the mesh axis {name!r} is given twice")
+        parsed[name] = int(size)
+    return parsed

@@ -1,0 +1,1 @@
+"""The operations: one record each, in the file of its family."""

@@ -1,0 +1,298 @@
+"""Contractions and reductions: a name that vanishes is summed (or maximised, ...) away.
+
+Over a split dim the local result is partial: still a pending sum, which the planner turns into a psum, a
+reduce-scatter, or nothing when a later sum absorbs it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local, letters
+from ..dims import DimsLike, DimLike, Shape, find, merge, names, pick, show
+from ..errors import MeshdslError, ShapeError, at, caller
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind1
+from .elementwise import cast, exp, isfinite, kind, log, logical_not, promote, square, stop_gradient, where
+
+__all__ = [
+    "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
+    "prod", "softmax", "sum", "var",
+]  # fmt: skip
+
+
+def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
+    """The dims a reduction removes: all of them when `over` is None."""
+    return located(lambda: x.dims if over is None else pick(over, x.dims))
+
+
+def located(resolve: Any) -> Any:
+    """What `resolve()` returns; an error in it carries the user's line."""
+    try:
+        return resolve()
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
+    table = merge(x.shape for x in xs)
+    for dim in out:
+        if dim.name not in table:
+            raise ShapeError(
+                f"einsum cannot make dim {dim.name!r}: no operand has it\n"
+                f"  the operands are {', '.join(show(x.shape) for x in xs)}\n"
+                f"  broadcast the result with md.broadcast, or give an operand the dim"
+            )
+    return Type(out, dtype)
+
+
+def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
+    return c.xp.einsum(letters([b.shape for b in c.ins], c.outs[0].shape), *xs, dtype=dtype).astype(dtype)
+
+
+def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+    """Each operand's gradient is the einsum of the others with ct, in the operand's own dim order."""
+    grads = []
+    for i, x in enumerate(xs):
+        others = (*xs[:i], *xs[i + 1 :])
+        there = {d.name for y in (ct, *others) for d in y.dims}
+        grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in there], dtype=x.dtype)
+        grads.append(grad)  # a dim that only x has was summed at once; autodiff broadcasts it back
+    return tuple(grads)
+
+
+def _einsum_flops(ins: Sequence[Any], outs: Sequence[Any], *, shapes: Sequence[Shape], **_: Any) -> float:
+    sizes = {d.name: n for shape, local in zip(shapes, ins, strict=True) for d, n in zip(shape, local, strict=True)}
+    return 2.0 * math.prod(sizes.values()) * builtins.max(1, len(ins) - 1)
+
+
+_EINSUM = Op(
+    "einsum",
+    type=_einsum_type,
+    kernel=_einsum_kernel,
+    vjp=_einsum_vjp,
+    flops=_einsum_flops,
+    linear="each",
+    reduce="sum",
+    mask=0,
+)
+
+
+def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
+    """Multiply tensors by name and sum over every dim that is not in `out`.
+
+    >>> import meshdsl as md
+    >>> x, w = md.tensor([[1.0, 2.0]], "batch io"), md.tensor([[1.0], [3.0]], "io hidden")
+    >>> md.einsum(x, w, out="batch hidden")
+    tensor(float32[batch=1 hidden=1], [[7.]])
+
+    `dtype` is the dtype of the sum, also while it is pending over devices (default: the operands' common one).
+    Raises `ShapeError` when `out` names a dim no operand has.
+    """
+    xs = promote(*xs)
+    shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
+    return bind1(_EINSUM, *xs, out=shape, dtype=np.dtype(jnp.dtype(dtype or xs[0].dtype)))
+
+
+def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
+    """Multiply and sum over the dims in `over`; the result has x's other dims, then y's that x lacks."""
+    gone = over_dims(x, over)
+    rest = [d for d in (*x.dims, *(d for d in y.dims if d.name not in names(x.dims))) if d not in gone]
+    return einsum(x, y, out=rest)
+
+
+def _reduced(x: Type, over: Shape) -> Shape:
+    return tuple(d for d in x.shape if d not in over)
+
+
+def _reduction(
+    name: str, kernel: str, vjp: Any, *, reduce: str = "", mask: Any, linear: str = "", blocked: Any = None
+) -> Op:
+    def infer(x: Type, *, over: Shape) -> Type:
+        return Type(_reduced(x, over), x.dtype)
+
+    def run(c: Local, x: Any, *, over: Shape) -> Any:
+        axis = tuple(c.ins[0].position(d) for d in over)
+        return getattr(c.xp, kernel)(x, axis=axis).astype(x.dtype)
+
+    def flops(ins: Any, outs: Any, **_: Any) -> float:
+        return float(math.prod(ins[0]))
+
+    return Op(name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked)
+
+
+def _extreme_vjp(ct: Tensor, x: Tensor, out: Tensor, over: Shape) -> tuple[Tensor]:
+    """Equal shares to all that tie for the extreme."""
+    ties = cast(broadcast(out, x.dims) == x, ct.dtype)
+    return (ties * broadcast(ct / sum(ties, over), x.dims),)
+
+
+def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
+    """The product of the others, zeros counted, so that an exact zero has the right gradient."""
+    zero = x == 0
+    zeros = sum(cast(zero, "int32"), over)
+    rest = prod(where(zero, 1, x), over)
+    alone = where(zeros == 1, rest, 0)
+    return (ct * where(zero, broadcast(alone, x.dims), broadcast(where(zeros == 0, rest, 0), x.dims) / where(zero, 1, x)),)
+
+
+_SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce="sum", mask=0, linear="joint")
+_MAX = _reduction("max", "max", _extreme_vjp, reduce="max", mask="low")
+_MIN = _reduction("min", "min", _extreme_vjp, reduce="min", mask="high")
+_PROD = _reduction("prod", "prod", _prod_vjp, mask=1, blocked=lambda x, *, over: names(over))
+
+
+def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
+    if builtins.any(d.size == 0 for d in over):
+        raise at(ShapeError(f"md.{name} of no elements: {show(over)} of {x.type} has size 0"), caller())
+
+
+def sum(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The sum over one dim, several, or all. Booleans are counted in int32.
+
+    >>> import meshdsl as md
+    >>> md.sum(md.tensor([[1.0, 2.0], [3.0, 4.0]], "a b"), "a")
+    tensor(float32[b=2], [4. 6.])
+    """
+    x = as_tensor(x)
+    x = cast(x, "int32") if kind(x.dtype) == "b" else x
+    return bind1(_SUM, x, over=over_dims(x, over))
+
+
+def mean(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The arithmetic mean, by the real number of elements under every layout."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    total = sum(x, gone)
+    return total / math.prod(d.size for d in gone)
+
+
+def max(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The maximum; NaN if any element is. The gradient is shared equally among ties."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    _check_nonempty("max", x, gone)
+    return bind1(_MAX, x, over=gone)
+
+
+def min(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The minimum; NaN if any element is. The gradient is shared equally among ties."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    _check_nonempty("min", x, gone)
+    return bind1(_MIN, x, over=gone)
+
+
+def prod(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The product."""
+    x = as_tensor(x)
+    return bind1(_PROD, x, over=over_dims(x, over))
+
+
+def any(x: Any, over: DimsLike | None = None) -> Tensor:
+    """Whether some element is true; counted, so it is exact under every layout."""
+    return sum(cast(cast(x, bool), "int32"), over) > 0
+
+
+def all(x: Any, over: DimsLike | None = None) -> Tensor:
+    """Whether every element is true."""
+    return sum(cast(logical_not(cast(x, bool)), "int32"), over) == 0
+
+
+def var(x: Any, over: DimsLike | None = None) -> Tensor:
+    """The population variance, two-pass."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    return mean(square(x - broadcast(mean(x, gone), x.dims)), gone)
+
+
+def _shift(x: Tensor, over: Shape) -> Tensor:
+    """A finite number near the maximum, without gradient; NaN need not survive here, the sums keep it."""
+    top = stop_gradient(max(x, over))
+    return where(isfinite(top), top, 0)
+
+
+def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
+    """log(sum(exp(x))), without overflow."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    shift = _shift(x, gone)
+    return log(sum(exp(x - shift), gone)) + shift
+
+
+def softmax(x: Any, over: DimsLike) -> Tensor:
+    """exp(x) / sum(exp(x)) over one dim or several."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    e = exp(x - _shift(x, gone))
+    return e / sum(e, gone)
+
+
+def log_softmax(x: Any, over: DimsLike) -> Tensor:
+    """log(softmax(x))."""
+    x = as_tensor(x)
+    gone = over_dims(x, over)
+    shifted = x - _shift(x, gone)
+    return shifted - log(sum(exp(shifted), gone))
+
+
+def argmax(x: Any, over: DimLike) -> Tensor:
+    """The lowest index of a maximum (int32); the first NaN if there is one. Over a split dim nothing is gathered."""
+    return _arg(max, x, over)
+
+
+def argmin(x: Any, over: DimLike) -> Tensor:
+    """The lowest index of a minimum (int32); the first NaN if there is one."""
+    return _arg(min, x, over)
+
+
+def _arg(extreme: Any, x: Any, over: DimLike) -> Tensor:
+    from .indexing import iota
+
+    x = stop_gradient(as_tensor(x))
+    dim = located(lambda: find(over, x.dims))
+    hit = x == extreme(x, dim)
+    if kind(x.dtype) == "f":
+        hit = hit | (x != x)  # noqa: PLR0124  NaN
+    return min(where(hit, iota(dim), dim.size), dim)
+
+
+def _broadcast_type(x: Type, *, shape: Shape) -> Type:
+    lacking = [d for d in x.shape if d not in shape]
+    if lacking:
+        merge([x.shape, shape])
+        raise ShapeError(f"md.broadcast to {show(shape)} would lose {show(lacking)} of {x}; reduce it with md.sum or another")
+    return Type(shape, x.dtype)
+
+
+def _broadcast_kernel(c: Local, x: Any, *, shape: Shape) -> Any:
+    return c.xp.broadcast_to(c.align(x, c.ins[0], c.outs[0]), c.outs[0].sizes)
+
+
+_BROADCAST = Op(
+    "broadcast",
+    type=_broadcast_type,
+    kernel=_broadcast_kernel,
+    vjp=lambda ct, x: (ct,),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+)
+
+
+def broadcast(x: Any, dims: DimsLike) -> Tensor:
+    """The tensor repeated over the dims it lacks, stored in the order of `dims`.
+
+    >>> import meshdsl as md
+    >>> md.broadcast(md.tensor([1.0, 2.0], "a"), "b:2 a").numpy()
+    array([[1., 2.],
+           [1., 2.]], dtype=float32)
+    """
+    x = as_tensor(x)
+    shape = located(lambda: pick(dims, x.dims, new=True))
+    return x if shape == x.dims else bind1(_BROADCAST, x, shape=shape)

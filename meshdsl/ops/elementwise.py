@@ -1,0 +1,373 @@
+"""Elementwise operations: the dims of one operand contain the dims of every other, and are the result's.
+
+A gradient rule is written as mathematics; `autodiff` sums its result over the dims a smaller operand lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local
+from ..dims import merge, show
+from ..errors import ShapeError, TraceError
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind1
+
+__all__ = [
+    "abs", "add", "cast", "ceil", "cos", "divide", "elu", "equal", "erf", "exp", "expm1", "floor", "floor_divide",
+    "gelu", "greater", "greater_equal", "isfinite", "isnan", "leaky_relu", "less", "less_equal", "log", "log1p",
+    "logical_not", "map", "maximum", "minimum", "multiply", "negative", "not_equal", "power", "reciprocal", "relu",
+    "remainder", "round", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square",
+    "stop_gradient", "subtract", "tanh", "where",
+]  # fmt: skip
+
+
+def broadcast_shape(*types: Type):
+    """The dims of the operand that contains all others'; raises `ShapeError` when none does."""
+    table = merge(t.shape for t in types)
+    for t in types:
+        if len(t.shape) == len(table):
+            return t.shape
+    first = max(types, key=lambda t: len(t.shape))
+    lacking = [d for d in table.values() if d not in first.shape]
+    raise ShapeError(
+        f"broadcasting {' with '.join(show(t.shape) for t in types)} would be an outer product\n"
+        f"  the dims of one operand must contain the dims of the others; {show(first.shape)} lacks {show(lacking)}\n"
+        f"  if it is meant, say so: md.broadcast(x, {[d.name for d in table.values()]}), or use md.einsum"
+    )
+
+
+def _same_dtype(*types: Type, dtype: Any = None) -> Type:
+    kinds = {t.dtype for t in types}
+    if len(kinds) > 1:
+        raise ShapeError(f"operands have different dtypes {sorted(k.name for k in kinds)}; use md.cast(x, dtype)")
+    return Type(broadcast_shape(*types), dtype or types[0].dtype)
+
+
+def _aligned(function: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """A kernel that aligns its operands by name, then calls `function(xp)` on them."""
+
+    def kernel(c: Local, *xs: Any) -> Any:
+        xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
+        return function(c.xp)(*xs)
+
+    return kernel
+
+
+def _unary(
+    name: str,
+    function: Callable[[Any], Callable[..., Any]],
+    vjp: Callable[..., Any] | None,
+    *,
+    kinds: str = "fc",
+    dtype: Any = None,
+    linear: str = "",
+    flops: int = 1,
+) -> Callable[[Any], Tensor]:
+    """The public function of an elementwise operation with one operand."""
+
+    def infer(x: Type) -> Type:
+        if kind(x.dtype) not in kinds:
+            raise ShapeError(f"md.{name} does not take {x.dtype.name}; use md.cast(x, 'float32') first")
+        return Type(x.shape, dtype or x.dtype)
+
+    def cost(ins: Any, outs: Any) -> float:
+        return flops * math.prod(outs[0])
+
+    op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost)
+
+    def public(x: Any) -> Tensor:
+        x = as_tensor(x)
+        if "i" not in kinds and kind(x.dtype) in "ib":
+            x = cast(x, jnp.result_type(float))
+        return bind1(op, x)
+
+    public.__name__ = public.__qualname__ = name
+    public.__doc__ = f"`jnp.{name}` of every element; same dims."
+    return public
+
+
+def kind(dtype: Any) -> str:
+    """f for floats (narrow ones too), c complex, i integers, b booleans."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "f"
+    return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
+
+
+_CAST = Op(
+    "cast",
+    type=lambda x, *, dtype: Type(x.shape, dtype),
+    kernel=lambda c, x, *, dtype: x.astype(dtype),
+    vjp=lambda ct, x: (cast(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+)
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """The same values in another dtype.
+
+    >>> import meshdsl as md
+    >>> md.cast(md.tensor([1.5], "a"), "int32")
+    tensor(int32[a=1], [1])
+    """
+    x, dtype = as_tensor(x), np.dtype(jnp.dtype(dtype))
+    return x if x.dtype == dtype else bind1(_CAST, x, dtype=dtype)
+
+
+exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,))
+log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,))
+log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),))
+expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),))
+sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
+rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
+square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
+negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint")
+abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (ct * sign(x),), kinds="fi")
+sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
+reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
+sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),))
+cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),))
+tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),))
+erf = _unary("erf", lambda xp: xp.erf, lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),), kinds="f")
+erf_inv = _unary(
+    "erf_inv", lambda xp: xp.erf_inv, lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),), kinds="f"
+)
+sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f")
+floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
+ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
+round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
+isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
+isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
+logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
+stop_gradient = _unary(
+    "stop_gradient", lambda xp: lambda x: x, lambda ct, x: (None,), kinds="fcib", linear="joint", flops=0
+)
+
+
+def relu(x: Any) -> Tensor:
+    """max(x, 0), with gradient 0 at 0."""
+    x = as_tensor(x)
+    return where(x > 0, x, 0)
+
+
+def gelu(x: Any, approximate: bool = True) -> Tensor:
+    """Gaussian error linear unit; the tanh form by default, as in `jax.nn.gelu`."""
+    x = as_tensor(x)
+    if approximate:
+        return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * square(x)))))
+    return 0.5 * x * (1 + erf(x * (1 / math.sqrt(2))))
+
+
+def silu(x: Any) -> Tensor:
+    """x * sigmoid(x)."""
+    x = as_tensor(x)
+    return x * sigmoid(x)
+
+
+def softplus(x: Any) -> Tensor:
+    """log(1 + exp(x)), without overflow."""
+    x = as_tensor(x)
+    return maximum(x, 0) + log1p(exp(-abs(x)))
+
+
+def elu(x: Any, alpha: float = 1.0) -> Tensor:
+    """x where positive, else alpha * (exp(x) - 1)."""
+    x = as_tensor(x)
+    return where(x > 0, x, alpha * expm1(where(x > 0, 0, x)))
+
+
+def selu(x: Any) -> Tensor:
+    """The self-normalising `elu` (Klambauer et al., 2017)."""
+    return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
+
+
+def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
+    """x where not negative, else slope * x."""
+    x = as_tensor(x)
+    return where(x >= 0, x, slope * x)
+
+
+def promote(*xs: Any) -> tuple[Tensor, ...]:
+    """Operands in their common dtype by JAX's rules: a Python number takes the tensors' dtype."""
+    for x in xs:
+        if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
+            as_tensor(x)
+    dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
+    return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
+
+
+def _binary(
+    name: str,
+    function: Callable[[Any], Callable[..., Any]],
+    vjp: Callable[..., Any] | None,
+    *,
+    dtype: Any = None,
+    linear: str = "",
+    inexact: bool = False,
+) -> Callable[[Any, Any], Tensor]:
+    """The public function of an elementwise operation with two operands."""
+    op = Op(name, lambda x, y: _same_dtype(x, y, dtype=dtype), _aligned(function), vjp, linear=linear)
+
+    def public(x: Any, y: Any) -> Tensor:
+        x, y = promote(x, y)
+        if inexact and kind(x.dtype) in "ib":
+            x, y = cast(x, jnp.result_type(float)), cast(y, jnp.result_type(float))
+        return bind1(op, x, y)
+
+    public.__name__ = public.__qualname__ = name
+    public.__doc__ = f"`jnp.{name}` element by element; one operand's dims contain the other's."
+    return public
+
+
+_BOOL = np.dtype(bool)
+add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear="joint")
+subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear="joint")
+multiply = _binary("multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear="each")
+divide = _binary(
+    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear="first", inexact=True
+)
+floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None))
+remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)))
+maximum = _binary("maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)))
+minimum = _binary("minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)))
+_power = _binary("power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)))
+equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
+not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
+less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL)
+less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL)
+greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL)
+greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL)
+bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None)
+bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None)
+bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None)
+left_shift = _binary("left_shift", lambda xp: xp.left_shift, None)
+right_shift = _binary("right_shift", lambda xp: xp.right_shift, None)
+
+
+def _wins(x: Tensor, y: Tensor) -> Tensor:
+    """1 where x > y, a half where they tie."""
+    return where(x > y, 1.0, where(equal(x, y), 0.5, cast(0.0, x.dtype)))
+
+
+def _power_dx(ct: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    none = equal(y, 0)
+    return ct * where(none, 0, y * power(x, where(none, 1, y - 1)))
+
+
+def _power_dy(ct: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return ct * (out * log(where(equal(x, 0), 1, x)))
+
+
+def power(x: Any, y: Any) -> Tensor:
+    """`jnp.power`: 0 ** 0 is 1; a negative base with a fractional exponent is NaN."""
+    if isinstance(y, int | float) and y == 2 and isinstance(x, Tensor):
+        return square(x)
+    if isinstance(y, int) and isinstance(x, Tensor) and kind(x.dtype) in "fc":
+        return _integer_power(x, y)
+    return _power(x, y)
+
+
+_INTEGER_POWER = Op(
+    "integer_power",
+    type=lambda x, *, n: x,
+    kernel=lambda c, x, *, n: x**n,
+    vjp=lambda ct, x, n: (ct * (n * _integer_power(x, n - 1)) if n else None,),
+)
+
+
+def _integer_power(x: Tensor, n: int) -> Tensor:
+    return bind1(_INTEGER_POWER, x, n=n)
+
+
+def _where_type(c: Type, a: Type, b: Type) -> Type:
+    if c.dtype != _BOOL:
+        raise ShapeError(f"md.where needs a boolean condition, got {c.dtype.name}; compare first, for example c != 0")
+    return Type(broadcast_shape(c, a, b), _same_kind(a, b))
+
+
+def _same_kind(a: Type, b: Type) -> np.dtype:
+    if a.dtype != b.dtype:
+        raise ShapeError(f"the branches have different dtypes, {a.dtype.name} and {b.dtype.name}")
+    return a.dtype
+
+
+_WHERE = Op(
+    "where",
+    type=_where_type,
+    kernel=_aligned(lambda xp: xp.where),
+    vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
+    linear="branches",
+)
+
+
+def where(condition: Any, a: Any, b: Any) -> Tensor:
+    """`a` where the condition holds, else `b`; nothing of the other branch passes, not even NaN."""
+    a, b = promote(a, b)
+    return bind1(_WHERE, as_tensor(condition), a, b)
+
+
+def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
+    shape = broadcast_shape(*types)
+    out = jax.eval_shape(f, *(jax.ShapeDtypeStruct(tuple(d.size for d in shape), t.dtype) for t in types))
+    if getattr(out, "shape", None) != tuple(d.size for d in shape):
+        raise ShapeError(f"md.map needs an elementwise function; {f} turned {show(shape)} into {out}")
+    return Type(shape, out.dtype)
+
+
+def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
+    xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
+    return c.xp.elementwise(f, *(c.xp.broadcast_to(x, c.outs[0].sizes) for x in xs))
+
+
+def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | None, ...]:
+    def slope(i: int) -> Callable[..., Any]:
+        def derivative(ct: Any, *xs: Any) -> Any:
+            return jax.vjp(f, *xs)[1](ct)[i]
+
+        derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
+        return derivative
+
+    return tuple(map(slope(i), ct, *xs) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
+
+
+_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp)
+
+
+def map(f: Callable[..., Any], *xs: Any) -> Tensor:
+    """Any elementwise `jnp` function of one or more tensors; differentiated by JAX."""
+    if not xs:
+        raise TraceError("md.map needs at least one tensor")
+    return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)
+
+
+def _invert(x: Tensor) -> Tensor:
+    return logical_not(x) if x.dtype == _BOOL else bitwise_xor(x, -1)
+
+
+def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[..., Any]:
+    def method(x: Tensor, y: Any) -> Any:
+        if not isinstance(y, Tensor | bool | int | float | complex | np.generic):
+            return NotImplemented
+        return function(y, x) if swap else function(x, y)
+
+    return method
+
+
+for _name, _function in {
+    "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide, "mod": remainder,
+    "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor,
+}.items():  # fmt: skip
+    setattr(Tensor, f"__{_name}__", _operator(_function))
+    setattr(Tensor, f"__r{_name}__", _operator(_function, swap=True))
+for _name, _function in {
+    "eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal,
+}.items():  # fmt: skip
+    setattr(Tensor, f"__{_name}__", _operator(_function))
+for _name, _function in {"neg": negative, "abs": abs, "invert": _invert}.items():
+    setattr(Tensor, f"__{_name}__", _function)
+Tensor.__hash__ = object.__hash__

@@ -1,0 +1,244 @@
+"""Indices: making them, reading by them, adding by them, ordering by value.
+
+An index outside its dim reads zero and adds nothing, under every layout.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, DimLike, Shape, find, names, pick, show
+from ..errors import ShapeError
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind, bind1
+from .contraction import broadcast, located, sum
+from .elementwise import cast, stop_gradient
+from .reshape import along, refill, reverse, transpose, trim
+
+__all__ = ["argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"]
+
+
+_IOTA = Op(
+    "iota",
+    type=lambda *, dim, dtype: Type((dim,), dtype),
+    kernel=lambda c, *, dim, dtype: c.positions(c.outs[0], dim).astype(dtype),
+    flops=lambda *_, **__: 0,
+)
+
+
+def _new_dim(dim: DimLike | str) -> Dim:
+    return located(lambda: find_one(pick(dim, (), new=True)))
+
+
+def find_one(shape: Shape) -> Dim:
+    """The only dim of a shape."""
+    if len(shape) != 1:
+        raise ShapeError(f"expected one dim, got {show(shape)}")
+    return shape[0]
+
+
+def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
+    """0, 1, 2, ... along a dim.
+
+    >>> import meshdsl as md
+    >>> md.iota("n:3").numpy()
+    array([0, 1, 2], dtype=int32)
+    """
+    return bind1(_IOTA, dim=_new_dim(dim), dtype=np.dtype(jnp.dtype(dtype)))
+
+
+def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
+    """1 where the index equals the place along `dim` (the last dim of the result), else 0."""
+    i, dim = as_tensor(i), _new_dim(dim)
+    return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
+
+
+def _rest(x: Type | Tensor, over: Dim) -> Shape:
+    shape = x.shape if isinstance(x, Type) else x.dims
+    return tuple(d for d in shape if d != over)
+
+
+def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
+    if i.dtype.kind not in "iu":
+        raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
+    both = [d.name for d in i.shape if d.name in names(_rest(x, over))]
+    if both:
+        raise ShapeError(
+            f"md.take: the indices {show(i.shape)} and the table {show(x.shape)} share {both}; rename one of them, "
+            "or use md.einsum with md.one_hot to look up per element"
+        )
+    return Type((*i.shape, *_rest(x, over)), x.dtype)
+
+
+def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
+    """Indices relative to this device's block of `over`, and which of them lie inside it."""
+    i = c.xp.asarray(i, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
+    real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
+    inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
+    return i, inside
+
+
+def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
+    i, inside = _rows(c, c.ins[0], over, i)
+    x = c.xp.moveaxis(x, c.ins[0].position(over), 0)
+    if not x.shape[0]:
+        return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
+    taken = x[c.xp.where(inside, i, 0)]
+    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), taken, c.xp.zeros((), x.dtype))
+
+
+_TAKE = Op(
+    "take",
+    type=_take_type,
+    kernel=_take_kernel,
+    vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over), x.dims), None),
+    linear="first",
+    reduce="sum",
+)
+
+
+def take(x: Any, i: Any, over: DimLike) -> Tensor:
+    """The slices of `x` along `over` at indices `i`; the result has i's dims, then x's others.
+
+    >>> import meshdsl as md
+    >>> md.take(md.tensor([10.0, 20.0], "row"), md.tensor([1, 1, 7], "n"), "row").numpy()
+    array([20., 20.,  0.], dtype=float32)
+
+    Split rows are looked up where they lie and summed over devices; nothing is gathered.
+    """
+    x, i = as_tensor(x), as_tensor(i)
+    return bind1(_TAKE, x, i, over=located(lambda: find(over, x.dims)))
+
+
+def _scatter_type(i: Type, updates: Type, *, over: Dim) -> Type:
+    lacking = [d for d in i.shape if d not in updates.shape]
+    if lacking:
+        raise ShapeError(f"md.put_add: the updates {show(updates.shape)} lack {show(lacking)} of the indices")
+    return Type((over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
+
+
+def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim) -> Any:
+    index, inside = _rows(c, c.outs[0], over, i)
+    order = [c.ins[1].position(d) for d in c.ins[0].shape]
+    order += [k for k in range(len(c.ins[1].shape)) if k not in order]
+    updates = c.xp.transpose(updates, order)
+    updates = updates.reshape((-1, *updates.shape[index.ndim :]))
+    rows = c.outs[0].size(over)
+    return c.xp.scatter_add(rows, c.xp.where(inside, index, rows).reshape(-1), updates)
+
+
+_SCATTER_ADD = Op(
+    "scatter_add",
+    type=_scatter_type,
+    kernel=_scatter_kernel,
+    vjp=lambda ct, i, updates, over: (None, transpose(take(ct, i, over), updates.dims)),
+    flops=lambda ins, outs, **_: float(math.prod(ins[1])),
+    linear="second",
+    reduce="sum",
+    mask=0,
+)
+
+
+def _scatter_add(i: Tensor, updates: Tensor, over: Dim) -> Tensor:
+    return bind1(_SCATTER_ADD, i, updates, over=over)
+
+
+def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
+    """`x` with `updates` added at indices `i` along `over`; equal indices add up."""
+    x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
+    dim = located(lambda: find(over, x.dims))
+    return x + _scatter_add(i, cast(updates, x.dtype), dim)
+
+
+_CUMSUM = along(
+    "cumsum",
+    lambda dim: dim,
+    lambda c, x, *, axis, dim: c.xp.cumsum(x, axis).astype(x.dtype),
+    lambda ct, x, dim: (cumsum(ct, dim, reverse=True),),
+)
+
+
+def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running sums along a dim: of the elements up to each (before it, when exclusive; after, when reversed)."""
+    x = as_tensor(x)
+    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    dim = located(lambda: find(over, x.dims))
+    flipped = _reverse(x, dim) if reverse else x
+    total = bind1(_CUMSUM, flipped, dim=dim)
+    total = total - flipped if exclusive else total
+    return _reverse(total, dim) if reverse else total
+
+
+_reverse = reverse
+
+
+def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    x = c.xp.moveaxis(trim(c, x, c.ins[0]), axis, -1)
+    values, index = c.xp.top_k(x, k.size)
+    return tuple(
+        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True)
+    )
+
+
+def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
+    if k.size > over.size:
+        raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
+    shape = tuple(k if d == over else d for d in x.shape)
+    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
+
+
+def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tensor]:
+    place = stop_gradient(outs[1])
+    to = Dim(f"{k.name}_place" if k.name == over.name else k.name, k.size)
+    ct, place = (renamed(y, k, to) for y in (cts[0], place))
+    return (transpose(sum(one_hot(place, over, ct.dtype) * ct, to), x.dims),)
+
+
+def renamed(x: Tensor, old: Dim, new: Dim) -> Tensor:
+    """The tensor with one dim renamed, or as it is when the names are equal."""
+    from .reshape import rename
+
+    return x if old.name == new.name else rename(x, **{old.name: new.name})
+
+
+_TOP_K = Op(
+    "top_k",
+    type=_order_type,
+    kernel=_order_kernel,
+    vjp=_order_vjp,
+    blocked=lambda x, *, over, k: (over.name, k.name),
+    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
+)
+
+
+def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
+    """The k largest along a dim, in descending order, and their indices (int32); ties to the lowest index."""
+    x = as_tensor(x)
+    dim = located(lambda: find(over, x.dims))
+    values, index = bind(_TOP_K, x, over=dim, k=_new_dim(k))
+    return values, index
+
+
+def argsort(x: Any, over: DimLike) -> Tensor:
+    """The indices (int32) that put a dim in ascending order; stable."""
+    return _ascending(x, over)[1]
+
+
+def sort(x: Any, over: DimLike) -> Tensor:
+    """The elements of a dim in ascending order."""
+    return _ascending(x, over)[0]
+
+
+def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
+    x = as_tensor(x)
+    dim = located(lambda: find(over, x.dims))
+    values, index = bind(_TOP_K, -x, over=dim, k=dim)
+    return -values, index
+
+

@@ -1,0 +1,488 @@
+"""Operations that move elements: names, order, sizes and places change, values do not.
+
+Row-major order of the dims as given is the only order there is. A dim whose elements an operation moves among
+themselves is worked on whole (`blocked`); the others pass through in whatever layout they have.
+"""
+
+from __future__ import annotations
+
+import math
+from builtins import slice as builtin_slice
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..backend import Block, Local
+from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, names, pick, show
+from ..errors import ShapeError
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind1
+from .contraction import broadcast, located
+from .elementwise import promote
+
+__all__ = [
+    "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll", "shift",
+    "slice", "stack", "transpose", "unflatten", "unstack",
+]  # fmt: skip
+
+
+def trim(c: Local, x: Any, block: Block) -> Any:
+    """Without the padding of dims that are whole here."""
+    cut = tuple(
+        builtin_slice(0, d.size) if not axes else builtin_slice(None)
+        for d, axes in zip(block.shape, block.axes, strict=True)
+    )
+    return x[cut]
+
+
+def refill(c: Local, x: Any, block: Block) -> Any:
+    """Padded at the end of every dim to the stored sizes of a block."""
+    pads = [(0, size - there) for size, there in zip(block.sizes, x.shape, strict=True)]
+    return c.xp.pad(x, pads) if any(high for _, high in pads) else x
+
+
+def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that sees whole dims at their real sizes: padding is trimmed before it and refilled after."""
+
+    def run(c: Local, *xs: Any, **params: Any) -> Any:
+        xs = tuple(trim(c, x, block) for x, block in zip(xs, c.ins, strict=True))
+        return refill(c, kernel(c, *xs, **params), c.outs[0])
+
+    return run
+
+
+_RENAME = Op(
+    "rename",
+    type=lambda x, *, shape: Type(shape, x.dtype),
+    kernel=lambda c, x, *, shape: x,
+    vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    rule=lambda x, *, shape: [({d.name: new.name for d, new in zip(x.shape, shape, strict=True)},), None],
+)
+
+
+def rename(x: Any, **new: str | Dim) -> Tensor:
+    """The same tensor with other dim names; a renamed dim takes the layout of its new name.
+
+    >>> import meshdsl as md
+    >>> md.rename(md.tensor([1.0, 2.0], "length"), length="memory").dims
+    (memory=2,)
+    """
+    x = as_tensor(x)
+
+    def resolve() -> Shape:
+        old = {find(name, x.dims): to for name, to in new.items()}
+        for dim, to in old.items():
+            if isinstance(to, Dim) and to.size != dim.size:
+                raise ShapeError(f"md.rename cannot change a size: {dim!r} to {to!r}; use md.slice or md.pad")
+        renamed = [Dim(_name(old[d]), d.size) if d in old else d for d in x.dims]
+        return check_shape(renamed, "a renamed tensor")
+
+    shape = located(resolve)
+    return x if shape == x.dims else bind1(_RENAME, x, shape=shape)
+
+
+def _name(dim: str | Dim) -> str:
+    return dim.name if isinstance(dim, Dim) else dim
+
+
+_TRANSPOSE = Op(
+    "transpose",
+    type=lambda x, *, shape: Type(shape, x.dtype),
+    kernel=lambda c, x, *, shape: c.align(x, c.ins[0], c.outs[0]),
+    vjp=lambda ct, x: (transpose(ct, x.dims),),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+)
+
+
+def transpose(x: Any, dims: DimsLike) -> Tensor:
+    """The same tensor stored in another order of its dims."""
+    x = as_tensor(x)
+
+    def resolve() -> Shape:
+        shape = pick(dims, x.dims)
+        if set(shape) != set(x.dims):
+            raise ShapeError(f"md.transpose names every dim once: {show(shape)} of {show(x.dims)}")
+        return shape
+
+    shape = located(resolve)
+    return x if shape == x.dims else bind1(_TRANSPOSE, x, shape=shape)
+
+
+def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
+    """The finest matching runs of dims with equal numbers of elements, in order.
+
+    >>> from meshdsl.dims import dims
+    >>> groups(dims("a:2 b:6 c:5"), dims("a:2 d:3 e:2 c:5"))[1]
+    ((b=6,), (d=3, e=2))
+    """
+    found: list[tuple[Shape, Shape]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        left, right = i, j
+        a = source[i].size if i < len(source) else 1
+        b = target[j].size if j < len(target) else 1
+        i, j = min(i + 1, len(source)), min(j + 1, len(target))
+        while a != b:
+            if (a < b and i < len(source)) or j >= len(target):
+                a *= source[i].size
+                i += 1
+            else:
+                b *= target[j].size
+                j += 1
+        found.append((source[left:i], target[right:j]))
+    return found
+
+
+def _reshape_type(x: Type, *, shape: Shape) -> Type:
+    here, there = math.prod(d.size for d in x.shape), math.prod(d.size for d in shape)
+    if here != there:
+        raise ShapeError(f"md.reshape keeps the number of elements: {show(x.shape)} has {here}, {show(shape)} has {there}")
+    return Type(shape, x.dtype)
+
+
+def _reshape_rule(x: Type, *, shape: Shape) -> Any:
+    """A dim that stays passes; the first dims of a merge or a split share one label while they divide exactly."""
+    ins: dict[str, str | None] = {d.name: None for d in x.shape}
+    outs: dict[str, str | None] = {d.name: None for d in shape}
+    exact = set()
+    if math.prod(d.size for d in shape):
+        for left, right in groups(x.shape, shape):
+            left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
+            if left and right:
+                ins[left[0].name] = outs[right[0].name] = right[0].name
+                if (left, right) != (right, left):
+                    exact.add(right[0].name)
+    return [(ins,), (outs,), exact]
+
+
+_RESHAPE = Op(
+    "reshape",
+    type=_reshape_type,
+    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _real(c.outs[0]))),
+    vjp=lambda ct, x: (reshape(ct, x.dims),),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    rule=_reshape_rule,
+)
+
+
+def _real(block: Block) -> list[int]:
+    return [size if axes else d.size for d, size, axes in zip(block.shape, block.sizes, block.axes, strict=True)]
+
+
+def reshape(x: Any, dims: DimsLike) -> Tensor:
+    """The same elements in row-major order under other dims.
+
+    >>> import meshdsl as md
+    >>> md.reshape(md.iota("n:6"), "a:2 b:3").dims
+    (a=2, b=3)
+    """
+    x = as_tensor(x)
+    shape = located(lambda: pick(dims, (), new=True) if not isinstance(dims, str) or ":" in dims else pick(dims, x.dims))
+    return x if shape == x.dims else bind1(_RESHAPE, x, shape=shape)
+
+
+def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
+    """Several dims as one, row-major in the order given, at the place of the first."""
+    x = as_tensor(x)
+
+    def resolve() -> tuple[Shape, Shape]:
+        merged = pick(dims, x.dims)
+        size = math.prod(d.size for d in merged)
+        new = pick(Dim(into, size) if isinstance(into, str) and ":" not in into else into, (), new=True)
+        rest = [d for d in x.dims if d not in merged]
+        at = sum(d not in merged for d in x.dims[: x.dims.index(merged[0])]) if merged else 0
+        return (*rest[:at], *merged, *rest[at:]), (*rest[:at], *new, *rest[at:])
+
+    order, shape = located(resolve)
+    return reshape(transpose(x, order), shape)
+
+
+def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
+    """One dim as several, row-major, in its place.
+
+    >>> import meshdsl as md
+    >>> md.unflatten(md.iota("n:6"), "n", "a:2 b:3").dims
+    (a=2, b=3)
+    """
+    x = as_tensor(x)
+
+    def resolve() -> Shape:
+        old, new = find(dim, x.dims), pick(into, (), new=True)
+        at = x.dims.index(old)
+        return (*x.dims[:at], *new, *x.dims[at + 1 :])
+
+    return reshape(x, located(resolve))
+
+
+def along(
+    name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp: Any, *, linear: str = "joint"
+) -> Op:
+    """An operation that rearranges one dim, `dim`, and perhaps changes its size."""
+
+    def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
+        new = infer(dim, **params)
+        return Type(tuple(new if d == dim else d for d in x.shape), x.dtype)
+
+    def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
+        return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
+
+    return Op(
+        name,
+        shape_of,
+        blocked_kernel(run),
+        vjp,
+        linear=linear,
+        blocked=lambda x, *more, dim, **_: (dim.name,),
+        flops=lambda *_, **__: 0,
+    )
+
+
+def _span(start: int, size: int, stride: int, axis: int) -> tuple[Any, ...]:
+    return (builtin_slice(None),) * axis + (builtin_slice(start, start + (size - 1) * stride + 1 if size else start, stride),)
+
+
+_SLICE = along(
+    "slice",
+    lambda dim, *, start, size, stride: Dim(dim.name, size),
+    lambda c, x, *, axis, dim, start, size, stride: x[_span(start, size, stride, axis)],
+    lambda ct, x, dim, start, size, stride: (
+        pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1)
+        if size
+        else None,
+    ),
+)
+
+
+def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tensor:
+    """`size` elements of a dim from `start`, every `stride`-th."""
+    x = as_tensor(x)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        last = start + (size - 1) * stride
+        if start < 0 or size < 0 or stride < 1 or (size and last >= d.size):
+            raise ShapeError(
+                f"md.slice of {d!r} from {start}, size {size}, stride {stride} reaches outside; "
+                f"it needs 0 <= start and start + (size - 1) * stride < {d.size}"
+            )
+        return d
+
+    return bind1(_SLICE, x, dim=located(resolve), start=int(start), size=int(size), stride=int(stride))
+
+
+def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any) -> Dim:
+    return Dim(dim.name, low + high + dim.size + max(dim.size - 1, 0) * inner)
+
+
+def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, inner: int, value: Any) -> Any:
+    x = c.xp.moveaxis(x, axis, 0)
+    if inner and x.shape[0]:
+        gaps = c.xp.full((x.shape[0], inner, *x.shape[1:]), value, x.dtype)
+        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((-1, *x.shape[1:]))[: x.shape[0] * (inner + 1) - inner]
+    x = x[max(0, -low) : x.shape[0] - max(0, -high)]
+    pads = [(max(0, low), max(0, high))] + [(0, 0)] * (x.ndim - 1)
+    return c.xp.moveaxis(c.xp.pad(x, pads, constant_values=value), 0, axis)
+
+
+def _pad_vjp(ct: Tensor, x: Tensor, dim: Dim, low: int, high: int, inner: int) -> tuple[Tensor]:
+    ct = pad(ct, dim.name, max(0, -low), max(0, -high))  # what a negative pad cut off has no gradient
+    return (slice(ct, dim.name, max(0, low), dim.size, inner + 1),)
+
+
+_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded")
+
+
+def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
+    """`low` and `high` elements of `value` added before and after (cut off where negative), `inner` between."""
+    x = as_tensor(x)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
+            raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
+        return d
+
+    return bind1(_PAD, x, dim=located(resolve), low=int(low), high=int(high), inner=int(inner), value=value)
+
+
+_REVERSE = along(
+    "reverse",
+    lambda dim: dim,
+    lambda c, x, *, axis, dim: c.xp.flip(x, axis),
+    lambda ct, x, dim: (reverse(ct, dim),),
+)
+
+
+def reverse(x: Any, dim: DimLike) -> Tensor:
+    """The elements of a dim in the opposite order."""
+    x = as_tensor(x)
+    return bind1(_REVERSE, x, dim=located(lambda: find(dim, x.dims)))
+
+
+_ROLL = along(
+    "roll",
+    lambda dim, *, by: dim,
+    lambda c, x, *, axis, dim, by: c.xp.roll(x, by, axis),
+    lambda ct, x, dim, by: (roll(ct, dim, -by),),
+)
+
+
+def roll(x: Any, dim: DimLike, by: int) -> Tensor:
+    """Elements moved `by` places towards higher indices; what leaves at the end comes back at the start."""
+    x = as_tensor(x)
+    return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=int(by))
+
+
+def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
+    """Elements moved `by` places towards higher indices; what leaves is lost, and `fill` comes in."""
+    x = as_tensor(x)
+    d = located(lambda: find(dim, x.dims))
+    by = max(-d.size, min(d.size, int(by)))
+    return pad(x, d, by, -by, fill)
+
+
+def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
+    """Tensors one after another along a dim they all have; its size is the sum of theirs.
+
+    >>> import meshdsl as md
+    >>> md.concat([md.iota("n:2"), md.iota("n:3")], "n").dims
+    (n=5,)
+    """
+    xs = promote(*xs)
+    name = _name(over)
+
+    def resolve() -> list[Tensor]:
+        parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
+        for x in parts:
+            find(name, x.dims)
+        return parts
+
+    parts = located(resolve)
+    return bind1(_CONCAT, *parts, name=name)
+
+
+def _concat_type(*xs: Type, name: str) -> Type:
+    total = Dim(name, sum(find(name, x.shape).size for x in xs))
+    return Type(tuple(total if d.name == name else d for d in xs[0].shape), xs[0].dtype)
+
+
+def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
+    starts, at = [], 0
+    for x in xs:
+        starts.append(at)
+        at += find(name, x.dims).size
+    return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
+
+
+_CONCAT = Op(
+    "concat",
+    type=_concat_type,
+    kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
+    vjp=_concat_vjp,
+    linear="joint",
+    blocked=lambda *xs, name: (name,),
+    flops=lambda *_, **__: 0,
+)
+
+_STACK = Op(
+    "stack",
+    type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
+    kernel=blocked_kernel(lambda c, *xs, dim: c.xp.stack(xs)),
+    vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
+    linear="joint",
+    blocked=lambda *xs, dim: (dim.name,),
+    flops=lambda *_, **__: 0,
+)
+
+
+def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
+    """Tensors of equal dims under a new first dim, whose size is their number."""
+    xs = promote(*xs)
+
+    def resolve() -> list[Tensor]:
+        if isinstance(dim, Dim) and dim.size != len(xs):
+            raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
+        return [transpose(x, xs[0].dims) for x in xs]
+
+    return bind1(_STACK, *located(resolve), dim=Dim(_name(dim), len(xs)))
+
+
+_INDEX = Op(
+    "index",
+    type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
+    kernel=blocked_kernel(lambda c, x, *, dim, at: x[(builtin_slice(None),) * c.ins[0].position(dim) + (at,)]),
+    vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
+    linear="joint",
+    blocked=lambda x, *, dim, at: (dim.name,),
+    flops=lambda *_, **__: 0,
+)
+
+
+def unstack(x: Any, dim: DimLike) -> list[Tensor]:
+    """The tensors under each index of a dim, as a list."""
+    x = as_tensor(x)
+    d = located(lambda: find(dim, x.dims))
+    return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]
+
+
+_DYNAMIC_SLICE = along(
+    "dynamic_slice",
+    lambda dim, *, size: Dim(dim.name, size),
+    lambda c, x, start, *, axis, dim, size: c.xp.dynamic_slice(x, start, size, axis),
+    lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
+    linear="first",
+)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return broadcast(as_tensor(0, x.dtype), x.dims)
+
+
+def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
+    """`size` elements of a dim from a traced `start`, which is clipped so that they exist."""
+    x, start = as_tensor(x), as_tensor(start)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        if not 0 <= size <= d.size:
+            raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
+        if start.dims or start.dtype.kind not in "iu":
+            raise ShapeError(f"the start is an integer without dims, got {start.type}")
+        return d
+
+    return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
+
+
+def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
+    part = find(dim.name, update.dims)
+    return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
+
+
+_DYNAMIC_UPDATE = Op(
+    "dynamic_update_slice",
+    type=lambda x, update, start, *, dim: x,
+    kernel=blocked_kernel(
+        lambda c, x, update, start, *, dim: c.xp.dynamic_update(x, update, start, c.ins[0].position(dim))
+    ),
+    vjp=_update_vjp,
+    blocked=lambda x, update, start, *, dim: (dim.name,),
+    flops=lambda *_, **__: 0,
+)
+
+
+def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
+    """`x` with `update` written along a dim from a traced `start`, which is clipped so that it fits."""
+    x, update = promote(x, update)
+
+    def resolve() -> tuple[Dim, Tensor]:
+        d = find(dim, x.dims)
+        part = find(d.name, update.dims)
+        if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
+            raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
+        return d, transpose(update, [part if e == d else e for e in x.dims])
+
+    d, update = located(resolve)
+    return bind1(_DYNAMIC_UPDATE, x, update, as_tensor(start), dim=d)
