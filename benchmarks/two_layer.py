@@ -1,0 +1,55 @@
+"""The two-layer step by every candidate under every layout: python -m benchmarks.two_layer [--rounds 40]
+
+Prints JSON lines: what each candidate runs on one device, and its time against the hand-written step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import jax
+
+from benchmarks.candidates import Candidate, compare
+from benchmarks.handwritten import two_layer as baseline
+
+TOLERANCE = (
+    1e-2  # of the change, which is about 1e-4 of the parameters it is added to; a missing sum is > 0.5
+)
+
+
+def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
+    placed = {name: jax.device_put(array, at[name]) for name, array in baseline.arrays().items()}
+    x, target = placed["x"], placed["target"]
+    params = {name: placed[name] for name in baseline.PARAMETERS}
+    return Candidate(executable, params, lambda params: executable(params, x, target))
+
+
+def candidates(layout: str) -> dict[str, Candidate]:
+    """The baseline comes first."""
+    return {
+        "handwritten": from_executable(*baseline.handwritten(layout)),
+        # meshdsl_step(layout) is added here: a Candidate on baseline.arrays(), state {"w", "bias", "v"}.
+        "gspmd": from_executable(*baseline.gspmd(layout)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--layout", choices=[*baseline.LAYOUTS], action="append", help="default: all")
+    parser.add_argument("--control", action="store_true", help="also time a second copy of the baseline")
+    args = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    agree = True
+    for layout in args.layout or baseline.LAYOUTS:
+        steps = candidates(layout)
+        if args.control:
+            steps["control"] = from_executable(*baseline.handwritten(layout))
+        agree &= compare(steps, tolerance=TOLERANCE, rounds=args.rounds, model="two_layer", layout=layout)
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
