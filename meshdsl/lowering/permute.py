@@ -71,8 +71,7 @@ class Permute:
             not self.moves
             or len(used) != len(set(used))
             or not all(
-                before.axes(dim) == old != new and mesh.count(old) == mesh.count(new)
-                for dim, old, new in self.moves
+                before.axes(dim) == old != new and mesh.count(old) == mesh.count(new) for dim, old, new in self.moves
             )
         ):
             raise InternalError(f"'{self}' does not apply to a value laid out as {before}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import count, permutations
+from itertools import count, permutations, takewhile
 
 from ..dims import Shape
 from ..errors import LayoutError, nearest
@@ -21,12 +21,16 @@ from .collectives import AllGather, AllReduce, AllToAll, Collective, Permute, Re
 __all__ = ["cost", "plan"]
 
 Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
+Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that cut it
 Steps = tuple[Collective, ...]
 
+# Shardings grow faster than exponentially with the axes. With more axes than this, those that lead the same dim in
+# source and target stay where they are: as right, and rarely dearer (0 of 212,000 random pairs that share such an
+# axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
+EXACT_AXES = 3
 
-def plan(
-    source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int
-) -> Steps:
+
+def plan(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> Steps:
     """The collectives that take a value of this shape from `source` to `target`, in order.
 
     Requires that axes of size 1 have been dropped. Raises `LayoutError` when an extent does not divide, and
@@ -39,14 +43,12 @@ def plan(
     ...     print(step)
     reduce_scatter batch over cols
     """
-    return _plan(source, target, _sizes(shape, extents), mesh, itemsize)[0]
+    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize)[0]
 
 
-def cost(
-    source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int
-) -> int:
+def cost(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> int:
     """The bytes that one device sends in `plan`."""
-    return _plan(source, target, _sizes(shape, extents), mesh, itemsize)[1]
+    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize)[1]
 
 
 def _sizes(shape: Shape, extents: Extents) -> Sizes:
@@ -115,14 +117,13 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
 
 
 def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """Dijkstra over all shardings; equal costs are settled in the order in which moves are listed."""
+    """Dijkstra over all shardings; equal prices are settled in the order in which moves are listed."""
     axes = tuple(axis for axis in mesh.axes if axis in source.varying | target.varying)
     dims = tuple(dim for dim, _ in sizes)
+    held = _held(source, target, len(axes) > EXACT_AXES)
     best = {source: (0, 0, 0)}
     number = count()
-    queue: list[tuple[tuple[int, int, int], int, Sharding, Steps]] = [
-        (best[source], next(number), source, ())
-    ]
+    queue: list[tuple[tuple[int, int, int], int, Sharding, Steps]] = [(best[source], next(number), source, ())]
     while True:
         so_far, _, here, steps = heapq.heappop(queue)
         if here == target:
@@ -130,7 +131,7 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
         if so_far > best[here]:
             continue
         local_bytes = _local_bytes(here, sizes, mesh, itemsize)
-        for step, there in _moves(here, target.partial, dims, axes, mesh):
+        for step, there in _moves(here, held, dims, axes, mesh):
             if there not in best and not _fits(there, sizes, mesh):
                 best[there] = (-1, 0, 0)  # no price is lower: never entered
             sent = step.bytes_sent(local_bytes, mesh)
@@ -140,38 +141,44 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
                 heapq.heappush(queue, (price, next(number), there, (*steps, step)))
 
 
+def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
+    """What no step may touch: axes that stay pending and, if asked, those that lead a dim in both shardings."""
+    split: dict[str, Axes] = {}
+    for dim, axes in source.split if leading else ():
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(axes, target.axes(dim), strict=False))
+        split[dim] = tuple(axis for axis, _ in same)
+    return Sharding.of(split, target.partial, target.kind)
+
+
 @lru_cache(maxsize=16384)
 def _moves(
-    here: Sharding, pending: Axes, dims: tuple[str, ...], axes: Axes, mesh: Mesh
+    here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
 ) -> tuple[tuple[Collective, Sharding], ...]:
-    """Every collective that applies here, with where it leads."""
-    return tuple((step, step.step(here, mesh)) for step in _steps(here, pending, dims, axes, mesh))
+    """Every collective that applies here and leaves alone what is held, with where it leads."""
+    return tuple((step, step.step(here, mesh)) for step in _steps(here, held, dims, axes, mesh))
 
 
-def _steps(
-    here: Sharding, pending: Axes, dims: tuple[str, ...], axes: Axes, mesh: Mesh
-) -> Iterator[Collective]:
+def _steps(here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Collective]:
     for idle in _ordered(tuple(axis for axis in axes if axis not in here.varying)):
         yield from (Slice(dim, idle) for dim in dims)
-    for done in _ordered(tuple(axis for axis in here.partial if axis not in pending)):
+    for done in _ordered(tuple(axis for axis in here.partial if axis not in held.partial)):
         if tuple(sorted(done)) == done:
             yield AllReduce(done, here.kind)
         if here.kind == "sum":
             yield from (ReduceScatter(dim, done) for dim in dims)
-    for dim, cut in here.split:
+    loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in here.split if cut != held.axes(dim))
+    for dim, cut in loose:
         for minor in (cut[i:] for i in range(len(cut))):
             yield AllGather(dim, minor)
             yield from (AllToAll(dim, to, minor) for to in dims if to != dim)
-    usable = tuple(axis for axis in axes if axis not in here.partial)
-    for split in _relabelled(here.split, usable, mesh):
-        after = Sharding(split, here.partial, here.kind)
-        if after != here:
-            yield Permute.between(here, after)
+    usable = tuple(axis for axis in axes if axis not in here.partial + held.split_axes)
+    for split in _relabelled(loose, usable, mesh):
+        if split != loose:
+            moved = {dim: held.axes(dim) + new for dim, new in split}
+            yield Permute.between(here, Sharding.of({**dict(here.split), **moved}, here.partial, here.kind))
 
 
-def _relabelled(
-    split: tuple[tuple[str, Axes], ...], usable: Axes, mesh: Mesh
-) -> Iterator[tuple[tuple[str, Axes], ...]]:
+def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:
     """Every way to cut the same dims into the same numbers of blocks with these axes."""
     if not split:
         yield ()

@@ -1,22 +1,23 @@
 """The planner is right and minimal on every pair of shardings of small tensors over up to three axes.
 
 Right: the plan, run by `simulate` on a value laid out by definition, gives the target's blocks by definition.
-Minimal: no plan by the same rules sends fewer bytes, then uses fewer collectives, then fewer steps; the reference
-is Floyd-Warshall over the graph of all shardings, with every collective tried on every one of them.
+Minimal: no plan by the same rules sends fewer bytes, then uses fewer collectives, then fewer steps; the
+reference is Floyd-Warshall over the graph of all shardings, with every collective tried on every one of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import random
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from meshdsl.dims import Shape, dims, names
+from meshdsl.dims import dims, names
 from meshdsl.errors import InternalError, LayoutError
 from meshdsl.layouts import Extents, Mesh, Sharding
 from meshdsl.lowering.collectives import (
@@ -29,143 +30,28 @@ from meshdsl.lowering.collectives import (
     Slice,
 )
 from meshdsl.lowering.planner import cost, plan
+from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
 
 Axes = tuple[str, ...]
-COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-
-
-class Case(NamedTuple):
-    """All shardings of one shape on one mesh; `pairs` is how many pairs (source, target) there must be."""
-
-    mesh: Mesh
-    shape: Shape
-    extents: Extents
-    kind: str
-    itemsize: int
-    pairs: int
-
-    def __str__(self) -> str:
-        sizes = "x".join(str(self.extents.padded(dim)) for dim in self.shape)
-        return f"{self.mesh} {' '.join(map(repr, self.shape))} as {sizes} {self.kind}"
-
-
-def case(mesh: str, shape: str, kind: str, pairs: int, *, padded: bool = True, itemsize: int = 4) -> Case:
-    """A case whose dims are stored padded to a multiple of the mesh's size, or else as they are."""
-    grid = Mesh(mesh)
-    return Case(grid, dims(shape), extents_of(shape, grid.size if padded else 1), kind, itemsize, pairs)
-
-
-def extents_of(shape: str, multiple: int) -> Extents:
-    return Extents({dim.name: multiple for dim in dims(shape)})
 
 
 CASES = [
-    case("a:2 b:2 c:2", "x:8 y:8", "sum", 0),
-    case("a:2 b:2 c:2", "x:5 y:11", "sum", 0),
-    case("a:2 b:2 c:2", "x:4 y:8", "sum", 0, padded=False, itemsize=1),
-    case("a:2 b:2 c:2", "x:8 y:5", "max", 0),
-    case("a:2 b:4", "x:8 y:8", "sum", 0),
-    case("a:4 b:2", "x:13 y:8", "sum", 0),
-    case("a:2 b:3", "x:6 y:6", "sum", 0),
-    case("a:2 b:3", "x:5 y:7", "sum", 0, itemsize=2),
-    case("a:2 b:3", "x:4 y:9", "min", 0, padded=False),
-    case("a:2 b:3", "x:6 y:6 z:6", "sum", 0),
-    case("a:2 b:4", "x:8 y:8 z:2", "max", 0, padded=False),
+    case("a:2 b:2 c:2", "x:8 y:8", "sum", 5139),
+    case("a:2 b:2 c:2", "x:5 y:11", "sum", 5139),
+    case("a:2 b:2 c:2", "x:4 y:8", "sum", 4329, padded=False, itemsize=1),
+    case("a:2 b:2 c:2", "x:8 y:5", "max", 5139),
+    case("a:2 b:3 c:2", "x:12 y:12", "sum", 5139),
+    case("a:2 b:4", "x:8 y:8", "sum", 223),
+    case("a:4 b:2", "x:13 y:8", "sum", 223),
+    case("a:2 b:3", "x:6 y:6", "sum", 223),
+    case("a:2 b:3", "x:5 y:7", "sum", 223, itemsize=2),
+    case("a:2 b:3", "x:4 y:9", "min", 49, padded=False),
+    case("a:2 b:3", "x:6 y:6 z:6", "sum", 573),
+    case("a:2 b:4", "x:8 y:8 z:2", "max", 341, padded=False),
 ]
 
 
-# --- shardings, layouts and values by definition -----------------------------------------------------------------
-
-
-def states(c: Case) -> list[Sharding]:
-    """Every sharding: each axis idle, pending, or at some place of some dim's axes."""
-    found: list[Sharding] = []
-    for order in itertools.permutations(c.mesh.axes):
-        for homes in itertools.product((None, "pending", *names(c.shape)), repeat=len(order)):
-            split = {d: [a for a, h in zip(order, homes, strict=True) if h == d] for d in names(c.shape)}
-            pending = [a for a, h in zip(order, homes, strict=True) if h == "pending"]
-            found.append(Sharding.of(split, pending, c.kind))
-    legal = (s for s in dict.fromkeys(found) if all(length(c, s, i) is not None for i in range(len(c.shape))))
-    return sorted(legal, key=repr)
-
-
-def length(c: Case, s: Sharding, i: int) -> int | None:
-    """The local size of the i-th dim; None when it does not divide."""
-    size, count = c.extents.padded(c.shape[i]), math.prod(c.mesh.axes[a] for a in s.axes(c.shape[i]))
-    return size // count if size % count == 0 else None
-
-
-def places(mesh: Mesh) -> list[dict[str, int]]:
-    """Every device's coordinates, row-major."""
-    ranges = [range(n) for n in mesh.axes.values()]
-    return [dict(zip(mesh.axes, at, strict=True)) for at in itertools.product(*ranges)]
-
-
-def linear(at: dict[str, int], axes: Axes, mesh: Mesh) -> int:
-    index = 0
-    for axis in axes:
-        index = index * mesh.axes[axis] + at[axis]
-    return index
-
-
-def blocks_of(c: Case, s: Sharding, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """What every device holds, when parts[k] is the pending part of the devices at place k along the pending axes."""
-    found: list[np.ndarray] = []
-    for at in places(c.mesh):
-        block = parts[linear(at, s.partial, c.mesh)]
-        for i, dim in enumerate(c.shape):
-            size, index = length(c, s, i), linear(at, s.axes(dim), c.mesh)
-            assert size is not None
-            block = block.take(range(index * size, (index + 1) * size), axis=i)
-        found.append(block)
-    return found
-
-
-def value_of(c: Case) -> np.ndarray:
-    """Random small integers, as floats, with NaN in the padding."""
-    stored = np.full([c.extents.padded(dim) for dim in c.shape], np.nan)
-    real = tuple(slice(dim.size) for dim in c.shape)
-    stored[real] = np.random.default_rng(0).integers(0, 1000, [dim.size for dim in c.shape])
-    return stored
-
-
-def parts_of(value: np.ndarray, count: int, kind: str) -> list[np.ndarray]:
-    """Random integers which together make the value."""
-    random = np.random.default_rng(count)
-    if kind == "sum":
-        parts = [random.integers(-500, 500, value.shape).astype(float) for _ in range(count - 1)]
-        return [*parts, value - sum(parts)]
-    worse = -1 if kind == "max" else 1
-    owner = random.integers(0, count, value.shape)
-    return [value + worse * random.integers(1, 500, value.shape) * (owner != k) for k in range(count)]
-
-
-def simulated(
-    c: Case, blocks: list[np.ndarray], s: Sharding, steps: tuple[Collective, ...]
-) -> list[np.ndarray]:
-    for step in steps:
-        blocks = step.simulate(blocks, c.shape, s, c.mesh)
-        s = step.step(s, c.mesh)
-    return blocks
-
-
-def holds(c: Case, target: Sharding, blocks: list[np.ndarray], wanted: np.ndarray) -> bool:
-    """Whether the blocks are the value's under the target, padding aside, and equal wherever they must be."""
-    if len({block.shape for block in blocks}) > 1:
-        return False
-    grid = np.stack(blocks).reshape(*c.mesh.axes.values(), *blocks[0].shape)
-    axes = list(c.mesh.axes)
-    for axis in set(axes) - target.varying:
-        first = grid.take([0], axis=axes.index(axis))
-        if not ((grid == first) | np.isnan(first)).all():
-            return False
-    for axis in target.partial:
-        grid = COMBINE[c.kind].reduce(grid, axis=axes.index(axis), keepdims=True) + np.zeros_like(grid)
-    got = grid.reshape(len(blocks), *blocks[0].shape)
-    return got.shape == wanted.shape and bool(((got == wanted) | np.isnan(wanted)).all())
-
-
-# --- the reference -----------------------------------------------------------------------------------------------
+# --- the reference ------------------------------------------------------------------------------------------
 
 
 def candidates(c: Case, all_states: list[Sharding]) -> Iterator[Collective]:
@@ -227,7 +113,7 @@ def reference(index: int) -> tuple[list[Sharding], dict[frozenset[str], np.ndarr
     return all_states, found
 
 
-# --- the law -----------------------------------------------------------------------------------------------------
+# --- the law ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(c) for c in CASES])
@@ -257,3 +143,94 @@ def test_every_pair(index: int):
             assert sent == cost(source, target, c.shape, c.mesh, c.extents, c.itemsize), said
     print(f"{c}: {pairs} pairs of {len(all_states)} shardings")
     assert pairs == c.pairs
+
+
+def test_noticed_when_broken():
+    """The comparison above sees a dropped step, axes in the wrong order, and a sum taken twice."""
+    noticed = {"dropped": 0, "reordered": 0, "doubled": 0}
+    for c in (CASES[1], CASES[3], CASES[8]):
+        value = value_of(c)
+        all_states = states(c)
+        for source, target in random.Random(0).sample(list(itertools.product(all_states, repeat=2)), 200):
+            if not set(target.partial) <= set(source.partial):
+                continue
+            blocks = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind))
+            wanted = np.stack(blocks_of(c, target.whole(), [value]))
+            steps = plan(source, target, c.shape, c.mesh, c.extents, c.itemsize)
+            for what, broken in mutants(steps):
+                try:
+                    got = blocks
+                    for step in broken:  # not by way of `step`: the rule itself refuses most of these
+                        got = step.simulate(got, c.shape, source, c.mesh)
+                except ValueError:  # blocks that no longer divide
+                    pass
+                else:
+                    said = f"{what} {source} to {target}: {'; '.join(map(str, broken))}"
+                    assert not holds(c, target, got, wanted), said
+                noticed[what] += 1
+    print(noticed)
+    assert all(count > 20 for count in noticed.values())
+
+
+def mutants(steps: tuple[Collective, ...]) -> Iterator[tuple[str, list[Collective]]]:
+    for i, step in enumerate(steps):
+        before, after = list(steps[:i]), list(steps[i + 1 :])
+        yield "dropped", [*before, *after]
+        if isinstance(step, AllReduce) and step.kind == "sum":
+            yield "doubled", [*before, step, step, *after]
+        elif not isinstance(step, AllReduce | Permute) and len(step.axes) > 1:
+            yield "reordered", [*before, dataclasses.replace(step, axes=step.axes[::-1]), *after]
+
+
+def test_many_axes():
+    """With more axes than are searched exactly, plans are right and never send more than gathering everything."""
+    c = case("a:2 b:2 c:3 d:2", "x:24 y:20", "sum", 0)
+    value = value_of(c)
+    homes = (None, "pending", "x", "y")
+    draw = random.Random(0)
+
+    def some_sharding(pending: list[str]) -> Sharding:
+        order = draw.sample(list(c.mesh.axes), len(c.mesh.axes))
+        home = {a: draw.choice([h for h in homes if h != "pending" or a in pending]) for a in order}
+        split = {d: [a for a in order if home[a] == d] for d in names(c.shape)}
+        return Sharding.of(split, [a for a in order if home[a] == "pending"])
+
+    for _ in range(60):
+        source = some_sharding(list(c.mesh.axes))
+        target = some_sharding(list(source.partial))
+        whole = Sharding.of({}, target.partial)
+        arguments = (c.shape, c.mesh, c.extents, c.itemsize)
+        steps = plan(source, target, *arguments)
+        blocks = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind))
+        here, wanted = source, np.stack(blocks_of(c, target.whole(), [value]))
+        for step in steps:
+            blocks = step.simulate(blocks, c.shape, here, c.mesh)
+            here = step.step(here, c.mesh)
+        assert here == target and holds(c, target, blocks, wanted), f"{source} to {target}"
+        assert cost(source, target, *arguments) <= cost(source, whole, *arguments), f"{source} to {target}"
+
+
+def test_the_example_of_a_scratch_dim():
+    """Two dims swap axes of unequal sizes most cheaply through a third."""
+    mesh, shape = Mesh("a:2 b:3"), dims("x:6 y:6 z:6")
+    steps = plan(Sharding.of({"x": "a", "y": "b"}), Sharding.of({"x": "b", "y": "a"}), shape, mesh, Extents(), 4)
+    assert list(map(str, steps)) == [
+        "all_to_all x -> z over a",
+        "all_to_all y -> x over b",
+        "all_to_all z -> y over a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (Sharding(), Sharding.of({"x": "b"}), "stored size 8 does not divide by 3"),
+        (Sharding(), Sharding.of({}, "a"), "can be finished on the way, not made"),
+        (Sharding.of({}, "ab", "max"), Sharding.of({}, "a", "sum"), "not made or changed"),
+        (Sharding(), Sharding.of({"xx": "a"}), "no dim 'xx' to split over a; did you mean 'x'"),
+        (Sharding(), Sharding.of({"x": "q"}), "the mesh has no axis 'q'"),
+    ],
+)
+def test_what_cannot_be(source: Sharding, target: Sharding, message: str):
+    with pytest.raises(LayoutError, match=message):
+        plan(source, target, dims("x:8 y:8"), Mesh("a:2 b:3"), Extents(), 4)
