@@ -34,10 +34,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "control": ("checkpoint", "cond", "scan"),
-    "params": ("model", "param", "scope", "layers"),
+    "params": ("Model", "eval_shape", "layers", "model", "param", "scope"),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
     "compile": ("Compiled", "compile", "host_devices"),
+    "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}

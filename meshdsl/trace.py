@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +141,17 @@ class Tensor:
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # ops.elementwise sets them; the type checker cannot see that
+
+        def __add__(self, other: Any) -> Tensor: ...
+
+        def __neg__(self) -> Tensor: ...
+
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __add__
+        __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __add__
+        __rxor__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
+        __abs__ = __invert__ = __neg__
 
 
 class Traced:

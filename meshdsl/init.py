@@ -1,0 +1,150 @@
+"""First values of parameters. An init is a function `(key, dims, dtype) -> tensor`; those here are the same numbers
+under every layout, and draw each element independently, so a dim of stacked layers in front changes nothing.
+
+Fans are named, never guessed from positions: `md.init.he(fan_in="io")`. A dim that is not named does not count, which
+makes the rules right for heads, experts and stacked layers alike.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .dims import DimsLike, Shape, pick, show, size_of
+from .errors import MeshdslError, ShapeError, at, caller
+from .ops import random
+from .ops.contraction import broadcast
+from .ops.elementwise import cast, erf_inv, maximum, minimum
+from .trace import Tensor, as_tensor
+
+__all__ = [
+    "constant", "glorot", "he", "lecun", "normal", "ones", "truncated_normal", "uniform", "variance_scaling", "zeros",
+]  # fmt: skip
+
+Init = Callable[[Tensor, Shape, Any], Tensor]
+
+
+def constant(value: float) -> Init:
+    """The same number everywhere.
+
+    >>> import meshdsl as md
+    >>> md.init.constant(2.0)(md.random.key(0), md.dims("a:2"), "float32")
+    tensor(float32[a=2], [2. 2.])
+    """
+
+    def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
+        return broadcast(as_tensor(value, np.dtype(jnp.dtype(dtype))), dims)
+
+    return draw
+
+
+def zeros() -> Init:
+    """Zero everywhere."""
+    return constant(0)
+
+
+def ones() -> Init:
+    """One everywhere."""
+    return constant(1)
+
+
+def normal(std: float = 1.0, mean: float = 0.0) -> Init:
+    """Normal with this standard deviation and mean."""
+
+    def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
+        return cast(random.normal(key, dims, _drawn(dtype)) * std + mean, dtype)
+
+    return draw
+
+
+def truncated_normal(std: float = 1.0, mean: float = 0.0, bound: float = 2.0) -> Init:
+    """Normal, redrawn beyond `bound` times `std` from the mean; `std` is that before truncation.
+
+    With bound 2 the standard deviation of the result is 0.8796 of `std`.
+    """
+    edge = math.erf(bound / math.sqrt(2))
+
+    def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
+        u = random.uniform(key, dims, -edge, edge, dtype=_drawn(dtype))
+        x = minimum(maximum(math.sqrt(2) * erf_inv(u), -bound), bound)  # rounding may put erf_inv beyond the bound
+        return cast(x * std + mean, dtype)
+
+    return draw
+
+
+def uniform(low: float = -1.0, high: float = 1.0) -> Init:
+    """Uniform in [low, high)."""
+
+    def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
+        return cast(random.uniform(key, dims, low, high, dtype=_drawn(dtype)), dtype)
+
+    return draw
+
+
+def variance_scaling(
+    scale: float = 1.0, *, fan_in: DimsLike = (), fan_out: DimsLike = (), distribution: str = "normal"
+) -> Init:
+    """Variance `scale / fan`, where the fan is the number of elements of the dims named.
+
+    >>> import meshdsl as md
+    >>> draw = md.init.variance_scaling(fan_in="heads head")
+    >>> draw(md.random.key(0), md.dims("heads:4 head:8 model:32"), "float32").dims
+    (heads=4, head=8, model=32)
+
+    With both fans their mean counts (Glorot and Bengio, 2010, section 4.2.1). `distribution` is "normal", "uniform"
+    or "truncated_normal" (at two deviations, of this variance after truncation). Raises `ShapeError` for a dim that
+    the parameter lacks, when no fan is named, or for another distribution.
+    """
+    kinds: dict[str, Callable[[float], Init]] = {
+        "normal": normal,
+        "uniform": lambda std: uniform(-math.sqrt(3) * std, math.sqrt(3) * std),
+        "truncated_normal": lambda std: truncated_normal(std / 0.87962566103423978),
+    }
+    if distribution not in kinds:
+        raise at(ShapeError(f"no distribution {distribution!r}; there are: {', '.join(kinds)}"), caller())
+    if not fan_in and not fan_out:
+        raise at(
+            ShapeError(
+                "a fan-scaled init needs the dims of its fan\n"
+                "  name those that the product sums over, for example md.init.he(fan_in='io')"
+            ),
+            caller(),
+        )
+
+    def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
+        def fan(names: DimsLike) -> int:
+            try:
+                return size_of(pick(names, dims, what="fan dim"))
+            except MeshdslError as error:
+                error.args = (f"{error.args[0]}\n  the parameter has the dims {show(dims)}",)
+                raise at(error, caller()) from None
+
+        fans = [fan(names) for names in (fan_in, fan_out) if names]
+        return kinds[distribution](math.sqrt(scale * len(fans) / builtins.max(1, builtins.sum(fans))))(key, dims, dtype)
+
+    return draw
+
+
+def lecun(fan_in: DimsLike, distribution: str = "normal") -> Init:
+    """Variance 1 / fan in: keeps the variance of a linear layer (LeCun et al., 1998, section 4.6)."""
+    return variance_scaling(1.0, fan_in=fan_in, distribution=distribution)
+
+
+def he(fan_in: DimsLike, distribution: str = "normal") -> Init:
+    """Variance 2 / fan in: keeps the variance through relu (He et al., 2015, section 2.2)."""
+    return variance_scaling(2.0, fan_in=fan_in, distribution=distribution)
+
+
+def glorot(fan_in: DimsLike, fan_out: DimsLike, distribution: str = "uniform") -> Init:
+    """Variance 2 / (fan in + fan out) (Glorot and Bengio, 2010, equation 16)."""
+    return variance_scaling(1.0, fan_in=fan_in, fan_out=fan_out, distribution=distribution)
+
+
+def _drawn(dtype: Any) -> np.dtype:
+    """The dtype in which numbers are drawn: narrow floats are rounded from float32."""
+    return np.dtype(jnp.promote_types(dtype, np.float32))

@@ -1,0 +1,54 @@
+"""Clipping by the true global norm: a sum of squares over all elements of all gradients, under every layout."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import jax
+
+import meshdsl as md
+
+from .optimizers import Optimizer
+
+__all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
+
+
+def global_norm(tree: Any) -> md.Tensor:
+    """The square root of the sum of squares of all elements of all tensors, in float32 at least.
+
+    >>> import meshdsl as md
+    >>> md.optim.global_norm({"w": md.tensor([3.0], "a"), "v": md.tensor([4.0], "b")})
+    tensor(float32[], 5.)
+    """
+    squares = [md.sum(md.square(_wide(x))) for x in jax.tree.leaves(tree)]
+    return md.sqrt(functools.reduce(operator.add, squares))
+
+
+def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
+    """The gradients, scaled down together where their global norm is larger than `max_norm`; and that norm.
+
+    >>> import meshdsl as md
+    >>> grads, norm = md.optim.clip_by_global_norm({"w": md.tensor([3.0, 4.0], "a")}, 1.0)
+    >>> grads["w"], norm
+    (tensor(float32[a=2], [0.6, 0.8]), tensor(float32[], 5.))
+
+    (Pascanu et al., 2013, algorithm 1.) A norm that is not finite gives gradients that are not, so that it shows.
+    """
+    norm = global_norm(grads)
+    scale = md.minimum(max_norm / norm, 1.0)
+    return jax.tree.map(lambda g: md.cast(g * scale, g.dtype), grads), norm
+
+
+def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
+    """The optimizer on gradients clipped by their global norm."""
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        return optimizer.update(clip_by_global_norm(grads, max_norm)[0], state, params)
+
+    return Optimizer(optimizer.init, update)
+
+
+def _wide(x: md.Tensor) -> md.Tensor:
+    return md.cast(x, "float32") if x.dtype.itemsize < 4 else x

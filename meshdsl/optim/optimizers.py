@@ -1,0 +1,134 @@
+"""An optimizer is two functions: `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
+
+State is a plain dict: `step`, the number of updates done (int32), and one copy of the parameters' structure for each
+moment. A learning rate is a number, or a schedule: a function of `step`, which is 0 at the first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+import meshdsl as md
+
+__all__ = ["LearningRate", "Optimizer", "adam", "adamw", "momentum", "sgd"]
+
+LearningRate = float | Callable[[md.Tensor], md.Tensor]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """`init(params) -> state`; `update(grads, state, params) -> (params, state)`. Both can be traced and compiled."""
+
+    init: Callable[[Any], dict[str, Any]]
+    update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+
+
+def sgd(learning_rate: LearningRate) -> Optimizer:
+    """p - learning_rate * g.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.sgd(0.1)
+    >>> params = {"w": md.tensor([1.0], "a")}
+    >>> params, state = optimizer.update({"w": md.tensor([2.0], "a")}, optimizer.init(params), params)
+    >>> params["w"], state["step"]
+    (tensor(float32[a=1], [0.8]), tensor(int32[], 1))
+    """
+
+    def init(params: Any) -> dict[str, Any]:
+        return {"step": _zero()}
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        rate = _rate(learning_rate, state["step"])
+        return _subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
+
+    return Optimizer(init, update)
+
+
+def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = False) -> Optimizer:
+    """Heavy-ball momentum (Polyak, 1964), or Nesterov's: m = g + decay * m; p - learning_rate * m.
+
+    With `nesterov` the step is along g + decay * m (Sutskever et al., 2013, section 3, in terms of the point ahead).
+    """
+
+    def init(params: Any) -> dict[str, Any]:
+        return {"step": _zero(), "m": _zeros_like(params)}
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        rate = _rate(learning_rate, state["step"])
+        m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
+        along = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
+        return _subtract(params, jax.tree.map(lambda d: rate * d, along)), {"step": state["step"] + 1, "m": m}
+
+    return Optimizer(init, update)
+
+
+def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+    """Adam (Kingma and Ba, 2015, algorithm 1), with bias correction; the first step is of size learning_rate.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.adam(0.1)
+    >>> params = {"w": md.tensor([1.0], "a")}
+    >>> params, state = optimizer.update({"w": md.tensor([2.0], "a")}, optimizer.init(params), params)
+    >>> params["w"]
+    tensor(float32[a=1], [0.9])
+    >>> sorted(state)
+    ['m', 'step', 'v']
+    """
+    return adamw(learning_rate, b1, b2, eps, weight_decay=0.0)
+
+
+def adamw(
+    learning_rate: LearningRate,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    decays: Callable[[str], bool] = lambda path: True,
+) -> Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
+
+    The decay, `learning_rate * weight_decay * p`, applies to the parameters whose path `decays` accepts, for
+    example `decays=lambda path: not path.endswith("bias")`.
+    """
+
+    def init(params: Any) -> dict[str, Any]:
+        return {"step": _zero(), "m": _zeros_like(params), "v": _zeros_like(params)}
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        rate = _rate(learning_rate, state["step"])
+        step = state["step"] + 1
+        count = md.cast(step, "float32")
+        correction_1, correction_2 = 1 - b1**count, 1 - b2**count
+        m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
+        v = jax.tree.map(lambda v, g: md.cast(b2 * v + (1 - b2) * (g * g), v.dtype), state["v"], grads)
+
+        def move(path: Any, p: md.Tensor, m: md.Tensor, v: md.Tensor) -> md.Tensor:
+            if weight_decay and decays(jax.tree_util.keystr(path, simple=True, separator="/")):
+                delta = rate * ((m / correction_1) / (md.sqrt(v / correction_2) + eps) + weight_decay * p)
+            else:
+                delta = rate * (m / correction_1) / (md.sqrt(v / correction_2) + eps)
+            return md.cast(p - delta, p.dtype)
+
+        return jax.tree_util.tree_map_with_path(move, params, m, v), {"step": step, "m": m, "v": v}
+
+    return Optimizer(init, update)
+
+
+def _rate(learning_rate: LearningRate, step: md.Tensor) -> Any:
+    return learning_rate(step) if callable(learning_rate) else learning_rate
+
+
+def _subtract(params: Any, deltas: Any) -> Any:
+    return jax.tree.map(lambda p, d: md.cast(p - d, p.dtype), params, deltas)
+
+
+def _zero() -> md.Tensor:
+    return md.cast(0, "int32")
+
+
+def _zeros_like(params: Any) -> Any:
+    return jax.tree.map(lambda p: md.broadcast(md.cast(0, p.dtype), p.dims), params)

@@ -1,0 +1,56 @@
+"""A schedule is a function from the number of updates done (an int32 tensor, 0 at first) to the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import meshdsl as md
+
+__all__ = ["Schedule", "constant", "linear", "rsqrt", "warmup_cosine"]
+
+Schedule = Callable[[md.Tensor], md.Tensor]
+
+
+def constant(value: float) -> Schedule:
+    """The same rate at every step."""
+    return lambda step: md.cast(value, "float32")
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From `start` to `end` in `steps` steps, and `end` ever after.
+
+    >>> import meshdsl as md
+    >>> md.optim.linear(1.0, 0.0, steps=4)(md.tensor(1))
+    tensor(float32[], 0.75)
+    """
+    return lambda step: start + (end - start) * md.minimum(md.cast(step, "float32") / steps, 1.0)
+
+
+def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, start: float = 0.0) -> Schedule:
+    """Linear from `start` to `peak` in `warmup_steps`, then half a cosine down to `end` at step `steps`.
+
+    (Loshchilov and Hutter, 2017, equation 5, one period.) Requires steps > warmup_steps.
+    """
+
+    def rate(step: md.Tensor) -> md.Tensor:
+        count = md.cast(step, "float32")
+        rising = start + (peak - start) * (count / max(1, warmup_steps))
+        done = md.minimum((count - warmup_steps) / (steps - warmup_steps), 1.0)
+        falling = end + (peak - end) * (0.5 * (1 + md.cos(math.pi * done)))
+        return md.where(count < warmup_steps, rising, falling)
+
+    return rate
+
+
+def rsqrt(peak: float, warmup_steps: int) -> Schedule:
+    """Linear to `peak` in `warmup_steps`, then as one over the square root of the step.
+
+    (Vaswani et al., 2017, equation 3, with peak = (d_model * warmup_steps) ** -0.5; the paper counts steps from 1.)
+    """
+
+    def rate(step: md.Tensor) -> md.Tensor:
+        count = md.cast(step + 1, "float32")
+        return peak * md.minimum(count / warmup_steps, md.rsqrt(count / warmup_steps))
+
+    return rate

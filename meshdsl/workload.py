@@ -1,0 +1,81 @@
+"""A workload is all that training or analysing a model needs, as functions of one config.
+
+The command line, the benchmarks and the tests read workloads; a model file makes one for each of its models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import meshdsl as md
+
+__all__ = ["Workload"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data's types, its loss, its optimizer, and layouts worth trying.
+
+    `config` is a frozen dataclass of plain values; the functions take one like it. A batch is a dict of tensors, of
+    the types that `inputs` gives. The model takes a batch; `loss(config)` is a function `(params, batch)` or
+    `(params, batch, key)` that returns a scalar, or a pair of it and a dict of scalar metrics. `layouts` gives, by
+    name, the text of a mesh and of a layout: the only place where a model file mentions mesh axes.
+    """
+
+    name: str
+    config: Any
+    model: Callable[[Any], md.Model]
+    inputs: Callable[[Any], dict[str, Any]]
+    loss: Callable[[Any], Callable[..., Any]]
+    optimizer: Callable[[Any], Any]
+    layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def replace(self, **changes: Any) -> Workload:
+        """The workload with other config values.
+
+        Raises `ShapeError` for a name that the config lacks.
+        """
+        known = [f.name for f in dataclasses.fields(self.config)]
+        for name in changes:
+            if name not in known:
+                raise md.ShapeError(f"the config of {self.name} has no {name!r}; there are: {', '.join(known)}")
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
+
+    def init(self, key: md.Tensor) -> tuple[dict[str, md.Tensor], dict[str, Any]]:
+        """The first parameters and optimizer state; a traceable function, to be compiled for a mesh."""
+        params = self.model(self.config).init(key, self.inputs(self.config))
+        return params, self.optimizer(self.config).init(params)
+
+    def specs(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """The types of parameters, optimizer state and batch: arguments for `md.compile(...)` of the train step."""
+        params, state = md.eval_shape(self.init, md.random.key(0))
+        return params, state, self.inputs(self.config)
+
+    def train_step(self) -> Callable[..., Any]:
+        """`step(params, state, batch[, key]) -> (params, state, metrics)`: one update; metrics hold the loss."""
+        loss_of, optimizer = self.loss(self.config), self.optimizer(self.config)
+
+        def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+            result = loss_of(params, *rest)
+            return result if isinstance(result, tuple) else (result, {})
+
+        def train_step(params: Any, state: Any, batch: Any, *key: md.Tensor) -> tuple[Any, Any, dict[str, md.Tensor]]:
+            (loss, metrics), grads = md.value_and_grad(with_metrics, has_aux=True)(params, batch, *key)
+            params, state = optimizer.update(grads, state, params)
+            return params, state, {"loss": loss, **metrics}
+
+        return train_step
+
+    def eval_step(self) -> Callable[..., Any]:
+        """`step(params, batch[, key]) -> metrics`, without an update."""
+        loss_of = self.loss(self.config)
+
+        def eval_step(params: Any, batch: Any, *key: md.Tensor) -> dict[str, md.Tensor]:
+            result = loss_of(params, batch, *key)
+            loss, metrics = result if isinstance(result, tuple) else (result, {})
+            return {"loss": loss, **metrics}
+
+        return eval_step

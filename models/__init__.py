@@ -1,0 +1,1 @@
+"""Models written in the language; each module offers workloads for the command line."""
