@@ -18,7 +18,7 @@ import numpy as np
 from .dims import Dim, Shape, check_shape, show
 from .errors import InternalError, Where
 
-__all__ = ["Eqn", "Graph", "Op", "Type", "Var", "cse", "dce", "format_graph", "verify", "walk"]
+__all__ = ["Eqn", "Graph", "Labels", "Op", "Type", "Var", "cse", "dce", "format_graph", "verify", "walk"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,23 @@ class Var:
 
 
 Params = Mapping[str, Any]
+Names = Mapping[str, "str | None"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Which dims of the operands and results of one operation are split together: those with equal labels.
+
+    A dim whose label is None must be whole. A label in `exact` can be split only where every dim that has it divides
+    without padding. A label in `fresh` takes the layout's axes whatever the operand brings; one in `mapped` does so
+    when the layout has a rule for it.
+    """
+
+    ins: tuple[Names, ...]
+    outs: tuple[Names, ...]
+    exact: frozenset[str] = frozenset()
+    fresh: frozenset[str] = frozenset()
+    mapped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +88,12 @@ class Op:
     vjp: Callable[..., Any] | None = None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
     fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
     flops: Callable[..., float] | None = None  # (input sizes, output sizes, **params) on one device; default: outputs
-    linear: str = ""  # "joint": linear in all inputs together; "each": in each input with the others held
+    linear: str = ""  # where a pending sum may pass: "joint" in all inputs together, "each" in any one of them,
+    # "first" or "second" in that one only, "branches" in all but the first, "padded" as joint when the fill is zero
     reduce: str = ""  # how dims that vanish combine over devices: sum, max or min
     blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be whole
     mask: Any = None  # identity that replaces padding of dims that vanish: a number, or "low"/"high" of the dtype
-    rule: Callable[..., Any] | None = None  # a sharding rule of its own; see lowering.rules
+    rule: Callable[..., Labels] | None = None  # (*input types, **params) when equal names are not the rule
     control: bool = False  # its params hold graphs; evaluators and partition treat it by name
     effects: bool = False  # never merged with an equal equation
 
@@ -206,9 +224,14 @@ def verify(graph: Graph, made_by: str) -> Any:
     return graph
 
 
-def format_graph(graph: Graph, show_type: Callable[[Var], str] = lambda v: repr(v.type), title: str = "graph") -> str:
+def format_graph(
+    graph: Graph,
+    show_type: Callable[[Var], str] = lambda v: repr(v.type),
+    title: str = "graph",
+    note: Callable[[Eqn], str] = lambda eqn: eqn.cause,
+) -> str:
     """The text that `print` shows: one equation a line, type after the colon, the user's line after the hash."""
-    lines = list(_lines(graph, {}, show_type, ""))
+    lines = list(_lines(graph, {}, show_type, note, ""))
     width = min(max((len(code) for code, _ in lines), default=0), 118)
     names: dict[Var, str] = {}
     for v in graph.ins:
@@ -219,7 +242,7 @@ def format_graph(graph: Graph, show_type: Callable[[Var], str] = lambda v: repr(
 
 
 def _lines(
-    graph: Graph, names: dict[Var, str], show_type: Callable[[Var], str], indent: str
+    graph: Graph, names: dict[Var, str], show_type: Callable[[Var], str], note: Callable[[Eqn], str], indent: str
 ) -> Iterator[tuple[str, str]]:
     for v in graph.ins:
         names[v] = _name(v, names)
@@ -233,14 +256,14 @@ def _lines(
         ins = " ".join(names[v] for v in eqn.ins)
         params = " ".join(f"{k}={_short(v)}" for k, v in eqn.params.items() if _worth_showing(k, v))
         types = ", ".join(show_type(v) for v in eqn.outs)
-        note = f"{eqn.where}{' (backward)' if eqn.backward else ''}{'  ' + eqn.cause if eqn.cause else ''}"
-        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", note
+        beside = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", beside
         for key, sub in eqn.graphs():
             inner = dict(names)
             for v in sub.ins:
                 inner[v] = _name(v, inner)
             yield f"{indent}    {key}({', '.join(f'{inner[v]}: {show_type(v)}' for v in sub.ins)}):", ""
-            yield from _lines(sub, inner, show_type, indent + "    ")
+            yield from _lines(sub, inner, show_type, note, indent + "    ")
     yield f"{indent}  return {', '.join(names[v] for v in graph.outs)}", ""
 
 

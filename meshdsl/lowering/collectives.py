@@ -185,7 +185,8 @@ class AllReduce:
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.kind]
-        return [reduce(combine, [blocks[p] for p in peers]) for _, peers in _peers(mesh, self.axes)]
+        with np.errstate(all="ignore"):  # NaN, infinities and overflow are data here
+            return [np.asarray(reduce(combine, [blocks[p] for p in peers])) for _, peers in _peers(mesh, self.axes)]
 
 
 @dataclass(frozen=True)

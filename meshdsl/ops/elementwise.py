@@ -119,6 +119,20 @@ def cast(x: Any, dtype: Any) -> Tensor:
     return x if x.dtype == dtype else bind1(_CAST, x, dtype=dtype)
 
 
+def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
+    if x.dtype.itemsize != dtype.itemsize:
+        raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")
+    return Type(x.shape, dtype)
+
+
+_BITCAST = Op("bitcast", type=_bitcast_type, kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype), flops=lambda *_, **__: 0)
+
+
+def bitcast(x: Tensor, dtype: Any) -> Tensor:
+    """The same bits read as another dtype of the same width."""
+    return bind1(_BITCAST, x, dtype=np.dtype(jnp.dtype(dtype)))
+
+
 exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,))
 log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,))
 log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),))
@@ -360,7 +374,7 @@ def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[.
 
 for _name, _function in {
     "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide, "mod": remainder,
-    "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor,
+    "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor, "lshift": left_shift, "rshift": right_shift,
 }.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _operator(_function))
     setattr(Tensor, f"__r{_name}__", _operator(_function, swap=True))

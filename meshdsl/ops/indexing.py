@@ -225,20 +225,36 @@ def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
     return values, index
 
 
+def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    x = trim(c, x, c.ins[0])
+    index = c.xp.argsort(x, axis=axis, stable=True)
+    values = c.xp.take_along_axis(x, index, axis=axis)
+    both = (values, index.astype(np.int32))
+    return tuple(refill(c, y, block) for y, block in zip(both, c.outs, strict=True))
+
+
+_SORT = Op(
+    "sort",
+    type=lambda x, *, over: (x, Type(x.shape, np.dtype(np.int32))),
+    kernel=_sort_kernel,
+    vjp=lambda cts, x, outs, over: _order_vjp(cts, x, outs, over, over),
+    blocked=lambda x, *, over: (over.name,),
+    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
+)
+
+
 def argsort(x: Any, over: DimLike) -> Tensor:
-    """The indices (int32) that put a dim in ascending order; stable."""
+    """The indices (int32) that put a dim in ascending order, NaN last; stable."""
     return _ascending(x, over)[1]
 
 
 def sort(x: Any, over: DimLike) -> Tensor:
-    """The elements of a dim in ascending order."""
+    """The elements of a dim in ascending order, NaN last."""
     return _ascending(x, over)[0]
 
 
 def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
     x = as_tensor(x)
-    dim = located(lambda: find(over, x.dims))
-    values, index = bind(_TOP_K, -x, over=dim, k=dim)
-    return -values, index
-
-
+    values, index = bind(_SORT, x, over=located(lambda: find(over, x.dims)))
+    return values, index

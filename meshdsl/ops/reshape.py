@@ -14,7 +14,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, names, pick, show
 from ..errors import ShapeError
-from ..ir import Op, Type
+from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import broadcast, located
 from .elementwise import promote
@@ -57,8 +57,16 @@ _RENAME = Op(
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
     linear="joint",
     flops=lambda *_, **__: 0,
-    rule=lambda x, *, shape: [({d.name: new.name for d, new in zip(x.shape, shape, strict=True)},), None],
+    rule=lambda x, *, shape: _rename_rule(x, shape),
 )
+
+
+def _rename_rule(x: Type, shape: Shape) -> Labels:
+    """A renamed dim is born in the layout of its new name; the others pass."""
+    new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
+    fresh = frozenset(to for old, to in new.items() if old != to)
+    return Labels((new,), ({d.name: d.name for d in shape},), fresh=fresh)
+
 
 
 def rename(x: Any, **new: str | Dim) -> Tensor:
@@ -142,7 +150,7 @@ def _reshape_type(x: Type, *, shape: Shape) -> Type:
     return Type(shape, x.dtype)
 
 
-def _reshape_rule(x: Type, *, shape: Shape) -> Any:
+def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
     """A dim that stays passes; the first dims of a merge or a split share one label while they divide exactly."""
     ins: dict[str, str | None] = {d.name: None for d in x.shape}
     outs: dict[str, str | None] = {d.name: None for d in shape}
@@ -154,7 +162,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Any:
                 ins[left[0].name] = outs[right[0].name] = right[0].name
                 if (left, right) != (right, left):
                     exact.add(right[0].name)
-    return [(ins,), (outs,), exact]
+    return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(exact))
 
 
 _RESHAPE = Op(

@@ -1,0 +1,169 @@
+"""Loops and branches: their bodies are programs too, with the same collectives available inside.
+
+The sharding of a loop's carry is a fixed point. A carry that starts as zeros and only adds up pending sums stays
+pending, and is reduced once after the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from ..ir import Eqn, Graph, Var, cse, dce
+from ..layouts import Sharding
+from ..trace import FULL
+from .partition import lower, settle
+from .program import Program
+from .scope import Scope
+
+__all__ = ["lower_cond", "lower_scan"]
+
+Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
+
+
+def _given(scope: Scope, v: Var) -> Given:
+    if v in scope.lazy:
+        return scope.lazy[v]
+    whole = scope.whole_version(v)
+    return whole if whole is not None else scope.home[v].whole()
+
+
+def _row(given: Given, inner: Var) -> Given:
+    """What a body sees of one stacked input."""
+    if isinstance(given, Eqn):
+        return dataclasses.replace(given, params={**given.params, "shape": inner.shape})
+    return Sharding.of({d.name: given.axes(d) for d in inner.shape})
+
+
+def _stackable(scope: Scope, v: Var) -> Given:
+    """A stacked input with its first dim whole; only repeated numbers may stay unborn."""
+    given = _given(scope, v)
+    if isinstance(given, Eqn):
+        return given if given.op is FULL else Sharding()
+    return given.with_split(v.shape[0].name, ())
+
+
+def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
+    scope = Scope(outer.setting, body, is_body=True)
+    for v, how in zip(body.ins, given, strict=True):
+        if isinstance(how, Eqn):
+            scope.lazy[v] = dataclasses.replace(how, outs=(v,))
+        else:
+            scope.define(v, how)
+            if how.partial:
+                scope.reasons[v] = ("sum carried by the loop", body.eqns[0].where, True)
+    for eqn in body.eqns:
+        lower(scope, eqn)
+    return scope
+
+
+def _natural(scope: Scope, v: Var) -> Sharding:
+    """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
+    if v in scope.lazy:
+        return Sharding()
+    return scope.whole_version(v) or scope.home[v]
+
+
+def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], where: Eqn) -> Program:
+    body = scope.graph
+    back = dataclasses.replace(where, op="the loop's result")
+    outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, wanted, strict=True))
+    ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, given, strict=True) if isinstance(how, Sharding))
+    # settle() may reorder versions of computed values, never of inputs
+    return dce(cse(Program(ins, tuple(scope.eqns), outs, scope.setting.mesh, scope.setting.extents)))
+
+
+def _sent(program: Program) -> int:
+    return sum(record.wire_bytes * record.count for record in program.collectives)
+
+
+def lower_scan(scope: Scope, eqn: Eqn) -> None:
+    """Find the carry's sharding, build the body once more with it, and add the loop."""
+    body: Graph = eqn.params["body"]
+    consts, carries = eqn.params["consts"], eqn.params["carries"]
+    held = [_given(scope, v) for v in eqn.ins[:consts]]
+    rows = [_stackable(scope, v) for v in eqn.ins[consts + carries :]]
+    inner_rows = [_row(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
+    init = eqn.ins[consts : consts + carries]
+    carry: list[Given] = [_given(scope, v) for v in init]
+
+    def attempt(carry: Sequence[Given]) -> Scope:
+        return _build(scope, body, [*held, *carry, *inner_rows])
+
+    built = attempt(carry)
+    for _ in range(4):
+        after = [_natural(built, v) for v in body.outs[:carries]]
+        settled = [_next(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
+        if settled == carry:
+            break
+        carry = settled
+        built = attempt(carry)
+    else:
+        carry = [(now if isinstance(now, Sharding) else Sharding()).whole() for now in carry]
+        built = attempt(carry)
+    fixed = [now if isinstance(now, Sharding) else Sharding() for now in carry]
+    if any(isinstance(now, Eqn) for now in carry):
+        built = attempt(fixed)
+    if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
+        whole = [s.whole() for s in fixed]
+        other = attempt(whole)
+        given_whole = [*held, *whole, *inner_rows]
+        inside = _finish(other, [*whole, *(_natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
+        given = [*held, *fixed, *inner_rows]
+        pending = _finish(built, [*fixed, *(_natural(built, v) for v in body.outs[carries:])], given, eqn)
+        if _sent(inside) < _sent(pending):
+            built, fixed = other, whole
+    ys = [_natural(built, v) for v in body.outs[carries:]]
+    program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
+    _add_loop(scope, eqn, program, held, fixed, rows, built)
+
+
+def _next(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
+    """The carry's sharding for another try: what came out, unless its start could not be made so for nothing."""
+    if isinstance(now, Eqn):
+        return then if scope.is_zero(init) else then.whole()
+    if now.partial:
+        return now if then == now else now.whole()
+    return then.whole()
+
+
+def _add_loop(
+    scope: Scope,
+    eqn: Eqn,
+    program: Program,
+    held: Sequence[Given],
+    carry: Sequence[Sharding],
+    rows: Sequence[Given],
+    built: Scope,
+) -> None:
+    body: Graph = eqn.params["body"]
+    carries = eqn.params["carries"]
+    ins = [
+        scope.get(v, how, eqn)
+        for v, how in zip(eqn.ins, [*held, *carry, *rows], strict=True)
+        if isinstance(how, Sharding)
+    ]
+    n_held = sum(isinstance(how, Sharding) for how in held)
+    outs = []
+    for i, (v, inner) in enumerate(zip(eqn.outs, program.outs, strict=True)):
+        outs.append(scope.define(v, inner.sharding))
+        if inner.sharding.partial:
+            reason = built.reasons.get(body.outs[i], ("sum carried by the loop", eqn.where, eqn.backward))
+            scope.reasons[v] = reason
+    params = {**eqn.params, "body": program, "consts": n_held, "carries": carries}
+    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
+    for v in eqn.outs[carries:]:
+        if not scope.home[v].partial:
+            settle(scope, v, eqn)
+
+
+def lower_cond(scope: Scope, eqn: Eqn) -> None:
+    """Both branches take the same shardings and give the same; every device takes the same branch."""
+    given: list[Given] = [_given(scope, v) for v in eqn.ins[1:]]
+    yes, no = (_build(scope, eqn.params[key], given) for key in ("yes", "no"))
+    wanted = [_natural(yes, v).whole() for v in eqn.params["yes"].outs]
+    branches = {key: _finish(built, wanted, given, eqn) for key, built in (("yes", yes), ("no", no))}
+    operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
+    ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
+    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, wanted, strict=True))
+    scope.eqns.append(dataclasses.replace(eqn, ins=ins, outs=outs, params={**eqn.params, **branches}))

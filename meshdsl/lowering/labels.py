@@ -1,0 +1,79 @@
+"""Sharding rules come from dim names: dims with equal labels are split together.
+
+The default label of a dim is its name, None where the operation needs the dim whole. A label of operands and
+results passes through; one that vanishes leaves the result partial; one that appears is born in its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import InternalError
+from ..ir import Eqn, Labels, Op
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
+
+__all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
+
+
+def labels_of(eqn: Eqn) -> Labels:
+    """The labels of one operation's dims."""
+    op: Op = eqn.op
+    types = [v.type for v in eqn.ins]
+    if op.rule is not None:
+        return op.rule(*types, **eqn.params)
+    blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
+
+    def default(var_shape: Sequence[object]) -> dict[str, str | None]:
+        return {d.name: None if d.name in blocked else d.name for d in var_shape}  # type: ignore[attr-defined]
+
+    return Labels(tuple(default(v.shape) for v in eqn.ins), tuple(default(v.shape) for v in eqn.outs))
+
+
+def vanishing(labels: Labels) -> tuple[str, ...]:
+    """Labels of operands that no result has, in order."""
+    kept = {label for names in labels.outs for label in names.values()}
+    gone = [label for names in labels.ins for label in names.values() if label is not None and label not in kept]
+    return tuple(dict.fromkeys(gone))
+
+
+def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
+    """The sharding of one operand or result under axes assigned to labels."""
+    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
+
+
+def out_shardings(eqn: Eqn) -> list[Sharding | None]:
+    """What an operation's rule infers from its operands' shardings; a born dim keeps what is stored.
+
+    Raises `InternalError` when operands disagree on a label.
+    """
+    if not eqn.ins:
+        return [None] * len(eqn.outs)
+    if eqn.op.name in ("prefer", "shard"):
+        return [v.sharding for v in eqn.ins]
+    labels = labels_of(eqn)
+    assigned: dict[str, Axes] = {}
+    pending: set[str] = set()
+    kinds: set[str] = set()
+    for var, names in zip(eqn.ins, labels.ins, strict=True):
+        for dim, label in names.items():
+            axes = var.sharding.axes(dim)
+            if label is None and axes:
+                raise InternalError(f"{eqn.op} at {eqn.where} needs dim {dim!r} whole, it is split over {axes}")
+            if label is not None and assigned.setdefault(label, axes) != axes:
+                raise InternalError(
+                    f"{eqn.op} at {eqn.where}: dim {dim!r} is split over {axes}, elsewhere over {assigned[label]}"
+                )
+        pending.update(var.sharding.partial)
+        kinds.update({var.sharding.kind} if var.sharding.partial else ())
+    gone = [axis for label in vanishing(labels) for axis in assigned[label]]
+    if gone:
+        kinds.add(eqn.op.reduce)
+    if len(kinds) > 1 or "" in kinds:
+        raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
+    results: list[Sharding | None] = []
+    for var, names in zip(eqn.outs, labels.outs, strict=True):
+        born = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
+        split = apply(names, {**born, **assigned})
+        results.append(Sharding.of(dict(split.split), {*pending, *gone}, next(iter(kinds), "sum")))
+    return results

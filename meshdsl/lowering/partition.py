@@ -1,0 +1,334 @@
+"""Graph + mesh + layout -> program: every value gets a sharding, every change of sharding a collective.
+
+An operation takes its operands in one common assignment of axes to labels (`choose`), pending sums pass through
+linear operations while that pays (`demand`), and what is missing is made by the cheapest plan (`planner`). The
+problems of a layout are collected while going on, and raised together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ..dims import show
+from ..errors import LayoutError, Where
+from ..ir import Eqn, Graph, Op, Var, cse, dce, verify, walk
+from ..layouts import Extents, Layout, Mesh, Sharding
+from ..layouts.sharding import Axes
+from ..trace import FULL
+from .choose import Claims, Conflict, choose
+from .demand import may_stay_pending
+from .labels import Labels, apply, labels_of, vanishing
+from .program import Program, check
+from .scope import Scope, Setting
+
+__all__ = ["lower", "partition"]
+
+
+def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] | None = None) -> Program:
+    """The program that one device of the mesh runs.
+
+    Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
+    the results. Raises one `LayoutError` with every problem of the layout.
+    """
+    names = {v.name: v.shape for v in graph.ins}
+    dims = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
+    dims |= {d.name for v in graph.ins for d in v.shape}
+    problems = layout.problems(mesh, dims, names)
+    problems += _shard_problems(graph, mesh)
+    if problems:
+        raise LayoutError(_all(problems, mesh, layout))
+    layout = layout.on(mesh)
+    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph))
+    scope = Scope(setting, graph)
+    ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
+    for eqn in graph.eqns:
+        lower(scope, eqn)
+    outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
+    if setting.problems:
+        raise LayoutError(_all(list(setting.problems), mesh, layout))
+    program = Program(ins, tuple(scope.eqns), outs, mesh, setting.extents)
+    return check(verify(dce(cse(program)), "partition"), "partition")
+
+
+def _all(problems: Sequence[str], mesh: Mesh, layout: Layout) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} problems with the layout '{layout}' on the mesh '{mesh}'\n\n" + "\n\n".join(problems)
+
+
+def _shard_problems(graph: Graph, mesh: Mesh) -> list[str]:
+    found = []
+    for eqn, _ in walk(graph):
+        if str(eqn.op) == "shard":
+            axes = [axis for _, cut in eqn.params["split"] for axis in cut]
+            found += [
+                f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n  at {eqn.where}  {eqn.where.source()}"
+                for axis in axes
+                if axis not in mesh.axes
+            ]
+            found += [
+                f"md.shard uses the axis {axis!r} twice in one tensor\n  at {eqn.where}  {eqn.where.source()}"
+                for axis in dict.fromkeys(axes)
+                if axes.count(axis) > 1
+            ]
+    return found
+
+
+def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
+    """Every dim is stored as a multiple of all the axes that cut it anywhere."""
+    axes: dict[str, set[str]] = {}
+    for rules in (layout.rules, *layout.overrides.values()):
+        for dim, cut in rules.items():
+            axes.setdefault(dim, set()).update(cut)
+    for eqn, _ in walk(graph):
+        if str(eqn.op) == "shard":
+            for dim, cut in eqn.params["split"]:
+                axes.setdefault(dim, set()).update(cut)
+    return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
+
+
+def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
+    """The dims that win in each value: what `md.prefer` says of it, or of what elementwise operations make of it."""
+    found: dict[Var, tuple[str, ...]] = {}
+    for eqn, _ in walk(graph):
+        for _, sub in eqn.graphs():
+            found.update(preferences(sub))
+    for eqn in reversed(graph.eqns):
+        if str(eqn.op) == "prefer":
+            found.setdefault(eqn.ins[0], eqn.params["names"])
+        elif eqn.op.rule is None and eqn.op.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+            for v in eqn.ins:
+                if set(v.shape) == set(eqn.outs[0].shape):
+                    found.setdefault(v, found[eqn.outs[0]])
+    return found
+
+
+def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
+    claims = Claims()
+    for d in v.shape:
+        claims.add(d.name, rules.get(d.name, ()))
+    hint = scope.setting.hints.get(v, ())
+    first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
+    for conflict in claims.contested():
+        if not {conflict.first, conflict.second} & set(hint):
+            _report(scope, conflict, v.name or "an input", v, first_use)
+    return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
+
+
+def _output(scope: Scope, v: Var, path: str) -> Var:
+    """A result lies as the layout says, or, where that is contested, as it was computed."""
+    wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
+    used = [axis for axes in wanted.values() for axis in axes]
+    home = scope.home.get(v, Sharding()).whole()
+    target = Sharding.of(wanted) if len(used) == len(set(used)) else home
+    return scope.get(v, target, Eqn("the result", (), (), {}, _made_at(scope, v)))
+
+
+def _made_at(scope: Scope, v: Var) -> Where:
+    return next((eqn.where for eqn in scope.graph.eqns if v in eqn.outs), Where("", 0))
+
+
+def _report(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
+    mesh, rules = scope.setting.mesh, scope.setting.layout.rules
+    used = {axis for d in v.shape for axis in rules.get(d.name, ())}
+    free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
+    way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
+    line = f"\n  at {where}  {where.source()}" if where is not None else ""
+    scope.setting.problems.setdefault(
+        f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
+        f"  {what} has shape {show(v.shape)}; {conflict.first} and {conflict.second} both go to {conflict.axis!r}, "
+        f"and a tensor can use an axis once\n"
+        f"  prefer one of them with md.prefer(x, {conflict.second!r}), or {way_out}{line}".rstrip()
+    )
+
+
+def lower(scope: Scope, eqn: Eqn) -> None:
+    """Add one graph equation to the program being built."""
+    op: Op = eqn.op
+    if op.control:
+        from .control import lower_cond, lower_scan
+
+        (lower_scan if op.name == "scan" else lower_cond)(scope, eqn)
+    elif not eqn.ins:
+        scope.lazy[eqn.outs[0]] = eqn
+    elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
+        born = scope.lazy[eqn.ins[0]]
+        params = {**born.params, "shape": eqn.outs[0].shape}
+        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif op.name in ("prefer", "shard"):
+        _place(scope, eqn)
+    else:
+        _operate(scope, eqn)
+
+
+def _place(scope: Scope, eqn: Eqn) -> None:
+    (v,), (out,) = eqn.ins, eqn.outs
+    if v in scope.lazy:
+        scope.lazy[out] = scope.lazy[v]
+        return
+    home = scope.home[v]
+    if eqn.op.name == "shard":
+        sizes = scope.setting.mesh.axes
+        target = Sharding.of({d: [a for a in axes if sizes[a] > 1] for d, axes in eqn.params["split"]})
+    else:
+        whole = scope.whole_version(v) or home.whole()
+        wins = {d: scope.setting.layout.axes(d) for d in eqn.params["names"]}
+        split: dict[str, Axes] = {}
+        for d, axes in (*wins.items(), *((d, axes) for d, axes in whole.split if d not in wins)):
+            used = {axis for cut in split.values() for axis in cut}
+            split[d] = tuple(axis for axis in axes if axis not in used)
+        target = Sharding.of(split)
+    pending = home.partial and eqn.op.name == "prefer" and scope.demand.waits(v)
+    if pending and not set(home.partial) & set(target.split_axes) and scope.whole_version(v) is None:
+        target = Sharding.of(dict(target.split), home.partial, home.kind)
+    x = scope.get(v, target, eqn)
+    scope.versions[out] = [x]
+    scope.home[out] = x.sharding
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+
+
+def _pending(scope: Scope, eqn: Eqn) -> Axes:
+    """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
+    op: Op = eqn.op
+    waiting = [
+        v
+        for v in dict.fromkeys(eqn.ins)
+        if scope.home.get(v, Sharding()).partial and scope.home[v].kind == "sum" and scope.whole_version(v) is None
+    ]
+    if not waiting or not all(may_stay_pending(eqn, v) and scope.demand.waits(v) for v in waiting):
+        return ()
+    axes = scope.home[waiting[0]].partial
+    if any(scope.home[v].partial != axes for v in waiting):
+        return ()
+    others = [v for v in eqn.ins if v not in waiting]
+    if op.linear in ("joint", "padded") and not all(scope.is_zero(v) for v in others):
+        return ()
+    if op.linear == "branches" and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
+        return ()
+    if op.linear in ("each", "first", "second") and len(waiting) > 1:
+        return ()
+    split = {axis for v in others if v in scope.home for axis in scope.home[v].split_axes + scope.home[v].partial}
+    return () if split & set(axes) else axes
+
+
+def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
+    """What operands bring, what born and renamed dims want, less what cannot be had."""
+    layout, claims = scope.setting.layout, Claims()
+    fresh = labels.fresh | {label for label in labels.mapped if label in layout.rules}
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        if v in scope.lazy:
+            continue
+        home = scope.home[v]
+        brought = home if home.partial and pending else scope.whole_version(v) or home
+        for d, label in names.items():
+            if label is not None and label not in fresh:
+                claims.add(label, brought.axes(d))
+        if brought.partial and not pending:  # once the sum is finished, its axes may split a dim the layout wants split
+            for d, label in names.items():
+                axes = layout.axes(d)
+                if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
+                    claims.add(label, axes)
+    known = set(claims.options) - fresh
+    for names in labels.outs:
+        for d, label in names.items():
+            if label is not None and label not in known:
+                claims.add(label, layout.axes(d))
+    for label in labels.exact:
+        claims.options[label] = [axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)]
+    return claims.without(frozenset(pending))
+
+
+def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
+    n = scope.setting.mesh.count(axes)
+    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
+    return all(
+        d.size % n == 0 and not scope.setting.extents.is_padded(d)
+        for v, names in pairs
+        for d in v.shape
+        if names[d.name] == label
+    )
+
+
+def _operate(scope: Scope, eqn: Eqn) -> None:
+    setting, labels = scope.setting, labels_of(eqn)
+    pending = _pending(scope, eqn)
+    claims = _claims(scope, eqn, labels, pending)
+    preferred = _settle_conflicts(scope, eqn, labels, claims)
+    gone = vanishing(labels)
+
+    def demanded(v: Var, names: Mapping[str, str | None], assigned: Mapping[str, Axes]) -> Sharding:
+        keeps = pending and (scope.is_zero(v) or scope.home.get(v, Sharding()).partial == pending)
+        return apply(names, assigned, pending if keeps else ())
+
+    def price(assigned: Mapping[str, Axes]) -> float:
+        sent = sum(scope.price(v, demanded(v, n, assigned)) for v, n in zip(eqn.ins, labels.ins, strict=True))
+        n = setting.mesh.count([axis for label in gone for axis in assigned.get(label, ())])
+        for v, names in zip(eqn.outs, labels.outs, strict=True):
+            local = setting.extents.local_shape(v.shape, apply(names, assigned), setting.mesh)
+            sent += 2 * (n - 1) / n * v.dtype.itemsize * _product(local)
+        return sent
+
+    assigned = choose(claims, preferred, price)
+    ins = []
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        x = scope.get(v, demanded(v, names, assigned), eqn)
+        if eqn.op.mask is not None:
+            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone), eqn.op.mask, eqn)
+        ins.append(x)
+    summed = [axis for label in gone for axis in assigned.get(label, ())]
+    outs = []
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        split = apply(names, assigned)
+        kind = eqn.op.reduce if summed else "sum"
+        outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
+        if summed:
+            over = ", ".join(repr(label) for label in gone if assigned.get(label))
+            scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
+        elif pending:
+            scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
+    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        if None in names.values() and not scope.home[v].partial:
+            settle(scope, v, eqn)
+
+
+def settle(scope: Scope, v: Var, eqn: Eqn) -> None:
+    """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
+    home = scope.home[v]
+    split = dict(home.split)
+    for d in v.shape:
+        axes = scope.setting.layout.axes(d.name)
+        if d.name not in split and not any(axis in cut for cut in split.values() for axis in axes):
+            split[d.name] = axes
+    target = Sharding.of(split)
+    if target != home:
+        scope.get(v, target, eqn)
+        scope.home[v] = target
+        made = scope.versions[v]
+        scope.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
+
+
+def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
+    """Labels that win by `md.prefer`; conflicts that nobody has decided are reported."""
+    hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
+    preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
+    for conflict in claims.contested():
+        pair = {conflict.first, conflict.second}
+        tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
+        alike = any(pair <= set(names.values()) for names in labels.ins)
+        if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
+            by_label = {label: d for names in labels.outs for d, label in names.items()}
+            named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
+            _report(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
+    return preferred
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for n in sizes:
+        total *= n
+    return total
+
+

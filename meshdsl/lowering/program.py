@@ -1,0 +1,139 @@
+"""A `Program` is one device's view: every value has a sharding, and collectives are equations among the others.
+
+It is the only description of what a device does. Running it, simulating it, costing it and printing it are readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import InternalError, Where
+from ..ir import Eqn, Graph, Op, Var, format_graph, walk
+from ..layouts import Extents, Mesh
+from .collectives import Collective
+from .labels import out_shardings
+
+__all__ = ["CollectiveRecord", "Program", "check", "show_bytes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Program(Graph):
+    """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and causes."""
+
+    mesh: Mesh = field(default_factory=Mesh)
+    extents: Extents = field(default_factory=Extents)
+
+    def __str__(self) -> str:
+        return format_graph(self, self.show, f"program on {self.mesh or 'one device'}", self.note)
+
+    def show(self, var: Var) -> str:
+        """A value's dtype, local sizes, and the axes that split each dim."""
+        sizes = self.local_shape(var)
+        dims = []
+        for dim, n in zip(var.shape, sizes, strict=True):
+            axes = var.sharding.axes(dim)
+            dims.append(f"{dim.name}={n}{'/' + '/'.join(axes) if axes else ''}")
+        pending = f" {var.sharding.kind} over {','.join(var.sharding.partial)}" if var.sharding.partial else ""
+        return f"{var.dtype.name}[{' '.join(dims)}]{pending}"
+
+    def note(self, eqn: Eqn) -> str:
+        """What is printed beside a collective: its bytes and its cause."""
+        if isinstance(eqn.op, Op):
+            return ""
+        record = self.record(eqn, 1)
+        return f"{show_bytes(record.bytes)}  {record.cause}"
+
+    def local_shape(self, var: Var) -> tuple[int, ...]:
+        """The stored sizes of a value on one device."""
+        return self.extents.local_shape(var.shape, var.sharding, self.mesh)
+
+    def local_bytes(self, var: Var) -> int:
+        """The stored bytes of a value on one device."""
+        return int(np.prod(self.local_shape(var), dtype=object)) * var.dtype.itemsize
+
+    @property
+    def collectives(self) -> tuple[CollectiveRecord, ...]:
+        """Every collective that sends something, in program order, those in loop bodies with their trips."""
+        return tuple(self._records())
+
+    def _records(self) -> Iterator[CollectiveRecord]:
+        for eqn, trips in walk(self):
+            if not isinstance(eqn.op, Op) and eqn.op.name != "slice":
+                yield self.record(eqn, trips)
+
+    def record(self, eqn: Eqn, trips: int) -> CollectiveRecord:
+        """What one collective costs."""
+        (x,), (y,) = eqn.ins, eqn.outs
+        wire = eqn.op.wire_dtype(x.dtype)
+        scale = wire.itemsize / x.dtype.itemsize
+        return CollectiveRecord(
+            kind=eqn.op.name,
+            axes=eqn.op.axes,
+            dtype=wire,
+            bytes=int(max(self.local_bytes(x), self.local_bytes(y)) * scale),
+            wire_bytes=eqn.op.bytes_sent(int(self.local_bytes(x) * scale), self.mesh),
+            count=trips,
+            shape=self.local_shape(x),
+            name=x.name or y.name,
+            where=eqn.where,
+            cause=eqn.cause,
+            backward=eqn.backward,
+            op=eqn.op,
+        )
+
+
+@dataclass(frozen=True)
+class CollectiveRecord:
+    """One collective of a program; sizes are of one device and one trip."""
+
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute
+    axes: tuple[str, ...]
+    dtype: np.dtype  # on the wire
+    bytes: int  # the larger of one device's operand and result
+    wire_bytes: int  # sent by one device around a ring
+    count: int  # trips of the loops around it
+    shape: tuple[int, ...]  # of the operand
+    name: str  # the tensor, where it has a name
+    where: Where
+    cause: str
+    backward: bool
+    op: Collective
+
+    def __str__(self) -> str:
+        times = f" x{self.count}" if self.count != 1 else ""
+        return f"{self.op} {self.dtype.name}{list(self.shape)} {show_bytes(self.bytes)}{times}  # {self.where} {self.cause}"
+
+
+def show_bytes(n: float) -> str:
+    """Bytes for people, in powers of ten.
+
+    >>> show_bytes(2_097_152)
+    '2.10 MB'
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(n) >= size:
+            return f"{n / size:.3g} {unit}" if n / size >= 100 else f"{n / size:.2f} {unit}"
+    return f"{n:.0f} B"
+
+
+def check(program: Program, made_by: str) -> Program:
+    """The program itself; raises `InternalError` when a stored sharding is not what the operation's rule infers."""
+    for eqn, _ in walk(program):
+        if isinstance(eqn.op, Op):
+            if eqn.op.control:
+                continue
+            inferred = out_shardings(eqn)
+        else:
+            inferred = [eqn.op.step(eqn.ins[0].sharding, program.mesh)]
+        for var, sharding in zip(eqn.outs, inferred, strict=True):
+            if sharding is not None and sharding != var.sharding:
+                raise InternalError(
+                    f"{made_by}: {eqn.op} at {eqn.where} stores {var.sharding}, its rule infers {sharding} "
+                    f"from {[v.sharding for v in eqn.ins]}"
+                )
+        for var in eqn.outs:
+            program.local_shape(var)
+    return program

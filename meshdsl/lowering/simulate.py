@@ -1,0 +1,152 @@
+"""Every device of a program, in NumPy: the oracle.
+
+It shares the kernels with `emit`, evaluated by NumPy, and nothing else: collectives run by their definition on the
+list of all devices' blocks. `poison` fills padding with NaN (or a large integer), so that padding that leaks is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local, NumPy
+from ..errors import InternalError, ShapeError
+from ..ir import Eqn, Op, Var
+from ..layouts import Mesh
+from .emit import block
+from .program import Program
+
+__all__ = ["lay_out", "read_back", "simulate"]
+
+Blocks = list[np.ndarray]  # one per device, row-major over the mesh
+
+
+def coordinates(mesh: Mesh) -> list[dict[str, int]]:
+    """Every device's place along every axis, in row-major order."""
+    sizes = tuple(mesh.axes.values())
+    return [dict(zip(mesh.axes, map(int, np.unravel_index(i, sizes)), strict=True)) for i in range(mesh.size)]
+
+
+def place(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
+    """A device's row-major place along these axes."""
+    index = 0
+    for axis in axes:
+        index = index * mesh.axes[axis] + at[axis]
+    return index
+
+
+def poison(dtype: np.dtype) -> Any:
+    """What padding is filled with."""
+    if jnp.issubdtype(dtype, np.inexact):
+        return np.nan
+    return True if dtype == np.dtype(bool) else np.iinfo(dtype).max // 3
+
+
+def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
+    """Every device's block of a global array, padding poisoned."""
+    pads = [(0, program.extents.padded(d) - d.size) for d in v.shape]
+    stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
+    blocks = []
+    for at in coordinates(program.mesh):
+        cut = []
+        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+            start = place(program.mesh, at, v.sharding.axes(d)) * size
+            cut.append(slice(start, start + size))
+        blocks.append(np.array(stored[tuple(cut)]))
+    return blocks
+
+
+def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
+    """The global array, without padding; raises `InternalError` when devices that should agree do not."""
+    stored = np.zeros(program.extents.global_shape(v.shape), v.dtype)
+    written = np.zeros(stored.shape, bool)
+    real = tuple(slice(0, d.size) for d in v.shape)
+    for at, x in zip(coordinates(program.mesh), blocks, strict=True):
+        cut = []
+        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+            start = place(program.mesh, at, v.sharding.axes(d)) * size
+            cut.append(slice(start, start + size))
+        cut = tuple(cut)
+        inside = np.zeros(stored.shape, bool)
+        inside[real] = True
+        again = written[cut] & inside[cut]
+        if not _same(stored[cut][again], x[again]):
+            raise InternalError(f"devices disagree on {v} at {at}")
+        stored[cut] = x
+        written[cut] = True
+    return stored[real]
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes() or bool(np.all((a == b) | ((a != a) & (b != b))))
+
+
+def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
+    """The program's results, in order, from its inputs in order (tensors or arrays, flat, undivided).
+
+    Raises `ShapeError` when the number or the shapes of inputs do not fit, `InternalError` when devices that
+    should hold the same values do not.
+    """
+    values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
+    wanted = [tuple(d.size for d in v.shape) for v in program.ins]
+    if [x.shape for x in values] != wanted:
+        raise ShapeError(f"the program takes inputs of shapes {wanted}, got {[x.shape for x in values]}")
+    with np.errstate(all="ignore"):
+        ins = [lay_out(program, v, x.astype(v.dtype)) for v, x in zip(program.ins, values, strict=True)]
+        outs = _run(program, ins)
+    return [read_back(program, v, x) for v, x in zip(program.outs, outs, strict=True)]
+
+
+def _run(program: Program, ins: Sequence[Blocks]) -> list[Blocks]:
+    env: dict[Var, Blocks] = dict(zip(program.ins, ins, strict=True))
+    for eqn in program.eqns:
+        xs = [env[v] for v in eqn.ins]
+        if not isinstance(eqn.op, Op):
+            (source,) = eqn.ins
+            results = [eqn.op.simulate(xs[0], source.shape, source.sharding, program.mesh)]
+        elif eqn.op.name == "scan":
+            results = _scan(program, eqn, xs)
+        elif eqn.op.name == "cond":
+            taken = {bool(x) for x in xs[0]}
+            if len(taken) != 1:
+                raise InternalError(f"devices take different branches of cond at {eqn.where}")
+            results = _run(eqn.params["yes" if taken.pop() else "no"], xs[1:])
+        else:
+            results = _kernel(program, eqn, xs)
+        for v, blocks in zip(eqn.outs, results, strict=True):
+            shapes = {x.shape for x in blocks}
+            if shapes != {program.local_shape(v)}:
+                raise InternalError(f"{eqn.op} at {eqn.where} made blocks {shapes}, stored as {program.local_shape(v)}")
+        env.update(zip(eqn.outs, results, strict=True))
+    return [env[v] for v in program.outs]
+
+
+def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
+    ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
+    results: list[Blocks] = [[] for _ in eqn.outs]
+    for i, at in enumerate(coordinates(program.mesh)):
+        local = Local(NumPy, ins, outs, index=lambda axes, at=at: place(program.mesh, at, axes), count=program.mesh.count)
+        made = eqn.op.kernel(local, *(x[i] for x in xs), **eqn.params)
+        made = made if isinstance(made, tuple | list) else (made,)
+        for blocks, y, v in zip(results, made, eqn.outs, strict=True):
+            blocks.append(np.asarray(y, v.dtype))
+    return results
+
+
+def _scan(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
+    body: Program = eqn.params["body"]
+    held, n = eqn.params["consts"], eqn.params["carries"]
+    carry, rows = list(xs[held : held + n]), xs[held + n :]
+    steps = range(eqn.params["trips"])
+    made: dict[int, list[Blocks]] = {}
+    for t in reversed(steps) if eqn.params["reverse"] else steps:
+        outs = _run(body, [*xs[:held], *carry, *([x[t] for x in blocks] for blocks in rows)])
+        carry, made[t] = outs[:n], outs[n:]
+    ys = []
+    for k, v in enumerate(eqn.outs[n:]):
+        empty = np.zeros(program.local_shape(v), v.dtype)
+        ys.append([np.stack([made[t][k][i] for t in steps]) if made else empty for i in range(program.mesh.size)])
+    return [*carry, *ys]

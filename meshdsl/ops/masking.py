@@ -1,0 +1,37 @@
+"""The one operation that only lowering makes: padding replaced by the identity of what follows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local
+from ..dims import Shape
+from ..ir import Op
+
+__all__ = ["MASK", "identity"]
+
+
+def identity(fill: Any, dtype: np.dtype) -> Any:
+    """The number that `Op.mask` names: "low" and "high" are the extremes of the dtype."""
+    if fill not in ("low", "high"):
+        return fill
+    if dtype == np.dtype(bool):
+        return fill == "high"
+    if jnp.issubdtype(dtype, jnp.floating):
+        return -math.inf if fill == "low" else math.inf
+    info = np.iinfo(dtype)
+    return info.min if fill == "low" else info.max
+
+
+def _mask_kernel(c: Local, x: Any, *, over: Shape, fill: Any) -> Any:
+    block = c.ins[0]
+    for dim in over:
+        x = c.xp.where(c.positions(block, dim) < dim.size, x, c.xp.asarray(fill, x.dtype))
+    return x
+
+
+MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear="joint")

@@ -1,0 +1,350 @@
+"""Random numbers are a function of the key and of the element's place in the whole tensor, so no layout changes them.
+
+The bits of element i, counted in row-major order of the dims as given, are Threefry-2x32 of the key and i (Salmon et
+al., "Parallel random numbers: as easy as 1, 2, 3", 2011). A device draws its own part from its own offsets. All
+numbers equal those of `jax.random` with `jax.random.key(seed)`, bit for bit, for the same sizes and dtype. A key is
+an ordinary uint32 tensor with the one dim key_word=2: pass it, stack it, scan over it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Block, Local
+from ..dims import Dim, DimLike, DimsLike, Shape, find, pick, size_of
+from ..errors import ShapeError, at, caller
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind1, current, tensor
+from .contraction import located
+from .elementwise import bitcast, cast, erf_inv, kind, log, maximum, minimum, where
+from .indexing import argsort, iota, take
+from .reshape import refill, stack, transpose, unstack
+
+__all__ = [
+    "bernoulli", "bits", "fold_in", "gumbel", "key", "normal", "permutation", "randint", "split", "truncated_normal",
+    "uniform",
+]  # fmt: skip
+
+WORD = Dim("key_word", 2)
+_LOW_32 = 0xFFFFFFFF
+_LOW_16 = np.uint32(0xFFFF)
+_UNSIGNED = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+    """Threefry-2x32 with 20 rounds, on uint32 arrays of any library; sums wrap around."""
+    ks = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
+    x0, x1 = x0 + k0, x1 + k1
+    for i in range(5):
+        for by in _ROTATIONS[i % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << np.uint32(by)) | (x1 >> np.uint32(32 - by))) ^ x0
+        x0, x1 = x0 + ks[(i + 1) % 3], x1 + ks[(i + 2) % 3] + np.uint32(i + 1)
+    return x0, x1
+
+
+def _times(p: Any, stride: int) -> tuple[Any, Any]:
+    """The high and low words of a uint32 array times a 64-bit number, exact: long multiplication in 16-bit digits."""
+    s0, s1 = np.uint32(stride & 0xFFFF), np.uint32(stride >> 16 & 0xFFFF)
+    p0, p1 = p & _LOW_16, p >> np.uint32(16)
+    middle = p1 * s0 + (p0 * s0 >> np.uint32(16))
+    carry = p0 * s1 + (middle & _LOW_16)
+    high = p1 * s1 + (middle >> np.uint32(16)) + (carry >> np.uint32(16)) + p * np.uint32(stride >> 32 & _LOW_32)
+    return high, p * np.uint32(stride & _LOW_32)
+
+
+def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
+    """The row-major place of each element of a block in the whole tensor, in two words, without 64-bit integers."""
+    high = low = c.xp.zeros((1,), np.uint32)
+    narrow = size_of(block.shape) <= 1 << 32
+    for i, dim in enumerate(block.shape):
+        stride = size_of(block.shape[i + 1 :])
+        place = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
+        place = place.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
+        if narrow:
+            low = low + place * np.uint32(stride & _LOW_32)
+            continue
+        more_high, more_low = _times(place, stride)
+        low = low + more_low
+        high = high + more_high + (low < more_low).astype(np.uint32)
+    return high, low
+
+
+def _words(c: Local, key: Any, high: Any, low: Any) -> tuple[Any, Any]:
+    return c.xp.outline(threefry)(key[0:1], key[1:2], high, low)  # one-element arrays: NumPy's scalars warn of overflow
+
+
+def _check_key(key: Type) -> None:
+    if key.shape != (WORD,) or key.dtype != np.uint32:
+        raise ShapeError(f"a random key is a uint32[{WORD}] tensor, got {key}\n  make one with md.random.key(seed)")
+
+
+def _bits_type(key: Type, *, shape: Shape, dtype: np.dtype) -> Type:
+    _check_key(key)
+    if dtype.name not in _UNSIGNED.values():
+        raise ShapeError(f"random bits are {', '.join(_UNSIGNED.values())}, not {dtype.name}")
+    return Type(shape, dtype)
+
+
+def _bits_kernel(c: Local, key: Any, *, shape: Shape, dtype: np.dtype) -> Any:
+    a, b = _words(c, key, *_element_index(c, c.outs[0]))
+    if dtype.itemsize == 8:
+        word = (a.astype(dtype) << np.uint64(32)) | b.astype(dtype)
+    else:
+        word = (a ^ b).astype(dtype)
+    return word.reshape(c.outs[0].sizes)
+
+
+_BITS = Op(
+    "bits",
+    type=_bits_type,
+    kernel=_bits_kernel,
+    blocked=lambda key, **_: (WORD.name,),
+    flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations of 20 rounds and 5 key injections
+)
+
+
+def _fold_in_type(key: Type, i: Type) -> Type:
+    _check_key(key)
+    if i.dtype != np.uint32:
+        raise ShapeError(f"what is folded into a random key is an integer, got {i}")
+    return Type((*i.shape, WORD), np.dtype(np.uint32))
+
+
+def _fold_in_kernel(c: Local, key: Any, i: Any) -> Any:
+    a, b = _words(c, key, c.xp.zeros((1,), np.uint32), i.reshape(-1))
+    words = c.xp.stack([a, b], -1)
+    return refill(c, words.reshape((*c.outs[0].sizes[:-1], 2)), c.outs[0])
+
+
+_FOLD_IN = Op(
+    "fold_in",
+    type=_fold_in_type,
+    kernel=_fold_in_kernel,
+    blocked=lambda key, i: (WORD.name,),
+    flops=lambda ins, outs, **_: 60.0 * math.prod(outs[0]),
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tuple[tuple[str, Any], ...]) -> Any:
+    def run(*arrays: Any) -> Any:
+        return function(*(Tensor(k.shape, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True)), **dict(options))
+
+    return jax.jit(lambda *arrays: run(*arrays).stored)
+
+
+def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: Any, name: str) -> Tensor:
+    """`function(*ins, shape=, dtype=)`; outside a trace as one compiled program.
+
+    XLA rounds once where it fuses a product and a sum, so operations run one at a time would differ from `jax.random`
+    (and from the same function under `md.compile`) in the last bit.
+    """
+    dtype = located(lambda: _float(name, dtype))
+    if current() is not None or any(x._trace is not None for x in ins):
+        return function(*ins, shape=shape, dtype=dtype)
+    options = (("dtype", dtype), ("shape", shape))
+    return Tensor(shape, dtype, array=_fused(function, tuple(x.type for x in ins), options)(*(x.array for x in ins)))
+
+
+def _float(name: str, dtype: Any) -> np.dtype:
+    return _known(name, dtype, "f", "floats")
+
+
+def _known(name: str, dtype: Any, wanted: str, words: str) -> np.dtype:
+    """A dtype of the wanted kind that this process can store."""
+    dtype = np.dtype(jnp.dtype(dtype))
+    if kind(dtype) != wanted:
+        raise ShapeError(f"md.random.{name} draws {words}, not {dtype.name}")
+    if dtype.itemsize == 8 and not jax.config.read("jax_enable_x64"):
+        raise ShapeError(
+            f"md.random.{name} of {dtype.name}: JAX runs without 64-bit types\n"
+            f"  ask for 32 bits, or switch them on with jax.config.update('jax_enable_x64', True)"
+        )
+    return dtype
+
+
+def _dims(dims: DimsLike) -> Shape:
+    return located(lambda: pick(dims, (), new=True))
+
+
+def key(seed: Any) -> Tensor:
+    """A random key, equal to `jax.random.key(seed)`. The seed is an integer, also a traced one.
+
+    >>> import meshdsl as md
+    >>> md.random.key(7)
+    tensor(uint32[key_word=2], [0 7])
+    """
+    wide = jax.config.read("jax_enable_x64")
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise at(ShapeError(f"the seed of a random key has at most 64 bits, got {seed}"), caller())
+        return tensor(np.array([int(seed) >> 32 & _LOW_32 if wide else 0, int(seed) & _LOW_32], np.uint32), (WORD,))
+    seed = as_tensor(seed)
+    if seed.dims or kind(seed.dtype) != "i":
+        raise at(ShapeError(f"the seed of a random key is one integer without dims, got {seed.type}"), caller())
+    high = cast(seed >> 32 & _LOW_32, "uint32") if seed.dtype.itemsize == 8 else as_tensor(0, "uint32")
+    return stack([high, cast(seed, "uint32")], WORD)
+
+
+def fold_in(key: Tensor, i: Any) -> Tensor:
+    """A new key for the integer `i`; for a tensor of integers, a key for each.
+
+    >>> import meshdsl as md
+    >>> md.random.fold_in(md.random.key(7), md.iota("layer:3")).dims
+    (layer=3, key_word=2)
+    """
+    if isinstance(i, int | np.integer) and not 0 <= i <= _LOW_32:
+        raise at(ShapeError(f"what is folded into a random key lies from 0 to 2**32 - 1, got {i}"), caller())
+    i = as_tensor(i, "uint32") if isinstance(i, int | np.integer) else as_tensor(i)
+    return bind1(_FOLD_IN, key, cast(i, "uint32") if kind(i.dtype) == "i" else i)
+
+
+def split(key: Tensor, n: int | Dim = 2) -> Any:
+    """`n` new keys as a list; for a dim, one tensor of keys with that dim, to scan over.
+
+    >>> import meshdsl as md
+    >>> first, second = md.random.split(md.random.key(7))
+    >>> md.random.split(md.random.key(7), md.Dim("layer", 12)).dims
+    (layer=12, key_word=2)
+    """
+    if isinstance(n, Dim):
+        return fold_in(key, iota(n))
+    return unstack(fold_in(key, iota(Dim("key_number", n))), "key_number")
+
+
+def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
+    """Random bits as unsigned integers of 8, 16, 32 or 64 bits.
+
+    >>> import meshdsl as md
+    >>> md.random.bits(md.random.key(7), "a:2")
+    tensor(uint32[a=2], [2895194379 4185947648])
+    """
+    return bind1(_BITS, key, shape=_dims(dims), dtype=located(lambda: _known("bits", dtype, "i", "unsigned integers")))
+
+
+def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    """Random mantissas under the exponent of 1, less 1, scaled; 8 bits where the mantissa is shorter than 8."""
+    info = jnp.finfo(dtype)
+    width = info.bits if info.nmant >= 8 else 8
+    pattern = cast(bits(key, shape, _UNSIGNED[width]), _UNSIGNED[info.bits])
+    one = int(np.ones((), dtype).view(_UNSIGNED[info.bits]))
+    unit = bitcast(pattern >> (width - info.nmant) | one, dtype) - 1
+    return maximum(unit * (high - low) + low, low)
+
+
+def uniform(key: Tensor, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32") -> Tensor:
+    """Uniform on [low, high).
+
+    >>> import meshdsl as md
+    >>> md.random.uniform(md.random.key(7), "a:2")
+    tensor(float32[a=2], [0.6741 0.9746])
+    """
+    kind = located(lambda: _float("uniform", dtype))
+    ends = (cast(x, kind) if isinstance(x, Tensor) else as_tensor(x, kind) for x in (low, high))
+    return _draw(_uniform, key, *ends, shape=_dims(dims), dtype=dtype, name="uniform")
+
+
+def _normal(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    low = float(np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype))
+    return float(np.array(math.sqrt(2), dtype)) * erf_inv(uniform(key, shape, low, 1, dtype))
+
+
+def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Standard normal.
+
+    >>> import meshdsl as md
+    >>> md.random.normal(md.random.key(7), "a:2")
+    tensor(float32[a=2], [0.4512 1.9535])
+    """
+    return _draw(_normal, key, shape=_dims(dims), dtype=dtype, name="normal")
+
+
+def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Standard normal given that it lies between `low` and `high`, which are numbers."""
+    dtype = located(lambda: _float("truncated_normal", dtype))
+    root = np.array(math.sqrt(2), dtype)
+    with jax.ensure_compile_time_eval():
+        ends = [float(jax.lax.erf(jnp.asarray(x, dtype) / root)) for x in (low, high)]
+    inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in ((low, np.inf), (high, -np.inf))]
+    drawn = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
+    return minimum(maximum(drawn, inside[0]), inside[1])
+
+
+def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    return -log(-log(uniform(key, shape, float(jnp.finfo(dtype).tiny), 1, dtype)))
+
+
+def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Standard Gumbel: `md.argmax(logits + noise, over)` draws a category."""
+    return _draw(_gumbel, key, shape=_dims(dims), dtype=dtype, name="gumbel")
+
+
+def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:
+    """True with probability `p`, a floating number or tensor, over `dims` (default: those of p).
+
+    >>> import meshdsl as md
+    >>> md.random.bernoulli(md.random.key(7), 0.9, "a:2")
+    tensor(bool[a=2], [ True False])
+    """
+    p = as_tensor(p)
+    return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
+
+
+def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int32") -> Tensor:
+    """Integers from `low` up to, not including, `high`.
+
+    >>> import meshdsl as md
+    >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
+    tensor(int32[a=4], [9 2 0 7])
+    """
+    shape, dtype = _dims(dims), located(lambda: _known("randint", dtype, "i", "integers"))
+    sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
+    unsigned, info = np.dtype(_UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
+    beyond = high > int(np.iinfo(sampled).max)
+    least, most = int(info.min), int(info.max) + (dtype != sampled)
+    low, high = (_clipped(x, least, most, sampled) for x in (low, high))
+    some = high > low
+    span = where(some, cast(high - low, unsigned), 1)
+    span = where(some & beyond, span + 1, span)  # 0, all of them, when it wraps
+    half = as_tensor(1 << sampled.itemsize * 4, unsigned) % span
+    first, second = (bits(k, shape, unsigned) for k in split(key))
+    offset = (first % span * (half * half % span) + second % span) % span
+    return cast(low + cast(offset, sampled), dtype)
+
+
+def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
+    if not isinstance(x, Tensor):
+        return as_tensor(max(least, min(most, int(x))), dtype)
+    there = np.iinfo(x.dtype)
+    return cast(minimum(maximum(x, max(least, int(there.min))), min(most, int(there.max))), dtype)
+
+
+def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
+    """The slices of `x` along a dim in random order; for a dim instead of a tensor, a random order of its indices.
+
+    >>> import meshdsl as md
+    >>> md.random.permutation(md.random.key(7), "n:5")
+    tensor(int32[n=5], [4 2 3 0 1])
+    """
+    if isinstance(x, str | Dim):
+        return _shuffled(key, _dims(x)[0])
+    dim = located(lambda: find(x.dims[0] if over is None and len(x.dims) == 1 else over, x.dims))
+    return transpose(take(x, _shuffled(key, dim), dim), x.dims)
+
+
+def _shuffled(key: Tensor, dim: Dim) -> Tensor:
+    """Sorted by random words, in as many rounds as make a tie in all of them unlikely."""
+    order = iota(dim)
+    for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(_LOW_32))):
+        key, now = split(key)
+        order = take(order, argsort(bits(now, dim), dim), dim)
+    return order

@@ -1,0 +1,43 @@
+"""Before partition: calls and checkpoints are opened in place, then equal and dead equations go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from ..ir import Eqn, Graph, Var, cse, dce, verify
+
+__all__ = ["inline", "simplify"]
+
+
+def inline(graph: Graph) -> Graph:
+    """Open `checkpoint` and `call` equations: once differentiated, they are their bodies."""
+    renamed: dict[Var, Var] = {}
+    eqns = tuple(_opened(graph.eqns, renamed))
+    return verify(graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs)), "inline")
+
+
+def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var]) -> Iterator[Eqn]:
+    for eqn in eqns:
+        ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if eqn.op.name in ("checkpoint", "call"):
+            body: Graph = eqn.params["graph"]
+            inner = dict(zip(body.ins, ins, strict=True))
+            yield from (dataclasses.replace(e, backward=e.backward or eqn.backward) for e in _fresh(body.eqns, inner))
+            renamed.update(zip(eqn.outs, (inner.get(v, v) for v in body.outs), strict=True))
+            continue
+        subs = {key: inline(sub) for key, sub in eqn.graphs()}
+        yield dataclasses.replace(eqn, ins=ins, params={**eqn.params, **subs})
+
+
+def _fresh(eqns: tuple[Eqn, ...], inner: dict[Var, Var]) -> Iterator[Eqn]:
+    # a body may be opened twice (forward, and again in a gradient), so its values get new variables
+    for eqn in _opened(eqns, inner):
+        outs = tuple(dataclasses.replace(v) for v in eqn.outs)
+        inner.update(zip(eqn.outs, outs, strict=True))
+        yield dataclasses.replace(eqn, outs=outs)
+
+
+def simplify(graph: Graph) -> Graph:
+    """`inline`, common subexpressions, dead code."""
+    return verify(dce(cse(inline(graph))), "simplify")
