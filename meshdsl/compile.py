@@ -1,0 +1,249 @@
+"""`md.compile` binds a function to a mesh and a layout; tracing, partition and compilation happen per signature.
+
+Every stage can be read before anything runs: `.graph`, `.program`, `.history`, `.lower`. Arguments may be specs, and
+the mesh may have more devices than the machine, until something is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from .errors import LayoutError, MeshdslError, ShapeError, at, caller
+from .ir import Graph, Type, Var
+from .layouts import Layout, Mesh
+from .lowering import Program, partition
+from .lowering.emit import emit, partition_spec
+from .passes.simplify import simplify
+from .trace import Tensor, spec_of, trace, tree
+
+__all__ = ["Compiled", "History", "compile", "host_devices"]
+
+
+@dataclass(frozen=True)
+class History:
+    """Every stage of one signature, in order, by name. `print(history)` shows them all."""
+
+    stages: tuple[tuple[str, Graph], ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"== {name} ==\n{stage}" for name, stage in self.stages)
+
+    def __getitem__(self, name: str) -> Graph:
+        return dict(self.stages)[name]
+
+
+class _Stages:
+    """One signature of a compiled function: made once, stage by stage, when first asked for."""
+
+    def __init__(self, owner: Compiled, structure: Any, types: Sequence[Type], paths: Sequence[str]):
+        self.owner = owner
+        self.structure = structure
+
+        def flat(*xs: Tensor) -> Any:
+            return owner.function(*tree.tree_unflatten(structure, xs))
+
+        self.traced, captures, self.result = trace(flat, types, paths)
+        if captures:
+            raise LayoutError("md.compile cannot be used inside a trace; call the function itself there")
+        self.graph = simplify(self.traced)
+
+    @cached_property
+    def program(self) -> Program:
+        places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
+        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
+        return partition(self.graph, self.owner.mesh, self.owner.layout, paths)
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        return self.owner.mesh.bind()
+
+    @cached_property
+    def shardings(self) -> list[NamedSharding]:
+        return [NamedSharding(self.mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+
+    @cached_property
+    def executable(self) -> Any:
+        return self.jit(self.mesh, self.shardings)
+
+    def jit(self, mesh: Any, shardings: Sequence[Any]) -> Any:
+        counts = [child.num_leaves for child in self.structure.children()]
+        starts = np.cumsum([0, *counts])
+        donated = [i for n in self.owner.donate for i in range(starts[n], starts[n + 1])]
+        out = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.outs]
+        return jax.jit(
+            emit(self.program, mesh), in_shardings=tuple(shardings), out_shardings=out, donate_argnums=tuple(donated)
+        )
+
+    def lower(self) -> Any:
+        try:
+            mesh: Any = self.mesh
+            platforms = None
+        except LayoutError:
+            mesh = self.owner.mesh.abstract()
+            platforms = (jax.default_backend(),)
+        shardings = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+        shapes = [
+            jax.ShapeDtypeStruct(self.program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
+            for v, sharding in zip(self.program.ins, shardings, strict=True)
+        ]
+        traced = self.jit(mesh, shardings).trace(*shapes)
+        return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
+
+    def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
+        """An argument where the program expects it: as it is when it already lies so, else through the host."""
+        sizes = self.program.extents.global_shape(v.shape)
+        if isinstance(x, Tensor):
+            stored = x.stored
+            if isinstance(stored, jax.Array) and stored.shape == sizes and stored.sharding.is_equivalent_to(sharding, len(sizes)):
+                return stored
+            values = x.numpy()
+        else:
+            values = np.asarray(x, v.dtype)
+        pads = [(0, size - real) for size, real in zip(sizes, values.shape, strict=True)]
+        values = np.pad(values, pads) if any(high for _, high in pads) else values
+        return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
+
+
+class Compiled:
+    """A function on a mesh, under a layout. Call it, or read its stages; see `md.compile`."""
+
+    def __init__(self, function: Callable[..., Any], mesh: Mesh, layout: Layout, donate: Sequence[int]):
+        self.function = function
+        self.mesh = mesh
+        self.layout = layout
+        self.donate = tuple(donate)
+        self._stages: dict[Any, _Stages] = {}
+
+    def _for(self, args: Sequence[Any]) -> tuple[_Stages, list[Any]]:
+        """The stages for these arguments' signature, and the arguments as leaves."""
+        try:
+            with_paths, structure = tree.tree_flatten_with_path(tuple(args))
+            leaves = [leaf for _, leaf in with_paths]
+            labels = [_argument_path(self.function, path) for path, _ in with_paths]
+            types = tuple(_spec(leaf, label) for leaf, label in zip(leaves, labels, strict=True))
+            for n in self.donate:
+                if not 0 <= n < len(args):
+                    raise ShapeError(f"donate={self.donate} of a call with {len(args)} arguments")
+            key = (structure, types)
+            if key not in self._stages:
+                self._stages[key] = _Stages(self, structure, types, labels)
+            return self._stages[key], leaves
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on the mesh's devices; results are tensors over global arrays."""
+        stages, leaves = self._for(args)
+        try:
+            program = stages.program
+            arrays = [stages.place(x, v, s) for x, v, s in zip(leaves, program.ins, stages.shardings, strict=True)]
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        results = stages.executable(*arrays)
+        tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(program.outs, results, strict=True)]
+        return tree.tree_unflatten(stages.result, tensors)
+
+    def graph(self, *args: Any) -> Graph:
+        """The global graph that is partitioned: traced, differentiated, simplified."""
+        return self._for(args)[0].graph
+
+    def program(self, *args: Any) -> Program:
+        """What one device runs."""
+        stages, _ = self._for(args)
+        try:
+            return stages.program
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+    def history(self, *args: Any) -> History:
+        """Every stage, in order: traced, simplified, program."""
+        stages, _ = self._for(args)
+        return History((("traced", stages.traced), ("simplified", stages.graph), ("program", self.program(*args))))
+
+    def lower(self, *args: Any) -> Any:
+        """A `jax.stages.Lowered`; on an abstract mesh when there are no devices for the mesh."""
+        self.program(*args)
+        return self._for(args)[0].lower()
+
+
+def compile(
+    f: Callable[..., Any],
+    mesh: Mesh | str,
+    layout: Layout | str | dict[str, Any] = "",
+    *,
+    donate: Sequence[int] | int = (),
+    weight_update: str = "replicated",
+    overlap: str = "none",
+) -> Compiled:
+    """`f` as one SPMD program on a mesh, under a layout.
+
+    >>> import meshdsl as md
+    >>> double = md.compile(lambda x: md.sum(x * 2, "batch"), md.Mesh("rows:4"), md.Layout("batch:rows"))
+    >>> double.program(md.spec("batch:8 io:2")).collectives[0].kind
+    'all_reduce'
+
+    `donate` lists arguments whose memory results may take over; they cannot be used afterwards. Results equal those
+    of `f` itself under every legal layout. Raises `LayoutError` for an illegal layout, before anything runs.
+    """
+    try:
+        if weight_update != "replicated":
+            raise LayoutError(f"weight_update={weight_update!r} is not available; there is: 'replicated'")
+        if overlap != "none":
+            raise LayoutError(f"overlap={overlap!r} is not available; there is: 'none'")
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+        layout = layout if isinstance(layout, Layout) else Layout(layout)
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+    return Compiled(f, mesh, layout, (donate,) if isinstance(donate, int) else donate)
+
+
+def host_devices(count: int) -> list[Any]:
+    """Make `count` CPU devices of this machine, for trying layouts out; returns them.
+
+    Requires that JAX has not started. Raises `LayoutError` when it has, with fewer devices.
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if len(jax.devices("cpu")) < count:
+            raise at(
+                LayoutError(
+                    f"JAX has already started with {len(jax.devices('cpu'))} CPU devices, so {count} cannot be made\n"
+                    "  call md.host_devices before the first computation, tensor or jax.devices()"
+                ),
+                caller(),
+            ) from None
+    there = jax.devices("cpu")
+    if len(there) < count:
+        raise at(LayoutError(f"asked for {count} CPU devices, JAX made {len(there)}"), caller())
+    return there[:count]
+
+
+def _spec(leaf: Any, path: str) -> Type:
+    try:
+        return spec_of(leaf)
+    except ShapeError as error:
+        raise ShapeError(f"argument {path}: {error.args[0]}") from None
+
+
+def _path(path: Any) -> str:
+    return tree.keystr(path, simple=True, separator="/")
+
+
+def _argument_path(function: Callable[..., Any], path: Any) -> str:
+    """The path of an argument's leaf: the parameter's name, then the keys; `params/mlp/w1`."""
+    first, *rest = path
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        names = []
+    head = names[first.idx] if first.idx < len(names) else str(first.idx)
+    return "/".join([head, *([_path(rest)] if rest else [])])
