@@ -23,7 +23,7 @@ from ..dims import Shape, names
 from ..errors import InternalError
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
-from .casts import ordered, restored, varying
+from .casts import invariant, ordered, restored, varying
 from .permute import Permute
 
 __all__ = ["AllGather", "AllReduce", "AllToAll", "Collective", "Permute", "ReduceScatter", "Slice"]
@@ -96,6 +96,8 @@ class AllGather:
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
         axis = _at(shape, self.dim)
+        if not x.shape[axis]:  # StableHLO knows no empty all_gather
+            return invariant(x, self.axes)
         return lax.all_gather(varying(x, self.axes), self.axes, axis=axis, tiled=True, to="invarying")
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
@@ -215,6 +217,8 @@ class ReduceScatter:
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
         axis = _at(shape, self.dim)
+        if not x.shape[axis]:  # nor an empty reduce_scatter
+            return varying(x, self.axes)
         return lax.psum_scatter(varying(x, self.axes), self.axes, scatter_dimension=axis, tiled=True)
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
