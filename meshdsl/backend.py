@@ -130,11 +130,25 @@ class _Jax:
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         return f(*xs)
 
+    @staticmethod
+    def outline(f: Callable[..., Any]) -> Callable[..., Any]:
+        """A long function of arrays, traced once for each shape and a function of its own in StableHLO."""
+        return jax.jit(f)
+
 
 def _wide(x: Any) -> Any:
     # NumPy has no fast (or accurate) reductions and products for the 16- and 8-bit floats
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.kind == "V" or (x.dtype.kind == "f" and x.dtype.itemsize < 4) else x
+
+
+def _total_order(x: Any) -> Any:
+    """Integers that compare as XLA's top_k compares: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    x = np.asarray(x)
+    if x.dtype.kind in "iub":
+        return x
+    bits = np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}")
+    return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
 class _NumPy:
@@ -191,9 +205,22 @@ class _NumPy:
         return x
 
     @staticmethod
+    def floor_divide(x: Any, y: Any) -> Any:
+        """As XLA also for a zero integer divisor, where NumPy says 0."""
+        if x.dtype.kind == "i":
+            by_zero = -1 - (x != 0).astype(x.dtype)
+            return np.where(y == 0, by_zero, np.floor_divide(x, np.where(y == 0, 1, y).astype(x.dtype)))
+        if x.dtype.kind == "u":
+            return np.where(y == 0, np.iinfo(x.dtype).max, np.floor_divide(x, np.where(y == 0, 1, y).astype(x.dtype)))
+        return np.floor_divide(x, y)
+
+    @staticmethod
+    def argsort(x: Any, axis: int, stable: bool) -> Any:
+        return np.argsort(_wide(x), axis=axis, kind="stable")
+
+    @staticmethod
     def top_k(x: Any, k: int) -> Any:
-        key = -_wide(x) if x.dtype.kind != "u" else np.iinfo(x.dtype).max - x
-        index = np.argsort(key, axis=-1, kind="stable")[..., :k]
+        index = np.argsort(~_total_order(x), axis=-1, kind="stable")[..., :k]
         return np.take_along_axis(x, index, axis=-1), index.astype(np.int32)
 
     @staticmethod
@@ -211,6 +238,10 @@ class _NumPy:
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         return np.asarray(jax.jit(f)(*xs))
+
+    @staticmethod
+    def outline(f: Callable[..., Any]) -> Callable[..., Any]:
+        return f
 
 
 Jax = _Jax()

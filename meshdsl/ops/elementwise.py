@@ -125,7 +125,12 @@ def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
     return Type(x.shape, dtype)
 
 
-_BITCAST = Op("bitcast", type=_bitcast_type, kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype), flops=lambda *_, **__: 0)
+_BITCAST = Op(
+    "bitcast",
+    type=_bitcast_type,
+    kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
+    flops=lambda *_, **__: 0,
+)
 
 
 def bitcast(x: Tensor, dtype: Any) -> Tensor:

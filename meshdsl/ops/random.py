@@ -137,9 +137,10 @@ _FOLD_IN = Op(
 @functools.lru_cache(maxsize=1024)
 def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tuple[tuple[str, Any], ...]) -> Any:
     def run(*arrays: Any) -> Any:
-        return function(*(Tensor(k.shape, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True)), **dict(options))
+        ins = (Tensor(k.shape, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True))
+        return function(*ins, **dict(options)).stored
 
-    return jax.jit(lambda *arrays: run(*arrays).stored)
+    return jax.jit(run)
 
 
 def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: Any, name: str) -> Tensor:
@@ -273,8 +274,10 @@ def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), 
     dtype = located(lambda: _float("truncated_normal", dtype))
     root = np.array(math.sqrt(2), dtype)
     with jax.ensure_compile_time_eval():
-        ends = [float(jax.lax.erf(jnp.asarray(x, dtype) / root)) for x in (low, high)]
-    inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in ((low, np.inf), (high, -np.inf))]
+        erf = jax.jit(lambda x: jax.lax.erf(x / root))
+        ends = [float(erf(jnp.asarray(x, dtype))) for x in (low, high)]
+    towards = ((low, np.inf), (high, -np.inf))
+    inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in towards]
     drawn = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
     return minimum(maximum(drawn, inside[0]), inside[1])
 
@@ -314,10 +317,14 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     low, high = (_clipped(x, least, most, sampled) for x in (low, high))
     some = high > low
     span = where(some, cast(high - low, unsigned), 1)
-    span = where(some & beyond, span + 1, span)  # 0, all of them, when it wraps
-    half = as_tensor(1 << sampled.itemsize * 4, unsigned) % span
+    span = where(some & beyond, span + 1, span)  # 0 stands for all of them
+
+    def rest(x: Tensor) -> Tensor:
+        return x % span if beyond is False else where(span == 0, x, x % span)
+
+    half = rest(as_tensor(1 << sampled.itemsize * 4, unsigned))
     first, second = (bits(k, shape, unsigned) for k in split(key))
-    offset = (first % span * (half * half % span) + second % span) % span
+    offset = rest(rest(first) * rest(half * half) + rest(second))
     return cast(low + cast(offset, sampled), dtype)
 
 
