@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+import meshdsl as md
 from benchmarks import hlo, ratio
 
 LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
@@ -22,6 +23,23 @@ class Candidate:
     state: object
     step: Callable[[object], tuple[object, object]]
     host: Callable[[object], dict[str, np.ndarray]] = field(default=lambda state: flat(state))
+
+    @staticmethod
+    def of_meshdsl(compiled: md.Compiled, state: object, *batch: object) -> Candidate:
+        """A compiled step (state, *batch) -> (state, loss), called as the others are: its executable, on placed arrays."""
+        executable = compiled.lower(state, *batch).compile()
+        leaves, structure = jax.tree_util.tree_flatten(state)
+        tensors = [*leaves, *jax.tree_util.tree_leaves(batch)]
+        arrays = [
+            jax.device_put(np.asarray(x.numpy()), at) for x, at in zip(tensors, executable.input_shardings[0], strict=True)
+        ]
+        n = len(leaves)
+
+        def step(state: list) -> tuple[list, object]:
+            *state, loss = executable(*state, *arrays[n:])
+            return state, loss
+
+        return Candidate(executable, arrays[:n], step, lambda state: flat(structure.unflatten(state)))
 
     def __call__(self) -> object:
         """One blocking step."""

@@ -10,8 +10,10 @@ import sys
 
 import jax
 
+import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import two_layer as baseline
+from models import mlp
 
 TOLERANCE = (
     1e-2  # of the change, which is about 1e-4 of the parameters it is added to; a missing sum is > 0.5
@@ -25,11 +27,27 @@ def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
     return Candidate(executable, params, lambda params: executable(params, x, target))
 
 
+def from_meshdsl(layout: str) -> Candidate:
+    """models/mlp.py, its loss differentiated and its parameters updated in the language, under its own layout table."""
+    config = mlp.Config(baseline.BATCH, baseline.IO, baseline.HIDDEN, baseline.LEARNING_RATE)
+    loss = mlp.loss(config)
+
+    def step(params: dict, batch: dict) -> tuple[dict, md.Tensor]:
+        value, grads = md.value_and_grad(loss)(params, batch)
+        return {name: params[name] - config.learning_rate * grads[name] for name in params}, value
+
+    arrays = {name: md.tensor(array, baseline.DIMS[name]) for name, array in baseline.arrays().items()}
+    params = {name: arrays[name] for name in baseline.PARAMETERS}
+    batch = {"x": arrays["x"], "target": arrays["target"]}
+    compiled = md.compile(step, *mlp.LAYOUTS[layout], donate=0)
+    return Candidate.of_meshdsl(compiled, params, batch)
+
+
 def candidates(layout: str) -> dict[str, Candidate]:
     """The baseline comes first."""
     return {
         "handwritten": from_executable(*baseline.handwritten(layout)),
-        # meshdsl_step(layout) is added here: a Candidate on baseline.arrays(), state {"w", "bias", "v"}.
+        "meshdsl": from_meshdsl(layout),
         "gspmd": from_executable(*baseline.gspmd(layout)),
     }
 
