@@ -1,0 +1,94 @@
+"""Text for people: tables, curves, and the collectives of a program. Numbers come from the program's own records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["chart", "collective_table", "collectives", "size", "table"]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """Columns with two spaces between them; the first `left` are aligned left, the rest right.
+
+    >>> print(table(["kind", "count"], [["all_reduce", 21]]))
+    kind        count
+    all_reduce     21
+    """
+    cells = [list(map(str, row)) for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = (
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def size(n: float) -> str:
+    """Bytes for people, in powers of ten.
+
+    >>> size(33_554_432), size(4)
+    ('33.55 MB', '4 B')
+    """
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= one:
+            return f"{n / one:.2f} {unit}"
+    return f"{n:.0f} B"
+
+
+def collectives(program: Any) -> list[dict[str, Any]]:
+    """What a program sends, one row per kind and axes, per device; loop trips are counted."""
+    rows: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    for record in program.collectives:
+        fresh = {"kind": record.kind, "axes": list(record.axes), "count": 0, "bytes": 0, "wire_bytes": 0}
+        row = rows.setdefault((record.kind, record.axes), fresh)
+        row["count"] += record.count
+        row["bytes"] += record.count * record.bytes
+        row["wire_bytes"] += record.count * record.wire_bytes
+    return [rows[key] for key in sorted(rows)]
+
+
+def collective_table(program: Any) -> str:
+    """`collectives` as a table, with the total."""
+    rows = collectives(program)
+    if not rows:
+        return "none: nothing is sent"
+    total: Mapping[str, int] = {key: sum(row[key] for row in rows) for key in ("count", "bytes", "wire_bytes")}
+    lines = [[row["kind"], ",".join(row["axes"]), *_sizes(row)] for row in rows]
+    return table(
+        ["kind", "axes", "count", "bytes", "sent by a device"], [*lines, ["total", "", *_sizes(total)]], left=2
+    )
+
+
+def _sizes(row: Mapping[str, Any]) -> list[str]:
+    return [str(row["count"]), size(row["bytes"]), size(row["wire_bytes"])]
+
+
+def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int = 12) -> str:
+    """Curves over the same steps in one frame. Where several fall on one place it shows how many.
+
+    >>> print(chart({"a": [3, 2, 1], "b": [3, 2, 2]}, width=3, height=3))
+     3.00 │2
+     2.00 │ 2b
+     1.00 │  a
+          └───
+    """
+    points = len(next(iter(curves.values())))
+    width = min(width, points)
+    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+    grid: list[list[set[str]]] = [[set() for _ in range(width)] for _ in range(height)]
+    for name, values in curves.items():
+        for column in range(width):
+            value = values[round(column * (points - 1) / max(width - 1, 1))]
+            row = round((high - value) / ((high - low) or 1) * (height - 1))
+            grid[row][column].add(name)
+    marks = ["".join(_mark(names) for names in row).rstrip() for row in grid]
+    levels = (high - (high - low) * i / max(height - 1, 1) for i in range(height))
+    lines = [f"{level:5.2f} │{mark}" for level, mark in zip(levels, marks, strict=True)]
+    return "\n".join([*lines, "      └" + "─" * width])
+
+
+def _mark(names: set[str]) -> str:
+    if len(names) == 1:
+        return next(iter(names))[0]
+    return str(len(names)) if names else " "
