@@ -32,7 +32,7 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
     >>> import meshdsl as md
     >>> grads, norm = md.optim.clip_by_global_norm({"w": md.tensor([3.0, 4.0], "a")}, 1.0)
     >>> grads["w"], norm
-    (tensor(float32[a=2], [0.6, 0.8]), tensor(float32[], 5.))
+    (tensor(float32[a=2], [0.6 0.8]), tensor(float32[], 5.))
 
     (Pascanu et al., 2013, algorithm 1.) A norm that is not finite gives gradients that are not, so that it shows.
     """

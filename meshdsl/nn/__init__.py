@@ -1,0 +1,20 @@
+"""Layers, written in the language: functions that make their parameters where they use them, inside `md.model`.
+
+Dims are passed as `md.Dim` where a layer introduces them and by name where the input has them. No layer knows a mesh
+axis; where two dims of one tensor may compete for one, the layer says which matters with `md.prefer`.
+"""
+
+from .attention import multi_head_attention, rotary
+from .dropout import dropout
+from .linear import dense, embedding, feed_forward, learned_positions
+from .losses import softmax_cross_entropy
+from .norms import layer_norm, rms_norm
+from .precision import Precision
+
+__all__ = [
+    "Precision",
+    "dense", "embedding", "feed_forward", "learned_positions",
+    "layer_norm", "rms_norm", "dropout",
+    "multi_head_attention", "rotary",
+    "softmax_cross_entropy",
+]  # fmt: skip

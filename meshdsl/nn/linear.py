@@ -1,0 +1,133 @@
+"""Layers that are a product with a weight: the weight has the dims summed over first, then those it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import meshdsl as md
+
+from .precision import FLOAT32, Precision, dim_of, dims_of
+
+__all__ = ["ACTIVATIONS", "dense", "embedding", "feed_forward", "learned_positions", "weight"]
+
+ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
+    "relu": lambda x: md.relu(x),
+    "gelu": lambda x: md.gelu(x),
+    "silu": lambda x: md.silu(x),
+    "tanh": lambda x: md.tanh(x),
+    "none": lambda x: x,
+}
+
+
+def weight(name: str, over: tuple[md.Dim, ...], into: tuple[md.Dim, ...], init: Any, precision: Precision) -> md.Tensor:
+    """A parameter [over..., into...]; its default init keeps the variance of what it multiplies."""
+    init = init or md.init.lecun(fan_in=over)
+    return md.param(name, [*over, *into], init=init, dtype=precision.param)
+
+
+def dense(
+    x: md.Tensor,
+    over: str | md.Dim,
+    into: str | md.Dim,
+    *,
+    name: str = "dense",
+    bias: bool = True,
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """x w + b: sums over the dims `over` and makes the dims `into`, which come last.
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x: md.nn.dense(x, "io", "hidden:16"))
+    >>> model.specs(md.spec("batch:2 io:4"))
+    {'dense/w': float32[io=4 hidden=16], 'dense/b': float32[hidden=16]}
+    """
+    gone = dims_of(x, over)
+    made = md.dims(into) if isinstance(into, str) else (into,) if isinstance(into, md.Dim) else tuple(into)
+    with md.scope(name):
+        w = weight("w", gone, made, init, precision)
+        y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in gone), *made])
+        if bias:
+            y = y + md.cast(md.param("b", made, init=md.init.zeros(), dtype=precision.param), y.dtype)
+    return md.cast(y, precision.compute)
+
+
+def embedding(
+    ids: md.Tensor,
+    rows: md.Dim,
+    into: md.Dim,
+    *,
+    name: str = "embed",
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> tuple[md.Tensor, md.Tensor]:
+    """Rows of a table [rows, into] looked up by index, and the table itself, to tie it to an output layer.
+
+    >>> import meshdsl as md
+    >>> vocab, width = md.dims("vocab:100 model:8")
+    >>> model = md.model(lambda tokens: md.nn.embedding(tokens, vocab, width)[0])
+    >>> md.eval_shape(model.init, md.random.key(0), md.spec("batch:2 length:5", "int32"))
+    {'embed': float32[vocab=100 model=8]}
+
+    A table with split rows stays where it is: each device looks up its rows, and the results are added.
+    """
+    table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
+    return md.cast(md.take(table, ids, rows), precision.compute), table
+
+
+def learned_positions(
+    x: md.Tensor,
+    over: str | md.Dim = "length",
+    into: str | md.Dim = "model",
+    *,
+    name: str = "positions",
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """x plus one learned vector for each place along `over`."""
+    dims = (dim_of(x, over), dim_of(x, into))
+    table = md.param(name, dims, init=init or md.init.normal(0.02), dtype=precision.param)
+    return x + md.cast(table, x.dtype)
+
+
+def feed_forward(
+    x: md.Tensor,
+    hidden: md.Dim,
+    over: str | md.Dim = "model",
+    *,
+    name: str = "feed_forward",
+    activation: str = "relu",
+    gated: bool = False,
+    bias: bool = False,
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """activation(x w_in) w_out, or with `gated` (activation(x w_gate) * (x w_in)) w_out; same dims as x.
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x: md.nn.feed_forward(x, md.Dim("d_ff", 32), gated=True, activation="silu"))
+    >>> specs = model.specs(md.spec("batch:2 model:8"))
+    >>> specs["feed_forward/w_gate"], specs["feed_forward/w_out"]
+    (float32[model=8 d_ff=32], float32[d_ff=32 model=8])
+
+    (Vaswani et al., 2017, section 3.3; gated: Shazeer, "GLU variants improve Transformer", 2020.) The hidden tensor is
+    split by `hidden` where its dims compete for an axis. Raises `ShapeError` for another activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+    gone = dims_of(x, over)
+    rest = [d for d in x.dims if d not in gone]
+
+    def product(y: md.Tensor, kind: str, gone: tuple[md.Dim, ...], into: tuple[md.Dim, ...]) -> md.Tensor:
+        y = precision.einsum(y, weight(f"w_{kind}", gone, into, init, precision), out=[*rest, *into])
+        y = md.prefer(y, hidden) if hidden in into else y
+        if bias:
+            y = y + md.cast(md.param(f"b_{kind}", into, init=md.init.zeros(), dtype=precision.param), y.dtype)
+        return md.cast(y, precision.compute)
+
+    with md.scope(name):
+        y = product(x, "in", gone, (hidden,))
+        act = ACTIVATIONS[activation]
+        y = act(product(x, "gate", gone, (hidden,))) * y if gated else act(y)
+        return md.transpose(product(y, "out", (hidden,), gone), x.dims)

@@ -1,0 +1,61 @@
+"""Losses over a dim that may be split, and stays so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import meshdsl as md
+
+from .precision import dim_of
+
+__all__ = ["softmax_cross_entropy"]
+
+
+def softmax_cross_entropy(
+    logits: md.Tensor,
+    targets: md.Tensor,
+    over: str | md.Dim = "vocab",
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> md.Tensor:
+    """-log softmax(logits)[target] for each place; the dims of the result are those of the logits without `over`.
+
+    >>> import meshdsl as md
+    >>> logits = md.tensor([[0.0, 0.0], [0.0, 100.0]], "batch vocab")
+    >>> md.nn.softmax_cross_entropy(logits, md.tensor([0, 1], "batch"))
+    tensor(float32[batch=2], [0.6931 0.    ])
+
+    Logits split over `over` are never gathered: devices agree on one maximum, and on one stacked sum that holds the
+    sum of exponentials and the target's logit (Megatron-LM, Shoeybi et al., 2019, section 3). `label_smoothing` s puts
+    s / size on every class and 1 - s more on the target (Szegedy et al., 2016, section 7). `z_loss` adds that much of
+    log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent, 2016). At least float32 throughout.
+    """
+    classes = dim_of(logits, over)
+    if logits.dtype.itemsize < 4:
+        logits = md.cast(logits, "float32")
+    logits = md.prefer(logits, classes)
+    shift = md.stop_gradient(md.max(logits, classes))
+    shifted = logits - shift
+    hit = md.prefer(md.broadcast(targets, logits.dims) == md.cast(md.iota(classes), targets.dtype), classes)
+    sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(hit, shifted, 0), classes)]
+    if label_smoothing:
+        sums.append(md.sum(shifted, classes))
+    total, target, *rest = _finished_together(sums)
+    log_total = md.log(total)
+    for everything in rest:
+        target = (1 - label_smoothing) * target + (label_smoothing / classes.size) * everything
+    loss = log_total - target
+    return loss + z_loss * md.square(log_total + shift) if z_loss else loss
+
+
+def _finished_together(sums: list[md.Tensor]) -> list[md.Tensor]:
+    """The same tensors; sums that are pending over devices are finished as one stack, in one collective.
+
+    `md.map` is taken not to be linear, so a pending sum cannot pass it.
+    """
+    return md.unstack(md.map(_whole, md.stack(sums, "sums")), "sums")
+
+
+def _whole(x: Any) -> Any:
+    return x

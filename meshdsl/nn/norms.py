@@ -1,0 +1,84 @@
+"""Normalisations. Their gradients are written out, so that the backward keeps one tensor: the normalised input.
+
+With z = (x - mean) / s the gradient of x is (ct - mean(ct) - z mean(ct z)) / s; without centring the first mean goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import meshdsl as md
+
+from .precision import FLOAT32, Precision, dims_of
+
+__all__ = ["layer_norm", "rms_norm"]
+
+
+def layer_norm(
+    x: md.Tensor,
+    over: str | md.Dim = "model",
+    *,
+    name: str = "norm",
+    eps: float = 1e-5,
+    scale: bool = True,
+    bias: bool = True,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """(x - mean) / sqrt(variance + eps) * scale + bias, over one dim or several (Ba et al., 2016).
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x: md.nn.layer_norm(x, "model"))
+    >>> x = md.tensor([[1.0, 3.0]], "batch model")
+    >>> model(model.init(md.random.key(0), x), x)
+    tensor(float32[batch=1 model=2], [[-1.  1.]])
+    """
+    return _norm(x, over, name, eps, scale, bias, precision, centre=True)
+
+
+def rms_norm(
+    x: md.Tensor,
+    over: str | md.Dim = "model",
+    *,
+    name: str = "norm",
+    eps: float = 1e-6,
+    scale: bool = True,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """x / sqrt(mean square + eps) * scale, over one dim or several (Zhang and Sennrich, 2019)."""
+    return _norm(x, over, name, eps, scale, False, precision, centre=False)
+
+
+def _norm(
+    x: md.Tensor,
+    over: str | md.Dim,
+    name: str,
+    eps: float,
+    scale: bool,
+    bias: bool,
+    precision: Precision,
+    *,
+    centre: bool,
+) -> md.Tensor:
+    dims = dims_of(x, over)
+    y = _normal(md.cast(x, precision.reduce), dims, eps, centre)
+    with md.scope(name):
+        if scale:
+            y = y * md.cast(md.param("scale", dims, init=md.init.ones(), dtype=precision.param), y.dtype)
+        if bias:
+            y = y + md.cast(md.param("bias", dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
+    return md.cast(y, precision.compute)
+
+
+def _normal(x: md.Tensor, over: tuple[md.Dim, ...], eps: float, centre: bool) -> md.Tensor:
+    def forward(x: md.Tensor) -> tuple[md.Tensor, Any]:
+        centred = x - md.mean(x, over) if centre else x
+        reciprocal = md.rsqrt(md.mean(md.square(centred), over) + eps)
+        normal = centred * reciprocal
+        return normal, (normal, reciprocal)
+
+    def backward(saved: Any, ct: md.Tensor) -> tuple[md.Tensor]:
+        normal, reciprocal = saved
+        inner = ct - md.mean(ct, over) if centre else ct
+        return (reciprocal * (inner - normal * md.mean(ct * normal, over)),)
+
+    return md.custom_vjp(lambda x: forward(x)[0], forward, backward)(x)
