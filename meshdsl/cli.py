@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import LayoutError, MeshdslError
+from .errors import LayoutError, MeshdslError, Where, caller
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
@@ -38,12 +38,13 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout, 5 non-finite loss, 130 i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     options = _parser().parse_args(arguments)
+    entry = caller()
     try:
         code = options.run(options)
         sys.stdout.flush()
         return code
     except MeshdslError as error:
-        print(f"{type(error).__name__}: {_message(error)}", file=sys.stderr)
+        print(f"{type(error).__name__}: {_message(error, entry)}", file=sys.stderr)
         return _exit_code(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -53,11 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILURE
 
 
-def _message(error: MeshdslError) -> str:
-    """The text of the error. Where nothing of the user's ran, the line it would end in is the command's own."""
+def _message(error: MeshdslError, entry: Where) -> str:
+    """The text of the error. Where nothing of the user's ran, the line it ends in is the one that called `main`."""
     lines = str(error).splitlines()
-    ours = error.where is not None and (error.where.file == sys.argv[0] or error.where.file.startswith("<frozen"))
-    return "\n".join(lines[:-1] if ours and lines[-1].startswith("  at ") else lines)
+    return "\n".join(lines[:-1] if error.where == entry else lines)
 
 
 def _exit_code(error: MeshdslError) -> int:

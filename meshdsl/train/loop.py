@@ -52,7 +52,8 @@ def train(
     batches = data_for(workload, seed) if batches is None else batches
     specs = workload.inputs(workload.config)
     key = md.random.key(seed)
-    draws = _takes_key(workload)
+    takes = _key(workload)
+    eval_key = (key,) if takes and takes.default is takes.empty else ()  # where it may be left out: no dropout
     run, types = stages(workload, mesh, layout)
     run.program(*types)  # whatever is wrong with the layout is said here, all of it, before anything is made
     judge = md.compile(workload.eval_step(), mesh, layout)
@@ -70,13 +71,10 @@ def train(
         "data": batches.describe() if isinstance(batches, _Text | _Noise) else {"kind": "given"},
     }
 
-    def keys(step: int) -> tuple[md.Tensor, ...]:
-        return (md.random.fold_in(key, step),) if draws else ()
-
     def evaluate(step: int) -> Record:
         totals: dict[str, float] = {}
         for i in range(eval_batches):
-            metrics = judge(params, _tensors(batches("held_out", i), specs), *keys(0))
+            metrics = judge(params, _tensors(batches("held_out", i), specs), *eval_key)
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + float(value.numpy()) / eval_batches
         record = {"event": "eval", "step": step, "batches": eval_batches, **totals}
@@ -87,7 +85,8 @@ def train(
     reader = _Reader()
     for step in range(1, steps + 1):
         batch = _tensors(batches("train", step), specs)
-        params, state, metrics = run(params, state, batch, *keys(step))
+        step_key = (md.random.fold_in(key, step),) if takes else ()
+        params, state, metrics = run(params, state, batch, *step_key)
         yield from reader.read()
         reader.pending = (step, metrics)
         if eval_batches and eval_every and step % eval_every == 0 and step != steps:
@@ -108,7 +107,7 @@ def train(
 def stages(workload: md.Workload, mesh: md.Mesh, layout: md.Layout) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step, and the types of its arguments: what `.graph`, `.program` and `.lower` take. No devices."""
     compiled = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    key = (md.spec("key:2", "uint32"),) if _takes_key(workload) else ()
+    key = (md.spec("key:2", "uint32"),) if _key(workload) else ()
     return compiled, (*workload.specs(), *key)
 
 
@@ -221,11 +220,11 @@ def _tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[
     return {name: md.tensor(np.asarray(batch[name], spec.dtype), spec.shape) for name, spec in specs.items()}
 
 
-def _takes_key(workload: md.Workload) -> bool:
-    """Whether the loss draws random numbers: it takes a key after the parameters and the batch."""
+def _key(workload: md.Workload) -> inspect.Parameter | None:
+    """The loss's parameter after params and batch, if there is one: the key of the random numbers it draws."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(workload.loss(workload.config)).parameters.values()
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters) > 2
+    return next(iter([p for p in parameters if p.kind in kinds][2:]), None)
 
 
 def _plain(value: Any) -> Any:

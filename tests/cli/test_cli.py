@@ -1,0 +1,267 @@
+"""The command line: what it says and the code it exits with."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from meshdsl import cli
+from meshdsl.train import configure, load
+
+HERE = Path(__file__).parent
+SMALL = ["--steps", "4", "--eval-batches", "2"]
+
+
+class Run(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def here(*arguments: str) -> Run:
+    """In this process: for what fails before anything is computed."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = cli.main(arguments)
+        except SystemExit as stop:  # how argparse ends
+            code = int(stop.code or 0)
+    return Run(code, out.getvalue(), err.getvalue())
+
+
+def apart(*arguments: str, **options: Any) -> Run:
+    """In a process of its own, as a user runs it."""
+    command = [sys.executable, "-m", "meshdsl", *arguments]
+    run = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120, **options)
+    return Run(run.returncode, run.stdout, run.stderr)
+
+
+@pytest.fixture(autouse=True)
+def _in_this_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(HERE)
+    monkeypatch.setenv("COLUMNS", "100")
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+# What was typed, the exit code, and a name for the golden text of stderr.
+MISTAKES = [
+    ("no_file", 2, ["train", "workload.py:bigram"]),
+    ("no_attribute", 2, ["train", "workloads.py:bigrams"]),
+    ("no_name", 2, ["train", "workloads.py"]),
+    ("not_a_workload", 2, ["train", "workloads.py:not_a_workload"]),
+    ("not_python", 2, ["train", "transformer"]),
+    ("no_setting", 2, ["train", "workloads.py:bigram", "--set", "widht=4"]),
+    ("no_value", 2, ["train", "workloads.py:bigram", "--set", "width"]),
+    ("not_a_number", 2, ["train", "workloads.py:bigram", "--set", "width=4.5"]),
+    ("not_a_choice", 2, ["train", "workloads.py:bigram", "--set", "norm=batch"]),
+    ("no_layout", 2, ["train", "workloads.py:bigram", "--layout", "gird"]),
+    ("no_mesh", 2, ["train", "workloads.py:bigram", "--layout", "batch:rows"]),
+    ("too_few_devices", 2, ["train", "workloads.py:bigram", "--layout", "grid", "--devices", "4"]),
+    ("bad_mesh", 3, ["train", "workloads.py:bigram", "--mesh", "rows=2"]),
+    ("bad_layout", 3, ["train", "workloads.py:bigram", "--mesh", "rows:2", "--layout", "bach:rows; vocab:cols"]),
+    (
+        "two_dims_on_one_axis",
+        3,
+        ["explain", "workloads.py:bigram", "--mesh", "all:8", "--layout", "width:all; vocab:all"],
+    ),
+    ("small_vocabulary", 1, ["train", "workloads.py:bigram", "--set", "vocab=100"]),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "arguments"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]):
+    run = here(*arguments)
+    assert run.code == code, run.err
+    assert run.out == ""
+    assert "Traceback" not in run.err
+    golden(f"cli/{name}", run.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "meshdsl: error: the following arguments are required: COMMAND"),
+        (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn"),
+        (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: a count is a whole number, got '-1'"),
+    ],
+)  # fmt: skip
+def test_mistakes_that_argparse_finds(arguments: list[str], message: str):
+    run = here(*arguments)
+    assert (run.code, run.out, run.err.splitlines()[-1]) == (2, "", message)
+
+
+def test_a_file_that_fails_to_import_shows_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("import math\n\nx = math.nothing\n")
+    Path("unfinished.py").write_text("x = (1,\ny = 2\n")
+    Path("misspelt.py").write_text("import meshdsl as md\n\nmd.spec('batch')\n")
+    run = here("train", "broken.py:lm")
+    assert run.code == 1
+    assert run.err == (
+        "MeshdslError: broken.py cannot be imported: AttributeError: module 'math' has no attribute 'nothing'\n"
+        "  at broken.py:3  x = math.nothing\n"
+    )
+    run = here("train", "unfinished.py:lm")
+    assert (run.code, run.err.splitlines()[-1]) == (1, "  at unfinished.py:1  x = (1,")
+    run = here("train", "misspelt.py:lm")
+    assert run.code == 1
+    assert run.err.startswith("ShapeError: no dim 'batch' here")
+    assert run.err.endswith("  at misspelt.py:3  md.spec('batch')\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("width=64", 64),
+        ("width=1_000", 1000),
+        ("learning_rate=1e-3", 0.001),
+        ("tied=true", True),
+        ("tied=No", False),
+        ("scale=0.5", 0.5),
+        ("scale=none", None),
+        ("sizes=1,2", (1, 2)),
+        ("norm=rms", "rms"),
+    ],
+)
+def test_a_setting_is_read_as_the_type_of_its_field(setting: str, value: object):
+    workload = configure(load("workloads.py:bigram"), [setting])
+    found = getattr(workload.config, setting.partition("=")[0])
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"], ["explain"], ["doctor"]])
+def test_help_is_quick_and_needs_no_jax(arguments: list[str]):
+    script = (
+        "import sys; from meshdsl.cli import main\n"
+        f"try: main({[*arguments, '--help']})\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "assert not {'jax', 'numpy'} & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "usage: meshdsl" in run.stdout
+
+
+def test_training_under_two_layouts_gives_one_result():
+    runs = {
+        layout: apart("train", "workloads.py:bigram", *SMALL, "--json", "--layout", layout)
+        for layout in ("data", "grid")
+    }
+    losses = {}
+    for layout, run in runs.items():
+        assert run.code == 0, run.err
+        records = [json.loads(line) for line in run.out.splitlines()]
+        assert {r["schema_version"] for r in records} == {cli.SCHEMA_VERSION}
+        assert [r["event"] for r in records] == ["start", *["step"] * 4, "eval", "end"]
+        losses[layout] = [r["loss"] for r in records if "loss" in r]
+        check_schema(records)
+    assert losses["data"] == pytest.approx(losses["grid"], rel=1e-5)
+    assert losses["data"][0] == pytest.approx(5.545, abs=0.01), "ln 256 before anything is learned"
+
+
+def check_schema(records: list[dict[str, Any]]) -> None:
+    """The fields that a script may rely on, and their types."""
+    fields = {
+        "start": {
+            "workload": str,
+            "mesh": str,
+            "layout": str,
+            "seed": int,
+            "config": dict,
+            "parameters": int,
+            "data": dict,
+        },
+        "step": {"step": int, "loss": float, "seconds": float},
+        "eval": {"step": int, "loss": float, "bits_per_byte": float, "batches": int},
+        "end": {"steps": int, "seconds": float, "seconds_per_step": float, "bytes_per_second": float},
+    }
+    for record in records:
+        assert record["command"] == "train"
+        for name, kind in fields[record["event"]].items():
+            assert isinstance(record[name], kind), (record["event"], name)
+
+
+def test_a_loss_that_is_not_finite_stops_with_5():
+    run = apart("train", "workloads.py:bigram", *SMALL, "--set", "learning_rate=1e30", "--json")
+    assert run.code == 5
+    assert run.err.startswith("NonFiniteLoss: the loss of step 2 is nan\n  it was 5.54")
+    assert "try a lower learning rate" in run.err
+    assert "NaN" not in run.out, "JSON has no NaN"
+
+
+def test_results_go_to_stdout_and_nothing_moves_off_a_terminal():
+    run = apart("train", "workloads.py:bigram", *SMALL, env={**os.environ, "FORCE_COLOR": "1"})
+    assert run.code == 0, run.err
+    assert run.err == ""
+    assert run.out.startswith("bigram: 8,192 parameters on mesh all:1, nothing split\ndata: ")
+    assert "step      4  held out: loss " in run.out
+    assert "\x1b" not in run.out and "\r" not in run.out
+
+
+def test_an_interrupt_exits_with_130():
+    command = [sys.executable, "-m", "meshdsl", "train", "workloads.py:bigram", "--steps", "1000000", "--json"]
+    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.stderr.read() == "interrupted\n"
+    assert process.returncode == 130
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    command = f"{sys.executable} -m meshdsl explain workloads.py:bigram --layout grid | head -n 1"
+    run = subprocess.run(command, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+    assert run.stdout.startswith("program on rows:2 cols:4")
+    assert run.stderr == ""
+
+
+def test_explain(golden: Callable[[str, str], None]):
+    run = apart("explain", "workloads.py:bigram", "--layout", "grid")
+    assert (run.code, run.err) == (0, "")
+    program, _, table = run.out.partition("\ncollectives of one step")
+    assert program == apart("explain", "workloads.py:bigram", "--layout", "grid", "--program").out
+    golden("cli/explain_table", table)
+    record = json.loads(apart("explain", "workloads.py:bigram", "--layout", "grid", "--json").out)
+    assert (record["schema_version"], record["command"]) == (cli.SCHEMA_VERSION, "explain")
+    assert record["program"] + "\n" == program
+    assert {"kind", "axes", "count", "bytes", "wire_bytes"} == set(record["collectives"][0])
+
+
+def test_explain_needs_no_devices():
+    run = apart("explain", "workloads.py:bigram", "--mesh", "rows:64 cols:32", "--layout", "batch:rows; vocab:cols")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.startswith("program on rows:64 cols:32")
+
+
+def test_explain_the_graph():
+    run = apart("explain", "workloads.py:bigram", "--graph")
+    assert (run.code, run.err) == (0, "")
+    assert "einsum" in run.out and "all_reduce" not in run.out
+
+
+def test_doctor():
+    run = apart("doctor", "--json")
+    record = json.loads(run.out)
+    assert (run.code, record["ok"], record["problems"]) == (0, True, [])
+    assert record["devices"] and record["jax"] and record["tested jax"]
+
+
+def test_doctor_says_what_is_out_of_range(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "_requirements", lambda: {"jax": "<0.2"})
+    run = here("doctor")
+    assert run.code == 1
+    assert "is outside the tested range <0.2" in run.out
