@@ -82,11 +82,13 @@ def multi_head_attention(
         read = dim_of(k, memory_length)
         scores = precision.einsum(q, k, out=[*outer, heads, *groups, at, read]) * (1 / math.sqrt(head.size))
         if causal:
-            scores = md.where(md.broadcast(md.iota(at), [at, read]) >= md.iota(read), scores, FORBIDDEN)
+            allowed = md.broadcast(md.iota(at), [heads, at, read]) >= md.iota(read)
+            scores = md.where(md.prefer(allowed, heads), scores, FORBIDDEN)
         if mask is not None:
             scores = md.where(mask, scores, FORBIDDEN)
         weights = drop(md.cast(_softmax(scores, read), precision.compute), dropout, key)
-        mixed = md.cast(precision.einsum(weights, v, out=[*outer, at, heads, *groups, head]), precision.compute)
+        mixed = md.prefer(precision.einsum(weights, v, out=[*outer, at, heads, *groups, head]), heads)
+        mixed = md.cast(mixed, precision.compute)
         w = weight("wo", (heads, *groups, head), (wide,), init, precision)
         return md.cast(precision.einsum(mixed, w, out=x.dims), precision.compute)
 

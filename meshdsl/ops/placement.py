@@ -21,7 +21,7 @@ _PREFER = Op(
     "prefer",
     type=lambda x, *, names: x,
     kernel=lambda c, x, *, names: x,
-    vjp=lambda ct, x: (ct,),
+    vjp=lambda ct, x, names: (bind1(_PREFER, ct, names=names),),
     linear="joint",
     flops=lambda *_, **__: 0,
 )
