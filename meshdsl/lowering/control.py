@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ..ir import Eqn, Graph, Var, cse, dce
 from ..layouts import Sharding
 from ..trace import FULL
+from .demand import Demand
 from .partition import lower, settle
 from .program import Program
 from .scope import Scope
@@ -44,7 +45,9 @@ def _stackable(scope: Scope, v: Var) -> Given:
 
 
 def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
-    scope = Scope(outer.setting, body, is_body=True)
+    zero = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0]
+    pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
+    scope = Scope(outer.setting, body, Demand(body, is_body=True, zero=zero, pending=pending))
     for v, how in zip(body.ins, given, strict=True):
         if isinstance(how, Eqn):
             scope.lazy[v] = dataclasses.replace(how, outs=(v,))

@@ -36,7 +36,7 @@ class Program(Graph):
         for dim, n in zip(var.shape, sizes, strict=True):
             axes = var.sharding.axes(dim)
             dims.append(f"{dim.name}={n}{'/' + '/'.join(axes) if axes else ''}")
-        pending = f" {var.sharding.kind} over {','.join(var.sharding.partial)}" if var.sharding.partial else ""
+        pending = f" partial {var.sharding.kind} over {','.join(var.sharding.partial)}" if var.sharding.partial else ""
         return f"{var.dtype.name}[{' '.join(dims)}]{pending}"
 
     def note(self, eqn: Eqn) -> str:

@@ -39,10 +39,10 @@ class Setting:
 class Scope:
     """One graph's values in their sharded versions, and the equations made so far."""
 
-    def __init__(self, setting: Setting, graph: Graph, is_body: bool = False):
+    def __init__(self, setting: Setting, graph: Graph, demand: Demand | None = None):
         self.setting = setting
         self.graph = graph
-        self.demand = Demand(graph, is_body)
+        self.demand = demand or Demand(graph, is_body=False)
         self.eqns: list[Eqn] = []
         self.versions: dict[Var, list[Var]] = {}
         self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
