@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import meshdsl as md
 
 from .precision import dim_of
@@ -41,21 +39,9 @@ def softmax_cross_entropy(
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(hit, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))
-    total, target, *rest = _finished_together(sums)
+    total, target, *rest = md.unstack(md.stack(sums, "sums"), "sums")  # one pending sum, finished in one collective
     log_total = md.log(total)
     for everything in rest:
         target = (1 - label_smoothing) * target + (label_smoothing / classes.size) * everything
     loss = log_total - target
     return loss + z_loss * md.square(log_total + shift) if z_loss else loss
-
-
-def _finished_together(sums: list[md.Tensor]) -> list[md.Tensor]:
-    """The same tensors; sums that are pending over devices are finished as one stack, in one collective.
-
-    `md.map` is taken not to be linear, so a pending sum cannot pass it.
-    """
-    return md.unstack(md.map(_whole, md.stack(sums, "sums")), "sums")
-
-
-def _whole(x: Any) -> Any:
-    return x
