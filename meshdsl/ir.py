@@ -139,6 +139,7 @@ class Graph:
     ins: tuple[Var, ...]
     eqns: tuple[Eqn, ...]
     outs: tuple[Var, ...]
+    mentions: frozenset[str] = frozenset()  # names of dims that the function used, also in what was left out since
 
     def __str__(self) -> str:
         return format_graph(self)

@@ -163,6 +163,7 @@ class Traced:
         self.eqns: list[Eqn] = []
         self.captures: list[Tensor] = []
         self.captured: dict[Any, Tensor] = {}
+        self.mentions: set[str] = set()  # dims of traces inside this one, those that were thrown away included
         self.open = True
 
     def input(self, kind: Type, name: str = "") -> Tensor:
@@ -341,7 +342,11 @@ def trace(
         _state.trace = before
         traced.open = False
     captured = tuple(traced.captured[x._var]._var for x in traced.captures)
-    graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs)))
+    values = (*traced.ins, *(v for eqn in traced.eqns for v in eqn.outs))
+    traced.mentions.update(d.name for v in values for d in v.shape)
+    if before is not None:
+        before.mentions.update(traced.mentions)
+    graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), frozenset(traced.mentions)))
     return verify(graph, "trace"), traced.captures, structure
 
 

@@ -29,10 +29,11 @@ def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] |
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
-    the results. Raises one `LayoutError` with every problem of the layout.
+    the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
+    its initialisation. Raises one `LayoutError` with every problem of the layout.
     """
-    names = {v.name: v.shape for v in graph.ins}
-    dims = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
+    names = {v.name: v.shape for v in graph.ins} | dict(zip(results or [], (v.shape for v in graph.outs), strict=False))
+    dims = graph.mentions | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
     dims |= {d.name for v in graph.ins for d in v.shape}
     problems = layout.problems(mesh, dims, names)
     problems += _shard_problems(graph, mesh)

@@ -17,25 +17,21 @@ def inline(graph: Graph) -> Graph:
     return verify(graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs)), "inline")
 
 
-def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var]) -> Iterator[Eqn]:
+def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False) -> Iterator[Eqn]:
+    # a body may be opened twice (forward, and again in a gradient), so its values get new variables
     for eqn in eqns:
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
         if eqn.op.name in ("checkpoint", "call"):
             body: Graph = eqn.params["graph"]
             inner = dict(zip(body.ins, ins, strict=True))
-            yield from (dataclasses.replace(e, backward=e.backward or eqn.backward) for e in _fresh(body.eqns, inner))
+            for e in _opened(body.eqns, inner, fresh=True):
+                yield dataclasses.replace(e, backward=e.backward or eqn.backward)
             renamed.update(zip(eqn.outs, (inner.get(v, v) for v in body.outs), strict=True))
             continue
         subs = {key: inline(sub) for key, sub in eqn.graphs()}
-        yield dataclasses.replace(eqn, ins=ins, params={**eqn.params, **subs})
-
-
-def _fresh(eqns: tuple[Eqn, ...], inner: dict[Var, Var]) -> Iterator[Eqn]:
-    # a body may be opened twice (forward, and again in a gradient), so its values get new variables
-    for eqn in _opened(eqns, inner):
-        outs = tuple(dataclasses.replace(v) for v in eqn.outs)
-        inner.update(zip(eqn.outs, outs, strict=True))
-        yield dataclasses.replace(eqn, outs=outs)
+        outs = tuple(dataclasses.replace(v) for v in eqn.outs) if fresh else eqn.outs
+        renamed.update(zip(eqn.outs, outs, strict=True))
+        yield dataclasses.replace(eqn, ins=ins, outs=outs, params={**eqn.params, **subs})
 
 
 def simplify(graph: Graph) -> Graph:

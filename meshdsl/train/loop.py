@@ -107,7 +107,7 @@ def train(
 def stages(workload: md.Workload, mesh: md.Mesh, layout: md.Layout) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step, and the types of its arguments: what `.graph`, `.program` and `.lower` take. No devices."""
     compiled = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    key = (md.spec("key:2", "uint32"),) if _key(workload) else ()
+    key = (md.spec("key_word:2", "uint32"),) if _key(workload) else ()
     return compiled, (*workload.specs(), *key)
 
 
