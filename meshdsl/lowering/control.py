@@ -73,7 +73,7 @@ def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], wh
     outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, wanted, strict=True))
     ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, given, strict=True) if isinstance(how, Sharding))
     # settle() may reorder versions of computed values, never of inputs
-    return dce(cse(Program(ins, tuple(scope.eqns), outs, scope.setting.mesh, scope.setting.extents)))
+    return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
 
 
 def _sent(program: Program) -> int:
