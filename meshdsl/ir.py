@@ -139,7 +139,7 @@ class Graph:
     ins: tuple[Var, ...]
     eqns: tuple[Eqn, ...]
     outs: tuple[Var, ...]
-    mentions: frozenset[str] = frozenset()  # names of dims that the function used, also in what was left out since
+    mentions: frozenset[str] = field(default=frozenset(), kw_only=True)  # dims the function used, left out since or not
 
     def __str__(self) -> str:
         return format_graph(self)

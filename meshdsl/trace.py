@@ -346,7 +346,7 @@ def trace(
     traced.mentions.update(d.name for v in values for d in v.shape)
     if before is not None:
         before.mentions.update(traced.mentions)
-    graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), frozenset(traced.mentions)))
+    graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), mentions=frozenset(traced.mentions)))
     return verify(graph, "trace"), traced.captures, structure
 
 
