@@ -63,8 +63,8 @@ class Labels:
     """Which dims of the operands and results of one operation are split together: those with equal labels.
 
     A dim whose label is None must be whole. A label in `exact` can be split only where every dim that has it divides
-    without padding. A label in `fresh` takes the layout's axes whatever the operand brings; one in `mapped` does so
-    when the layout has a rule for it.
+    without padding. A label in `fresh` takes the layout's axes whatever the operand brings, where the dims that have it are padded alike; one in `mapped`
+    does so when the layout has a rule for it.
     """
 
     ins: tuple[Names, ...]
@@ -143,6 +143,11 @@ class Graph:
 
     def __str__(self) -> str:
         return format_graph(self)
+
+    @property
+    def instructions(self) -> int:
+        """The number of equations, those of loop bodies and branches included, each counted once."""
+        return sum(1 for _ in walk(self))
 
     def replace(self, **changes: Any) -> Any:
         """A copy with other fields."""
