@@ -10,8 +10,9 @@ import difflib
 import linecache
 import os
 import sys
-from collections.abc import Iterable
-from typing import NamedTuple
+import traceback
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 __all__ = [
     "InternalError",
@@ -22,8 +23,13 @@ __all__ = [
     "Where",
     "at",
     "caller",
+    "located",
     "nearest",
+    "raised",
 ]
+
+
+Result = TypeVar("Result")
 
 
 class MeshdslError(Exception):
@@ -69,12 +75,19 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.s
 def caller() -> Where:
     """The innermost line on the stack that is neither meshdsl's own nor an installed library's."""
     frame = sys._getframe(1)
-    while frame.f_back is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES):
-            break
+    while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return Where(frame.f_code.co_filename, frame.f_lineno)
+
+
+def raised(error: BaseException) -> Where | None:
+    """The innermost line of the user's that led to an error being handled, if it passed one."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next((Where(file, line) for file, line in reversed(lines) if _is_users(file)), None)
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES)
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:
@@ -83,6 +96,14 @@ def at(error: MeshdslError, where: Where) -> MeshdslError:
         error.where = where
         error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
     return error
+
+
+def located(resolve: Callable[[], Result]) -> Result:
+    """What `resolve()` returns; an error in it carries the user's line."""
+    try:
+        return resolve()
+    except MeshdslError as error:
+        raise at(error, caller()) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from . import init as initializers
 from .autodiff import zeros
 from .control import checkpoint, scan
 from .dims import Dim, DimLike, DimsLike, Shape, pick, show
-from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest
+from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest, raised
 from .ir import Type
 from .ops import random
 from .trace import Tensor, trace, tree
@@ -68,6 +68,8 @@ def _running(run: _Pass) -> Iterator[_Pass]:
     before, _state.run = _state.run, run
     try:
         yield run
+    except MeshdslError as error:  # a layer's error gets the line that called the layer
+        raise at(error, raised(error) or caller()) from None
     finally:
         _state.run = before
 

@@ -108,8 +108,9 @@ def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 1
     if whole.size % 2:
         raise md.ShapeError(f"rotary positions turn pairs, and {whole!r} is odd")
     half = md.Dim(whole.name, whole.size // 2)
-    speed = md.exp(md.iota(half, "float32") * (-math.log(base) / half.size))
-    angle = md.einsum(md.iota(at, "float32"), speed, out=[at, half])
+    wide = x.dtype if x.dtype.itemsize > 4 else "float32"  # a narrow float cannot tell far places apart
+    speed = md.exp(md.iota(half, wide) * (-math.log(base) / half.size))
+    angle = md.einsum(md.iota(at, wide), speed, out=[at, half])
     cos, sin = md.cast(md.cos(angle), x.dtype), md.cast(md.sin(angle), x.dtype)
     a, b = md.slice(x, whole, 0, half.size), md.slice(x, whole, half.size, half.size)
     return md.concat([a * cos - b * sin, a * sin + b * cos], whole.name)
