@@ -241,7 +241,7 @@ def _block_of(c: backend.Local, value: np.ndarray) -> Any:
     block = c.outs[0]
     counts = [c.count(axes) for axes in block.axes]
     pads = [(0, size * n - real) for size, n, real in zip(block.sizes, counts, value.shape, strict=True)]
-    x = c.xp.asarray(np.pad(value, pads))
+    x = c.xp.asarray(np.pad(value, pads) if any(high for _, high in pads) else value)  # NumPy cannot pad a number
     for i, dim in enumerate(block.shape):
         if block.axes[i]:
             x = c.xp.dynamic_slice(x, c.start(block, dim), block.sizes[i], i)
@@ -309,7 +309,8 @@ def run_kernel(
 ) -> list[Any]:
     """The operation on undivided arrays; always a list, in the declared dtypes."""
     local = backend.Local(xp, tuple(map(backend.whole, shapes)), tuple(backend.whole(t.shape) for t in types))
-    results = op.kernel(local, *arrays, **params)
+    with np.errstate(all="ignore"):  # NaN, infinities and wrap-around are data here
+        results = op.kernel(local, *arrays, **params)
     return list(results) if isinstance(results, tuple | list) else [results]
 
 

@@ -11,15 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local, letters
-from ..dims import DimsLike, DimLike, Shape, find, merge, names, pick, show
-from ..errors import MeshdslError, ShapeError, at, caller
+from ..dims import DimLike, DimsLike, Shape, find, merge, names, pick, show
+from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .elementwise import cast, exp, isfinite, kind, log, logical_not, promote, square, stop_gradient, where
+from .elementwise import as_dtype, cast, exp, isfinite, kind, log, logical_not, promote, square, stop_gradient, where
 
 __all__ = [
     "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
@@ -30,14 +29,6 @@ __all__ = [
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
     """The dims a reduction removes: all of them when `over` is None."""
     return located(lambda: x.dims if over is None else pick(over, x.dims))
-
-
-def located(resolve: Any) -> Any:
-    """What `resolve()` returns; an error in it carries the user's line."""
-    try:
-        return resolve()
-    except MeshdslError as error:
-        raise at(error, caller()) from None
 
 
 def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
@@ -97,7 +88,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     """
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
-    return bind1(_EINSUM, *xs, out=shape, dtype=np.dtype(jnp.dtype(dtype or xs[0].dtype)))
+    return bind1(_EINSUM, *xs, out=shape, dtype=located(lambda: as_dtype(dtype or xs[0].dtype)))
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
@@ -139,7 +130,8 @@ def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
     zeros = sum(cast(zero, "int32"), over)
     rest = prod(where(zero, 1, x), over)
     alone = where(zeros == 1, rest, 0)
-    return (ct * where(zero, broadcast(alone, x.dims), broadcast(where(zeros == 0, rest, 0), x.dims) / where(zero, 1, x)),)
+    every = broadcast(where(zeros == 0, rest, 0), x.dims) / where(zero, 1, x)
+    return (ct * where(zero, broadcast(alone, x.dims), every),)
 
 
 _SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce="sum", mask=0, linear="joint")
@@ -212,17 +204,12 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
     return mean(square(x - broadcast(mean(x, gone), x.dims)), gone)
 
 
-def _shift(x: Tensor, over: Shape) -> Tensor:
-    """A finite number near the maximum, without gradient; NaN need not survive here, the sums keep it."""
-    top = stop_gradient(max(x, over))
-    return where(isfinite(top), top, 0)
-
-
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     """log(sum(exp(x))), without overflow."""
     x = as_tensor(x)
     gone = over_dims(x, over)
-    shift = _shift(x, gone)
+    top = stop_gradient(max(x, gone))
+    shift = where(isfinite(top), top, 0)  # all -inf gives -inf, an inf gives inf
     return log(sum(exp(x - shift), gone)) + shift
 
 
@@ -230,7 +217,7 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
     """exp(x) / sum(exp(x)) over one dim or several."""
     x = as_tensor(x)
     gone = over_dims(x, over)
-    e = exp(x - _shift(x, gone))
+    e = exp(x - stop_gradient(max(x, gone)))
     return e / sum(e, gone)
 
 
@@ -238,7 +225,7 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     """log(softmax(x))."""
     x = as_tensor(x)
     gone = over_dims(x, over)
-    shifted = x - _shift(x, gone)
+    shifted = x - stop_gradient(max(x, gone))
     return shifted - log(sum(exp(shifted), gone))
 
 
@@ -259,7 +246,7 @@ def _arg(extreme: Any, x: Any, over: DimLike) -> Tensor:
     dim = located(lambda: find(over, x.dims))
     hit = x == extreme(x, dim)
     if kind(x.dtype) == "f":
-        hit = hit | (x != x)  # noqa: PLR0124  NaN
+        hit = hit | (x != x)  # NaN
     return min(where(hit, iota(dim), dim.size), dim)
 
 
@@ -267,7 +254,10 @@ def _broadcast_type(x: Type, *, shape: Shape) -> Type:
     lacking = [d for d in x.shape if d not in shape]
     if lacking:
         merge([x.shape, shape])
-        raise ShapeError(f"md.broadcast to {show(shape)} would lose {show(lacking)} of {x}; reduce it with md.sum or another")
+        raise ShapeError(
+            f"md.broadcast to {show(shape)} would lose {show(lacking)} of {x}\n"
+            "  remove dims with md.sum, md.mean or another reduction, or name them in the result too"
+        )
     return Type(shape, x.dtype)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import merge, show
-from ..errors import ShapeError, TraceError
+from ..errors import ShapeError, TraceError, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
@@ -84,7 +84,7 @@ def _unary(
 
     def public(x: Any) -> Tensor:
         x = as_tensor(x)
-        if "i" not in kinds and kind(x.dtype) in "ib":
+        if "f" in kinds and "i" not in kinds and kind(x.dtype) in "ib":
             x = cast(x, jnp.result_type(float))
         return bind1(op, x)
 
@@ -108,6 +108,17 @@ _CAST = Op(
 )
 
 
+def as_dtype(dtype: Any) -> np.dtype:
+    """The dtype; raises `ShapeError` when this process cannot store it."""
+    dtype = np.dtype(jnp.dtype(dtype))
+    if dtype != jax.dtypes.canonicalize_dtype(dtype):
+        raise ShapeError(
+            f"{dtype.name} was asked for, and JAX runs without 64-bit types\n"
+            "  ask for 32 bits, or switch them on with jax.config.update('jax_enable_x64', True)"
+        )
+    return dtype
+
+
 def cast(x: Any, dtype: Any) -> Tensor:
     """The same values in another dtype.
 
@@ -115,7 +126,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     >>> md.cast(md.tensor([1.5], "a"), "int32")
     tensor(int32[a=1], [1])
     """
-    x, dtype = as_tensor(x), np.dtype(jnp.dtype(dtype))
+    x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
     return x if x.dtype == dtype else bind1(_CAST, x, dtype=dtype)
 
 
@@ -146,7 +157,7 @@ sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),)
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
 negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint")
-abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (ct * sign(x),), kinds="fi")
+abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
 sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),))
@@ -157,21 +168,17 @@ erf_inv = _unary(
     "erf_inv", lambda xp: xp.erf_inv, lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),), kinds="f"
 )
 sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f")
+relu = _unary("relu", lambda xp: lambda x: xp.maximum(x, 0), lambda ct, x, out: (where(out > 0, ct, 0),), kinds="fi")
 floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
 ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
 logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
+invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib")
 stop_gradient = _unary(
     "stop_gradient", lambda xp: lambda x: x, lambda ct, x: (None,), kinds="fcib", linear="joint", flops=0
 )
-
-
-def relu(x: Any) -> Tensor:
-    """max(x, 0), with gradient 0 at 0."""
-    x = as_tensor(x)
-    return where(x > 0, x, 0)
 
 
 def gelu(x: Any, approximate: bool = True) -> Tensor:
@@ -191,7 +198,7 @@ def silu(x: Any) -> Tensor:
 def softplus(x: Any) -> Tensor:
     """log(1 + exp(x)), without overflow."""
     x = as_tensor(x)
-    return maximum(x, 0) + log1p(exp(-abs(x)))
+    return where(x >= 0, x, 0) + log1p(exp(-abs(x)))  # both slopes are those from the right, so that their sum is right
 
 
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
@@ -284,9 +291,10 @@ def _power_dy(ct: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
 
 def power(x: Any, y: Any) -> Tensor:
     """`jnp.power`: 0 ** 0 is 1; a negative base with a fractional exponent is NaN."""
-    if isinstance(y, int | float) and y == 2 and isinstance(x, Tensor):
+    floating = isinstance(x, Tensor) and kind(x.dtype) in "fc"
+    if isinstance(x, Tensor) and isinstance(y, int if not floating else int | float) and y == 2:
         return square(x)
-    if isinstance(y, int) and isinstance(x, Tensor) and kind(x.dtype) in "fc":
+    if isinstance(y, int) and floating:
         return _integer_power(x, y)
     return _power(x, y)
 
@@ -364,10 +372,6 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)
 
 
-def _invert(x: Tensor) -> Tensor:
-    return logical_not(x) if x.dtype == _BOOL else bitwise_xor(x, -1)
-
-
 def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[..., Any]:
     def method(x: Tensor, y: Any) -> Any:
         if not isinstance(y, Tensor | bool | int | float | complex | np.generic):
@@ -387,6 +391,6 @@ for _name, _function in {
     "eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal,
 }.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _operator(_function))
-for _name, _function in {"neg": negative, "abs": abs, "invert": _invert}.items():
+for _name, _function in {"neg": negative, "abs": abs, "invert": invert}.items():
     setattr(Tensor, f"__{_name}__", _function)
 Tensor.__hash__ = object.__hash__

@@ -8,17 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find, names, pick, show
-from ..errors import ShapeError
+from ..errors import ShapeError, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
-from .contraction import broadcast, located, sum
-from .elementwise import cast, stop_gradient
-from .reshape import along, refill, reverse, transpose, trim
+from .contraction import broadcast, sum
+from .elementwise import as_dtype, cast, stop_gradient
+from .reshape import along, refill, reverse, shift, transpose, trim
 
 __all__ = ["argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"]
 
@@ -49,12 +48,13 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
     """
-    return bind1(_IOTA, dim=_new_dim(dim), dtype=np.dtype(jnp.dtype(dtype)))
+    return bind1(_IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     """1 where the index equals the place along `dim` (the last dim of the result), else 0."""
     i, dim = as_tensor(i), _new_dim(dim)
+    i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer counts
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
 
@@ -77,6 +77,8 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     """Indices relative to this device's block of `over`, and which of them lie inside it."""
+    if i.dtype.itemsize > 4:
+        i = c.xp.clip(i, -1, over.size)  # before it wraps
     i = c.xp.asarray(i, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
     real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
     inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
@@ -116,9 +118,8 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
 
 
 def _scatter_type(i: Type, updates: Type, *, over: Dim) -> Type:
-    lacking = [d for d in i.shape if d not in updates.shape]
-    if lacking:
-        raise ShapeError(f"md.put_add: the updates {show(updates.shape)} lack {show(lacking)} of the indices")
+    if i.dtype.kind not in "iu":
+        raise ShapeError(f"md.put_add needs integer indices, got {i.dtype.name}")
     return Type((over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
 
 
@@ -152,7 +153,26 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     """`x` with `updates` added at indices `i` along `over`; equal indices add up."""
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
+    rest = _rest(x, dim)
+    located(lambda: _check_put(x.type, i.type, updates.type, rest))
+    lacking = [d for d in (*i.dims, *rest) if d not in updates.dims]
+    updates = broadcast(updates, (*lacking, *updates.dims)) if lacking else updates
     return x + _scatter_add(i, cast(updates, x.dtype), dim)
+
+
+def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
+    both = [d.name for d in i.shape if d.name in names(rest)]
+    if both:
+        raise ShapeError(
+            f"md.put_add: the indices {show(i.shape)} and the tensor {show(x.shape)} share {both}\n"
+            "  the dims of the indices are added up; rename one of them, or add md.one_hot(i, dim) * updates"
+        )
+    extra = [d for d in updates.shape if d not in (*i.shape, *rest)]
+    if extra:
+        raise ShapeError(
+            f"md.put_add: the updates {show(updates.shape)} have {show(extra)}, which neither the indices "
+            f"{show(i.shape)} nor the tensor {show(x.shape)} has\n  sum them away first, with md.sum"
+        )
 
 
 _CUMSUM = along(
@@ -170,7 +190,7 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     dim = located(lambda: find(over, x.dims))
     flipped = _reverse(x, dim) if reverse else x
     total = bind1(_CUMSUM, flipped, dim=dim)
-    total = total - flipped if exclusive else total
+    total = shift(total, dim, 1) if exclusive else total
     return _reverse(total, dim) if reverse else total
 
 
@@ -181,9 +201,7 @@ def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
     axis = c.ins[0].position(over)
     x = c.xp.moveaxis(trim(c, x, c.ins[0]), axis, -1)
     values, index = c.xp.top_k(x, k.size)
-    return tuple(
-        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True)
-    )
+    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True))
 
 
 def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:

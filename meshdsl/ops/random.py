@@ -19,11 +19,10 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, find, pick, size_of
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1, current, tensor
-from .contraction import located
-from .elementwise import bitcast, cast, erf_inv, kind, log, maximum, minimum, where
+from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
 from .indexing import argsort, iota, take
 from .reshape import refill, stack, transpose, unstack
 
@@ -161,15 +160,10 @@ def _float(name: str, dtype: Any) -> np.dtype:
 
 
 def _known(name: str, dtype: Any, wanted: str, words: str) -> np.dtype:
-    """A dtype of the wanted kind that this process can store."""
-    dtype = np.dtype(jnp.dtype(dtype))
+    """A dtype of the wanted kind."""
+    dtype = as_dtype(dtype)
     if kind(dtype) != wanted:
         raise ShapeError(f"md.random.{name} draws {words}, not {dtype.name}")
-    if dtype.itemsize == 8 and not jax.config.read("jax_enable_x64"):
-        raise ShapeError(
-            f"md.random.{name} of {dtype.name}: JAX runs without 64-bit types\n"
-            f"  ask for 32 bits, or switch them on with jax.config.update('jax_enable_x64', True)"
-        )
     return dtype
 
 
@@ -184,7 +178,7 @@ def key(seed: Any) -> Tensor:
     >>> md.random.key(7)
     tensor(uint32[key_word=2], [0 7])
     """
-    wide = jax.config.read("jax_enable_x64")
+    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not -(1 << 63) <= seed < 1 << 64:
             raise at(ShapeError(f"the seed of a random key has at most 64 bits, got {seed}"), caller())

@@ -1,0 +1,548 @@
+"""One row per operation: a call, its operands and a plain reference. Every law of operations runs over this table.
+
+`rows()` lists the rows. A row makes its operands for any sizes (`row.make(rng, sizes)`), so that laws can draw sizes
+of 1, primes and sizes that a mesh does not divide; `row.call(*tensors)` is written with public names only and takes
+every size from its operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import scipy.special
+
+import meshdsl as md
+from meshdsl import backend
+from meshdsl.autodiff import vjp_of_graph
+from meshdsl.control import BARRIER
+from meshdsl.dims import Dim
+from meshdsl.ir import Graph, Op, Type, walk
+from meshdsl.ops import elementwise
+from meshdsl.ops.masking import MASK
+from meshdsl.trace import Tensor, bind1, run_kernel, trace, tree
+
+SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
+Sizes = Mapping[str, int] | Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class In:
+    """One operand: dims as `"a b=2*c"` (a size may be a sum of products), dtype ("" for the row's) and its values.
+
+    Values: any, positive, nonzero, unit (inside (-1, 1)), bool, key, `place:a` (an index of dim a, some of them
+    outside it), `inside:a`.
+    """
+
+    dims: str
+    values: str = "any"
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operation as a function of tensors, its operands, and what is known of it.
+
+    `reference` takes the operands as NumPy arrays. `exact`: on small integers every evaluation gives the same bits.
+    `empty`: sizes may be 0. `smooth`: the gradient on integers, with their ties and zeros, is JAX's too.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    ins: tuple[In, ...]
+    reference: Callable[..., Any] | None = None
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    differentiable: bool = True
+    exact: bool = True
+    empty: bool = True
+    smooth: bool = True
+
+    def dims(self) -> tuple[str, ...]:
+        """The names whose sizes can be chosen."""
+        found: dict[str, None] = {}
+        for operand in self.ins:
+            for word in operand.dims.split():
+                name, _, size = word.partition("=")
+                parts = size.replace("+", "*").split("*") if size else [name]
+                found |= {part: None for part in parts if not part.isdigit()}
+        return tuple(found)
+
+    def types(self, sizes: Sizes = SIZES, dtype: str = "") -> list[Type]:
+        """What the operands are."""
+        return [
+            Type(
+                tuple(_dim(word, sizes) for word in operand.dims.split()),
+                np.dtype(jnp.dtype(operand.dtype or dtype or self.dtypes[0])),
+            )
+            for operand in self.ins
+        ]
+
+    def arrays(
+        self, rng: np.random.Generator, sizes: Sizes = SIZES, integer: bool = True, dtype: str = ""
+    ) -> list[np.ndarray]:
+        """Values for the operands; with `integer`, small whole numbers (quarters inside (-1, 1))."""
+        types = self.types(sizes, dtype)
+        return [_values(rng, t, operand.values, integer, sizes) for t, operand in zip(types, self.ins, strict=True)]
+
+    def make(
+        self, rng: np.random.Generator, sizes: Sizes = SIZES, integer: bool = True, dtype: str = ""
+    ) -> list[Tensor]:
+        """The operands as concrete tensors."""
+        arrays = self.arrays(rng, sizes, integer, dtype)
+        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype), strict=True)]
+
+    def graph(self, sizes: Sizes = SIZES, dtype: str = "") -> Graph:
+        """The call traced; its results are the leaves of what it returns."""
+        graph, captures, _ = trace(self.call, self.types(sizes, dtype))
+        assert not captures
+        return graph
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _dim(word: str, sizes: Sizes) -> Dim:
+    name, _, size = word.partition("=")
+    choose = sizes if callable(sizes) else sizes.__getitem__
+
+    def number(text: str) -> int:
+        return int(text) if text.isdigit() else choose(text)
+
+    return Dim(name, sum(math.prod(number(part) for part in term.split("*")) for term in (size or name).split("+")))
+
+
+def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, sizes: Sizes) -> np.ndarray:
+    shape = tuple(d.size for d in kind.shape)
+    values, _, dim = values.partition(":")
+    if values == "key":
+        return rng.integers(0, 1 << 32, shape, np.uint32)
+    if values in ("place", "inside"):
+        size, outside = _dim(dim, sizes).size, values == "place"
+        return rng.integers(-outside, max(size, 1) + outside, shape).astype(kind.dtype)
+    if kind.dtype == np.dtype(bool):
+        return rng.integers(0, 2, shape).astype(bool)
+    integer = integer or kind.dtype.kind in "iu"
+    sign = 1 if kind.dtype.kind == "u" else rng.choice([-1, 1], shape)
+    if values == "unit":
+        x = rng.integers(-3, 4, shape) / 4 if integer else rng.uniform(-0.9, 0.9, shape)
+    elif values in ("positive", "nonzero"):
+        x = rng.integers(1, 5, shape) if integer else rng.uniform(0.5, 2, shape)
+        x = x * sign if values == "nonzero" else x
+    else:
+        x = rng.integers(0, 4, shape) * sign if integer else rng.normal(size=shape)
+    return np.asarray(x).astype(kind.dtype)
+
+
+def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
+    """A graph by its kernels in one array library, on undivided arrays; an evaluator apart from `bind`."""
+    env = dict(zip(graph.ins, arrays, strict=True))
+    for eqn in graph.eqns:
+        ins = [env[v] for v in eqn.ins]
+        if eqn.op.control:
+            outs = _control(eqn.op.name, ins, xp, **eqn.params)
+        else:
+            outs = run_kernel(eqn.op, xp, ins, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+        for v, x in zip(eqn.outs, outs, strict=True):
+            assert (np.shape(x), np.dtype(x.dtype)) == (tuple(d.size for d in v.shape), v.dtype), f"{eqn.op}: {v}"
+            env[v] = x
+    return [env[v] for v in graph.outs]
+
+
+def _control(name: str, ins: Sequence[Any], xp: Any, **params: Any) -> Sequence[Any]:
+    if name == "scan":
+        return _scan(ins, xp, **params)
+    if name == "cond":
+        yes, no = (lambda *xs, g=params[branch]: tuple(run(g, xs, xp)) for branch in ("yes", "no"))
+        return jax.lax.cond(ins[0], yes, no, *ins[1:]) if xp is backend.Jax else (yes if ins[0] else no)(*ins[1:])
+    assert name in ("checkpoint", "call"), name
+    return run(params["graph"], ins, xp)
+
+
+def _scan(ins: Sequence[Any], xp: Any, *, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
+    held, carry, xs = ins[:consts], ins[consts : consts + carries], ins[consts + carries :]
+    rows = []
+    for i in reversed(range(dim.size)) if reverse else range(dim.size):
+        outs = run(body, [*held, *carry, *(x[i] for x in xs)], xp)
+        carry = outs[:carries]
+        rows.append(outs[carries:])
+    rows = rows[::-1] if reverse else rows
+    empty = [xp.zeros((0, *(d.size for d in v.shape)), v.dtype) for v in body.outs[carries:]]
+    return [*carry, *([xp.stack(y) for y in zip(*rows, strict=True)] if rows else empty)]
+
+
+def operations(graph: Graph) -> set[Op]:
+    """Every operation of a graph, those of loop bodies and branches included."""
+    return {eqn.op for eqn, _ in walk(graph)}
+
+
+def gradient(graph: Graph) -> tuple[Graph, list[int]]:
+    """The graph with its pullback as one graph, and which operands got a cotangent; see `vjp_of_graph`."""
+    joint, _, want = vjp_of_graph(graph, [True] * len(graph.ins))
+    return joint, want
+
+
+# ruff: noqa: E501, E731 - below is a table: a row is a line, and its functions are lambdas or have a name beside it
+# fmt: off
+# What follows is the table. Names a, b, c, d, t are dims whose sizes the law chooses.
+
+
+def _n(x: Tensor, name: str) -> int:
+    return next(d.size for d in x.dims if d.name == name)
+
+
+X, V, W = In("a b"), In("b"), In("b c")
+INTS = ("int32", "uint8")
+REAL = ("float32", "bfloat16", "float16")
+KEY = In("key_word=2", "key", "uint32")
+
+
+def _unaries() -> Iterator[Row]:
+    jnn, special = jax.nn, scipy.special
+    for name, values, reference, exact in [
+        ("exp", "any", np.exp, False),
+        ("log", "positive", np.log, False),
+        ("log1p", "positive", np.log1p, False),
+        ("expm1", "any", np.expm1, False),
+        ("sqrt", "positive", np.sqrt, False),
+        ("rsqrt", "positive", lambda x: 1 / np.sqrt(x), False),
+        ("square", "any", np.square, True),
+        ("abs", "any", np.abs, True),
+        ("sign", "any", np.sign, True),
+        ("reciprocal", "nonzero", lambda x: 1 / x, False),
+        ("sin", "any", np.sin, False),
+        ("cos", "any", np.cos, False),
+        ("tanh", "any", np.tanh, False),
+        ("erf", "any", special.erf, False),
+        ("sigmoid", "any", special.expit, False),
+        ("relu", "any", lambda x: np.maximum(x, 0), True),
+        ("gelu", "any", jnn.gelu, False),
+        ("silu", "any", jnn.silu, False),
+        ("softplus", "any", jnn.softplus, False),
+        ("elu", "any", jnn.elu, False),
+        ("selu", "any", jnn.selu, False),
+        ("leaky_relu", "any", jnn.leaky_relu, False),
+        ("floor", "any", np.floor, True),
+        ("ceil", "any", np.ceil, True),
+        ("round", "any", np.round, True),
+    ]:
+        yield Row(name, getattr(md, name), (In("a b", values),), reference, exact=exact, smooth=name != "relu")
+    yield Row("erf_inv", elementwise.erf_inv, (In("a b", "unit"),), special.erfinv, exact=False)
+    yield Row("gelu_exact", lambda x: md.gelu(x, approximate=False), (X,), lambda x: jnn.gelu(x, False), exact=False)
+    yield Row("negative", lambda x: -x, (X,), np.negative, dtypes=(*REAL, *INTS))
+    yield Row("isnan", lambda x: md.isnan(x / x), (X,), lambda x: x == 0, differentiable=False)
+    yield Row("isfinite", lambda x: md.isfinite(1 / x), (X,), lambda x: x != 0, differentiable=False)
+    yield Row("logical_not", md.logical_not, (In("a b", dtype="bool"),), np.logical_not, differentiable=False)
+    yield Row("not", lambda x: ~(x > 0), (X,), lambda x: ~(x > 0), dtypes=(*REAL, *INTS), differentiable=False)
+    yield Row("invert", lambda x: ~x, (X,), np.invert, dtypes=INTS, differentiable=False)
+    yield Row("stop_gradient", lambda x: md.stop_gradient(x) + x, (X,), lambda x: 2 * x, differentiable=False)
+    yield Row("cast_narrow", lambda x: md.cast(x, "bfloat16"), (X,), dtypes=("float32",), differentiable=False)
+    yield Row("cast_wide", lambda x: md.cast(x, "float64") * 2, (X,), lambda x: 2 * x.astype(np.float64))
+    yield Row("cast_int", lambda x: md.cast(x, "int32"), (X,), lambda x: np.trunc(x), differentiable=False)
+    yield Row("cast_bool", lambda x: md.cast(x, bool), (X,), lambda x: x != 0, differentiable=False)
+    yield Row("cast_float", lambda x: md.cast(x, "float32"), (X,), np.asarray, dtypes=INTS, differentiable=False)
+    bits = lambda x: elementwise.bitcast(x, "uint32")
+    yield Row("bitcast", bits, (In("a b", dtype="float32"),), lambda x: x.view(np.uint32), differentiable=False)
+    yield Row("full", lambda x: x + 2, (X,), lambda x: x + 2, dtypes=(*REAL, *INTS))
+    constant = lambda x: x + md.tensor(np.arange(_n(x, "b")).astype(x.dtype), [Dim("b", _n(x, "b"))])
+    yield Row("constant", constant, (X,), lambda x: x + np.arange(x.shape[1]), dtypes=(*REAL, *INTS))
+
+
+def _binaries() -> Iterator[Row]:
+    both = (In("a b", "nonzero"), In("b", "nonzero"))
+    plain = (X, V)
+    for name, ins, function, dtypes, exact in [
+        ("add", plain, lambda x, y: x + y, (*REAL, *INTS), True),
+        ("subtract", plain, lambda x, y: x - y, (*REAL, *INTS), True),
+        ("multiply", plain, lambda x, y: x * y, (*REAL, *INTS), True),
+        ("divide", both, lambda x, y: x / y, REAL, False),
+        ("remainder", both, lambda x, y: x % y, ("float32", "int32", "uint8"), True),
+        ("power", (In("a b", "positive"), V), lambda x, y: x**y, ("float32",), False),
+    ]:
+        yield Row(name, function, ins, function, dtypes=dtypes, exact=exact)
+        yield Row(f"{name}_swapped", lambda y, x, f=function: f(x, y), ins[::-1], lambda y, x, f=function: f(x, y), dtypes, exact=exact)
+        other = tuple(In(i.dims.replace("a ", ""), i.values) if i is ins[0] else In("a b", i.values) for i in ins)
+        yield Row(f"{name}_wider", function, other, function, dtypes[:1], exact=exact)
+    for name, function in [
+        ("floor_divide", lambda x, y: x // y),
+        ("equal", lambda x, y: x == y),
+        ("not_equal", lambda x, y: x != y),
+        ("less", lambda x, y: x < y),
+        ("less_equal", lambda x, y: x <= y),
+        ("greater", lambda x, y: x > y),
+        ("greater_equal", lambda x, y: x >= y),
+    ]:
+        yield Row(name, function, both, function, dtypes=(*REAL, *INTS), differentiable=False)
+    for name, function in [
+        ("and", lambda x, y: x & y),
+        ("or", lambda x, y: x | y),
+        ("xor", lambda x, y: x ^ y),
+        ("left_shift", lambda x, y: x << (y & 3)),
+        ("right_shift", lambda x, y: x >> (y & 3)),
+    ]:
+        yield Row(name, function, plain, function, dtypes=INTS, differentiable=False)
+    yield Row("and_bool", lambda x, y: x & y, (In("a b", dtype="bool"), In("b", dtype="bool")), np.logical_and, differentiable=False)
+    yield Row("maximum", md.maximum, plain, np.maximum, dtypes=(*REAL, *INTS))
+    yield Row("minimum", md.minimum, plain, np.minimum, dtypes=(*REAL, *INTS))
+    yield Row("maximum_number", lambda x: md.maximum(x, 0), (X,), lambda x: np.maximum(x, 0))
+    yield Row("square_power", lambda x: x**2, (X,), lambda x: x**2, dtypes=(*REAL, *INTS))
+    yield Row("cube", lambda x: x**3, (X,), lambda x: x**3)
+    yield Row("inverse_power", lambda x: x**-2, (In("a b", "nonzero"),), lambda x: x**-2.0, exact=False)
+    yield Row("root", lambda x: x**0.5, (In("a b", "positive"),), np.sqrt, exact=False)
+    yield Row("exponential", lambda x: 2.0**x, (X,), lambda x: 2.0**x, exact=False)
+    yield Row("order", lambda x, y: x * y, (X, In("b a")), lambda x, y: x * y.T)
+    yield Row("scalar", lambda x, y: x * y + y, (X, In("")), lambda x, y: x * y + y)
+    yield Row("chain", lambda x, y, z: x * y + z, (In("a b c"), In("c a"), In("b")), lambda x, y, z: x * y.T[:, None] + z[:, None])
+    choose = (In("a", dtype="bool"), X, V)
+    yield Row("where", md.where, choose, lambda c, x, y: np.where(c[:, None], x, y), dtypes=(*REAL, *INTS))
+    yield Row("where_number", lambda c, x: md.where(c, x, 0), choose[:2], lambda c, x: np.where(c[:, None], x, 0))
+    yield Row("map", lambda x, y: md.map(lambda u, v: jnp.hypot(u, v + 1), x, y), (In("a b", "positive"), In("b", "positive")), lambda x, y: np.hypot(x, y + 1), dtypes=("float32",), exact=False)
+
+
+def _contractions() -> Iterator[Row]:
+    sums = (*REAL, "int32")
+    yield Row("matmul", lambda x, w: md.einsum(x, w, out="a c"), (X, W), lambda x, w: x @ w, dtypes=sums)
+    yield Row("matmul_order", lambda x, w: md.einsum(x, w, out="c a"), (X, In("c b")), lambda x, w: w @ x.T, dtypes=sums)
+    yield Row("outer", lambda x, y: md.einsum(x, y, out="b a"), (In("a"), V), lambda x, y: np.outer(y, x))
+    yield Row("batched", lambda x, y: md.einsum(x, y, out="a b d"), (In("a b c"), In("a c d")), lambda x, y: x @ y)
+    yield Row("three", lambda x, y, z: md.einsum(x, y, z, out="a d"), (X, W, In("c d")), lambda x, y, z: x @ y @ z)
+    yield Row("einsum_alone", lambda x, y: md.einsum(x, y, out="a"), (In("a b"), In("a c")), lambda x, y: x.sum(1) * y.sum(1))
+    yield Row("einsum_one", lambda x: md.einsum(x, out="b"), (X,), lambda x: x.sum(0))
+    yield Row("einsum_scalar", lambda x, y: md.einsum(x, y, out=""), (X, X), lambda x, y: np.sum(x * y))
+    wide = lambda x, w: md.einsum(x, w, out="a c", dtype="float32")
+    yield Row("einsum_dtype", wide, (X, W), lambda x, w: x @ w, dtypes=("bfloat16",))
+    yield Row("dot", lambda x, w: md.dot(x, w, "b"), (X, W), lambda x, w: x @ w)
+    yield Row("dot_two", lambda x, w: md.dot(x, w, "b c"), (In("a b c"), In("c b d")), lambda x, w: np.einsum("abc,cbd->ad", x, w))
+    for name, exact, empty, dtypes in [
+        ("sum", True, True, sums),
+        ("mean", False, False, REAL),
+        ("max", True, False, sums),
+        ("min", True, False, sums),
+        ("prod", True, True, sums),
+        ("var", False, False, ("float32",)),
+    ]:
+        f = getattr(md, name)
+        g = getattr(np, name)
+        yield Row(name, lambda x, f=f: f(x, "b"), (X,), lambda x, g=g: g(x, axis=1), dtypes, exact=exact, empty=empty)
+        yield Row(f"{name}_two", lambda x, f=f: f(x, "c a"), (In("a b c"),), lambda x, g=g: g(x, axis=(0, 2)), dtypes[:1], exact=exact, empty=empty)
+        yield Row(f"{name}_all", lambda x, f=f: f(x), (X,), lambda x, g=g: g(x), dtypes[:1], exact=exact, empty=empty)
+    yield Row("sum_bool", lambda x: md.sum(x > 0, "a"), (X,), lambda x: np.sum(x > 0, axis=0), differentiable=False)
+    yield Row("any", lambda x: md.any(x > 0, "b"), (X,), lambda x: np.any(x > 0, axis=1), differentiable=False)
+    yield Row("all", lambda x: md.all(x > 0, "b"), (X,), lambda x: np.all(x > 0, axis=1), differentiable=False)
+    soft = scipy.special
+    yield Row("logsumexp", lambda x: md.logsumexp(x, "b"), (X,), lambda x: soft.logsumexp(x, axis=1), exact=False, empty=False)
+    yield Row("softmax", lambda x: md.softmax(x, "a"), (X,), lambda x: soft.softmax(x, axis=0), exact=False, empty=False)
+    yield Row("log_softmax", lambda x: md.log_softmax(x, "b"), (X,), lambda x: soft.log_softmax(x, axis=1), exact=False, empty=False)
+    for name in ("argmax", "argmin"):
+        f, g = getattr(md, name), getattr(np, name)
+        yield Row(name, lambda x, f=f: f(x, "a"), (X,), lambda x, g=g: g(x, axis=0), sums, differentiable=False, empty=False)
+    yield Row("broadcast", lambda x: md.broadcast(x, "c:3 b a"), (X,), lambda x: np.broadcast_to(x.T, (3, *x.T.shape)), (*REAL, *INTS))
+
+
+def _shapes() -> Iterator[Row]:
+    every = (*REAL, *INTS)
+    cube = In("a b c")
+    yield Row("rename", lambda x: md.rename(x, b="c"), (X,), np.asarray, every)
+    yield Row("transpose", lambda x: md.transpose(x, "c a b"), (cube,), lambda x: x.transpose(2, 0, 1), every)
+    yield Row("flatten", lambda x: md.flatten(x, "a b", "n"), (cube,), lambda x: x.reshape(-1, x.shape[2]), every, empty=False)
+    yield Row("flatten_apart", lambda x: md.flatten(x, "c a", "n"), (cube,), lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1), every, empty=False)
+    unflat = lambda x: md.unflatten(x, "n", [Dim("a", _n(x, "n") // 2), Dim("d", 2)])
+    yield Row("unflatten", unflat, (In("n=a*2 b"),), lambda x: x.reshape(-1, 2, x.shape[1]), every, empty=False)
+    again = lambda x: md.reshape(x, [Dim("d", 2), Dim("n", _n(x, "a") * _n(x, "b") // 2)])
+    yield Row("reshape", again, (In("a b=2*c"),), lambda x: x.reshape(2, -1), every, empty=False)
+    mixed = lambda x: md.reshape(x, [Dim("a", _n(x, "a")), Dim("n", _n(x, "m") // 3 * _n(x, "c")), Dim("e", 3)])
+    yield Row("reshape_mixed", mixed, (In("a m=3*b c"),), lambda x: x.reshape(x.shape[0], -1, 3), every, empty=False)
+    yield Row("concat", lambda x, y: md.concat([x, y, x], "b"), (X, In("b=c a")), lambda x, y: np.concatenate([x, y.T, x], 1), every)
+    yield Row("stack", lambda x, y: md.stack([x, y], "new"), (X, In("b a")), lambda x, y: np.stack([x, y.T]), every)
+    yield Row("unstack", lambda x: md.unstack(x, "b")[-1] * 2 + md.unstack(x, "b")[0], (X,), lambda x: x[:, -1] * 2 + x[:, 0], every, empty=False)
+    part = lambda x: md.slice(x, "a", _n(x, "a") // 3, _n(x, "a") - _n(x, "a") // 3)
+    yield Row("slice", part, (X,), lambda x: x[len(x) // 3 :], every)
+    yield Row("slice_stride", lambda x: md.slice(x, "b", 0, (_n(x, "b") + 1) // 2, 2), (X,), lambda x: x[:, ::2], every, empty=False)
+    place = In("", "inside:a", "int32")
+    yield Row("dynamic_slice", lambda x, i: md.dynamic_slice(x, "a", i, 1), (X, place), lambda x, i: x[i : i + 1], every, empty=False)
+    clipped = lambda x, i: md.dynamic_slice(x, "a", i + 1, _n(x, "a"))
+    yield Row("dynamic_slice_clipped", clipped, (X, place), lambda x, i: x, every, empty=False)
+    update = lambda x, u, i: md.dynamic_update_slice(x, u, "a", i)
+
+    def updated(x: Any, u: Any, i: Any) -> Any:
+        x, i = np.array(x), min(int(i), len(x) - u.shape[1])
+        x[i : i + u.shape[1]] = u.T
+        return x
+
+    yield Row("dynamic_update_slice", update, (In("a=d+1 b"), In("b a=d"), In("", "inside:d", "int32")), updated, every, empty=False)
+    yield Row("pad", lambda x: md.pad(x, "a", 1, 2, value=3), (X,), lambda x: np.pad(x, [(1, 2), (0, 0)], constant_values=3), every)
+    yield Row("pad_zero", lambda x: md.pad(x, "b", 2, 0), (X,), lambda x: np.pad(x, [(0, 0), (2, 0)]), every)
+    yield Row("pad_cut", lambda x: md.pad(x, "a", -1, 2), (In("a=a+1 b"),), lambda x: np.pad(x[1:], [(0, 2), (0, 0)]), every)
+
+    def spread(x: Any) -> Any:
+        out = np.zeros((max(0, 3 * len(x) - 2), x.shape[1]), x.dtype)
+        out[::3] = x
+        return np.pad(out, [(1, 0), (0, 0)])
+
+    yield Row("pad_inner", lambda x: md.pad(x, "a", 1, 0, inner=2), (X,), spread, every)
+    yield Row("reverse", lambda x: md.reverse(x, "a"), (X,), lambda x: x[::-1], every)
+    yield Row("roll", lambda x: md.roll(x, "a", 2), (X,), lambda x: np.roll(x, 2, 0), every)
+    yield Row("roll_back", lambda x: md.roll(x, "b", -1), (X,), lambda x: np.roll(x, -1, 1), every)
+    yield Row("shift", lambda x: md.shift(x, "b", 1), (X,), lambda x: np.pad(x, [(0, 0), (1, 0)])[:, : x.shape[1]], every)
+    yield Row("shift_back", lambda x: md.shift(x, "b", -2, fill=1), (X,), lambda x: np.pad(x, [(0, 0), (0, 2)], constant_values=1)[:, 2:], every)
+
+
+def _indices() -> Iterator[Row]:
+    every = (*REAL, *INTS)
+    yield Row("iota", lambda x: x + md.iota(x.dims[1], x.dtype), (X,), lambda x: x + np.arange(x.shape[1], dtype=x.dtype), every)
+    place = In("c", "place:b", "int32")
+    hot = lambda i, x: md.one_hot(i, x.dims[1], x.dtype)
+    yield Row("one_hot", hot, (place, X), lambda i, x: i[:, None] == np.arange(x.shape[1]), every, differentiable=False)
+
+    def taken(x: Any, i: Any) -> Any:
+        inside = (i >= 0) & (i < x.shape[1])
+        rows = np.moveaxis(x, 1, 0)
+        rows = rows[np.where(inside, i, 0)] if len(rows) else np.zeros((*i.shape, *rows.shape[1:]), x.dtype)
+        return np.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), rows, 0)
+
+    yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
+    yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", "int32")), taken, every)
+    yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", "int32")), taken, every)
+
+    def added(x: Any, i: Any, u: Any) -> Any:
+        out = np.array(x)
+        for at, row in zip(i, u, strict=True):
+            if 0 <= at < len(x):
+                out[at] += row
+        return out
+
+    put = lambda x, i, u: md.put_add(x, i, u, "b")
+    yield Row("put_add", put, (W, In("t", "place:b", "int32"), In("t c")), added, every)
+    flat = lambda x, i, u: added(x, i.reshape(-1), u.transpose(1, 2, 0).reshape(-1, u.shape[0]))
+    one = lambda x, i: md.put_add(x, i, 1, "b")
+    count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
+    yield Row("put_add_number", one, (W, In("t", "place:b", "uint8")), count, every)
+    yield Row("put_add_two", put, (W, In("t d", "place:b", "int32"), In("c t d")), flat, every, empty=False)
+    yield Row("cumsum", lambda x: md.cumsum(x, "a"), (X,), lambda x: np.cumsum(x, 0), ("float32", "bfloat16", "int32"))
+    last = lambda x: md.cumsum(x, "a", exclusive=True, reverse=True)
+    yield Row("cumsum_last", last, (X,), lambda x: np.cumsum(x[::-1], 0)[::-1] - x, ("float32", "int32"))
+    yield Row("cumsum_exclusive", lambda x: md.cumsum(x, "b", exclusive=True), (X,), lambda x: np.cumsum(x, 1) - x)
+    yield Row("sort", lambda x: md.sort(x, "a"), (X,), lambda x: np.sort(x, 0), every)
+    yield Row("argsort", lambda x: md.argsort(x, "b"), (X,), lambda x: np.argsort(x, 1, kind="stable"), every, differentiable=False)
+
+    def best(x: Tensor) -> Any:
+        return md.top_k(x, "b", Dim("k", (_n(x, "b") + 1) // 2))
+
+    def largest(x: Any) -> Any:
+        return jax.lax.top_k(x, (x.shape[1] + 1) // 2)
+
+    yield Row("top_k", best, (X,), largest, every, empty=False)
+    yield Row("top_k_same", lambda x: md.top_k(x, "b", x.dims[1])[0], (X,), lambda x: -np.sort(-x, 1), empty=False)
+
+
+def _placements() -> Iterator[Row]:
+    yield Row("prefer", lambda x: md.prefer(x * 2, "b", "a"), (X,), lambda x: x * 2)
+    yield Row("replicate", lambda x: md.replicate(x * 2), (X,), lambda x: x * 2)
+    mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
+    yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
+    yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
+
+
+def _randoms() -> Iterator[Row]:
+    fixed: dict[str, Any] = {"dtypes": ("float32",), "differentiable": False}
+
+    def wrap(key: Any) -> Any:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+
+    for dtype in ("uint8", "uint16", "uint32", "uint64"):
+        yield Row(f"bits_{dtype}", lambda k, x, d=dtype: md.random.bits(k, x.dims, d), (KEY, In("a b c")), lambda k, x, d=dtype: jax.random.bits(wrap(k), x.shape, d), **fixed)
+    yield Row("fold_in", lambda k, i: md.random.fold_in(k, i), (KEY, In("a", "inside:b", "int32")), lambda k, i: jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(wrap(k), i)))(i), **fixed)
+    yield Row("split", lambda k: md.random.split(k, 3)[1], (KEY,), lambda k: jax.random.key_data(jax.random.split(wrap(k), 3)[1]), **fixed)
+    yield Row("uniform", lambda k, x: md.random.uniform(k, x.dims), (KEY, X), lambda k, x: jax.random.uniform(wrap(k), x.shape, "float32"), **fixed)
+    yield Row("normal", lambda k, x: md.random.normal(k, x.dims), (KEY, X), lambda k, x: jax.random.normal(wrap(k), x.shape, "float32"), exact=False, **fixed)
+    yield Row("bernoulli", lambda k, p, x: md.random.bernoulli(k, 0.5 + p / 2, x.dims), (KEY, In("b", "unit", "float32"), X), lambda k, p, x: jax.random.bernoulli(wrap(k), 0.5 + p / 2, x.shape), **fixed)
+    yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
+
+
+def _controls() -> Iterator[Row]:
+    series = In("t a")
+
+    def recur(w: Tensor, c: Tensor, x: Tensor) -> Any:
+        def step(c: Tensor, x: Tensor) -> Any:
+            return md.rename(md.einsum(c, w, out="b") + x, b="a"), (md.rename(c, a="b") * x, md.sum(x))
+
+        return md.scan(step, c, x, over="t")
+
+    def ran(w: Any, c: Any, x: Any) -> Any:
+        first, second = [], []
+        for row in x:
+            first, second, c = [*first, c * row], [*second, row.sum()], c @ w + row
+        return c, np.array(first), np.array(second)
+
+    square_in = (In("a=b b", "unit"), In("a=b"), In("t b"))
+    yield Row("scan", recur, square_in, ran, ("float32",), empty=False)
+    total = lambda c, x: md.scan(lambda c, x: (c + x, c), c, x, over="t", reverse=True)
+    back = lambda c, x: (c + x.sum(0), c + np.cumsum(x[::-1], 0)[::-1] - x)
+    yield Row("scan_reverse", total, (In("a"), series), back)
+    inner = lambda x: md.scan(lambda c, x: (c, x * x), 0.0, x, over="t")[1]
+    yield Row("scan_inner_dim", inner, (In("a t b"),), lambda x: np.moveaxis(x * x, 1, 0))
+    count = lambda c: md.scan(lambda c, _: (c * 2, c), c, None, over=Dim("t", 3))
+    yield Row("scan_no_xs", count, (In("a"),), lambda c: (8 * c, np.stack([c, 2 * c, 4 * c])))
+
+    def nested(c: Tensor, x: Tensor) -> Any:
+        def outer(c: Tensor, x: Tensor) -> Any:
+            return md.scan(lambda s, y: (s * 0.5 + y * c, s), c, x, over="d")
+
+        return md.scan(outer, c, x, over="t")
+
+    def unnested(c: Any, x: Any) -> Any:
+        rows = []
+        for one in x:
+            s, row = c, []
+            for y in one:
+                row.append(s)
+                s = s * 0.5 + y * c
+            rows.append(row)
+            c = s
+        return c, np.array(rows)
+
+    yield Row("scan_nested", nested, (In(""), In("t d", "unit")), unnested, ("float32",), exact=False, empty=False)
+    held = lambda p, x, y: md.cond(p, lambda x: x * y, lambda x: x + 1, x)
+    yield Row("cond", held, (In("", dtype="bool"), X, V), lambda p, x, y: x * y if p else x + 1)
+    both = lambda x: md.cond(md.sum(x) > 0, lambda x: (x, 2 * x), lambda x: (3 * x, x * x), x)
+    yield Row("cond_inside", both, (X,), lambda x: (x, 2 * x) if x.sum() > 0 else (3 * x, x * x))
+    again = lambda x, w: md.checkpoint(lambda x: md.square(md.einsum(x, w, out="a c")) * 2)(x)
+    yield Row("checkpoint", again, (X, W), lambda x, w: 2 * np.square(x @ w))
+    layers = lambda x, w: md.scan(md.checkpoint(lambda x, w: (x * w + x, {})), x, w, over="t")[0]
+    yield Row("scan_checkpoint", layers, (In("a"), series), lambda x, w: x * np.prod(1 + w, axis=0), ("float32",))
+
+    def own(x: Tensor, y: Tensor) -> Any:
+        def forward(x: Tensor, y: Tensor) -> Any:
+            return x * y, (x, y)
+
+        return md.custom_vjp(lambda x, y: x * y, forward, lambda r, ct: (ct * r[1], md.sum(ct * r[0], "a")))(x, y)
+
+    yield Row("custom_vjp", own, (X, V), lambda x, y: x * y)
+
+
+# fmt: on
+
+
+def rows() -> list[Row]:
+    """Every row of the table."""
+    families = (
+        _unaries, _binaries, _contractions, _shapes, _indices, _placements, _randoms, _controls,
+    )  # fmt: skip
+    found = [row for family in families for row in family()]
+    assert len({row.name for row in found}) == len(found)
+    return found
+
+
+def leaves(x: Any) -> list[Any]:
+    """The tensors of a result, in order."""
+    return tree.tree_leaves(x)
+
+
+def widest(dtype: Any) -> np.dtype:
+    """What a narrow float is compared in."""
+    return np.dtype(np.float32) if np.dtype(dtype) in (ml_dtypes.bfloat16, np.float16) else np.dtype(dtype)

@@ -1,0 +1,131 @@
+"""The laws of operations, over every row of the table in tests/laws.py."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl.autodiff
+import meshdsl.control
+import meshdsl.ops
+import meshdsl.trace
+from meshdsl import backend
+from meshdsl.ir import Eqn, Graph, Op, walk
+from meshdsl.trace import run_kernel
+from tests.laws import Row, gradient, leaves, operations, rows, run, widest
+
+ROWS = rows()
+EVERY = pytest.mark.parametrize("row", ROWS, ids=str)
+# Relative to the largest element; a few roundings of the dtype.
+TOLERANCE = {"float64": 1e-11, "float32": 3e-6, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+def same(row: Row, ours: Any, theirs: Any, *, bitwise: bool = False) -> None:
+    """Equal sizes, and equal values: bitwise, or to the tolerance of the dtype."""
+    assert np.shape(ours) == np.shape(theirs)
+    dtype = np.asarray(ours).dtype
+    ours, theirs = (np.asarray(x).astype(widest(dtype)) for x in (ours, theirs))
+    if bitwise or dtype.kind in "biu":
+        np.testing.assert_array_equal(ours, theirs, err_msg=row.name)
+        return
+    scale = np.max(np.abs(theirs), initial=1, where=np.isfinite(theirs))
+    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE[dtype.name], atol=TOLERANCE[dtype.name] * scale)
+
+
+def rng(row: Row) -> np.random.Generator:
+    return np.random.default_rng(list(row.name.encode()))
+
+
+def type_law(graph: Graph) -> None:
+    """Every declared type is what the kernel makes of undivided arrays."""
+    for eqn, _ in walk(graph):
+        if not eqn.op.control:
+            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in v.shape), v.dtype) for v in eqn.ins]
+            made = jax.eval_shape(lambda *xs, e=eqn: _outs(e, xs, backend.Jax), *structs)
+            declared = [(tuple(d.size for d in v.shape), v.dtype) for v in eqn.outs]
+            assert [(x.shape, x.dtype) for x in made] == declared, f"{eqn.op} at {eqn.where}"
+
+
+def _outs(eqn: Eqn, xs: Any, xp: Any) -> list[Any]:
+    return run_kernel(eqn.op, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+
+
+@EVERY
+def test_declared_types_are_those_of_the_kernels(row: Row) -> None:
+    for dtype in row.dtypes:
+        graph = row.graph(dtype=dtype)
+        type_law(gradient(graph)[0] if row.differentiable else graph)
+
+
+@EVERY
+def test_numpy_and_eager_jax_agree(row: Row) -> None:
+    for dtype in row.dtypes[:2]:
+        tensors = row.make(rng(row), dtype=dtype)
+        eager = leaves(row.call(*tensors))
+        numpy = run(row.graph(dtype=dtype), [x.numpy() for x in tensors], backend.NumPy)
+        for ours, theirs in zip(eager, numpy, strict=True):
+            same(row, ours.numpy(), theirs, bitwise=row.exact)
+
+
+@EVERY
+def test_values_and_gradients(row: Row) -> None:
+    """In float64: the values are the reference's, and our gradient in NumPy is `jax.vjp` of the same kernels in JAX."""
+    dtype = "float64" if "float32" in row.dtypes else row.dtypes[0]
+    graph = row.graph(dtype=dtype)
+    joint, want = gradient(graph) if row.differentiable else (graph, [])
+    floating = [jnp.issubdtype(v.dtype, jnp.floating) for v in graph.outs]
+
+    def theirs(xs: list[Any], cts: list[Any]) -> Any:
+        def f(moving: list[Any]) -> tuple[list[Any], list[Any]]:
+            full = list(xs)
+            for i, x in zip(want, moving, strict=True):
+                full[i] = x
+            outs = run(graph, full, backend.Jax)
+            return [y for y, on in zip(outs, floating, strict=True) if on], outs
+
+        _, pull, outs = jax.vjp(f, [xs[i] for i in want], has_aux=True)
+        return outs, pull(cts)[0]
+
+    compiled = jax.jit(theirs, compiler_options={"xla_backend_optimization_level": 0})
+    for integer in (True, False):
+        draw = rng(row)
+        xs = row.arrays(draw, integer=integer, dtype=dtype)
+        cts = [
+            draw.integers(-2, 3, tuple(d.size for d in v.shape)).astype(v.dtype)
+            for v, on in zip(graph.outs, floating, strict=True)
+            if on
+        ]
+        outs, wanted = compiled(xs, cts)
+        if row.reference is not None:
+            for y, reference in zip(outs, leaves(row.reference(*xs)), strict=True):
+                same(row, np.asarray(y), np.asarray(reference).astype(y.dtype))
+        if not row.differentiable or (integer and not row.smooth):
+            continue
+        ours = run(joint, [*xs, *cts], backend.NumPy)[len(graph.outs) :]
+        for a, b in zip(ours, wanted, strict=True):
+            same(row, a, b)
+
+
+def records(module: ModuleType) -> set[Op]:
+    """Every `Op` that a module defines, also those that only a public function's closure holds."""
+    found: set[Op] = set()
+    for value in vars(module).values():
+        cells = getattr(value, "__closure__", None) or ()
+        found |= {x for x in (value, *(cell.cell_contents for cell in cells)) if isinstance(x, Op)}
+    return found
+
+
+def test_every_operation_has_a_row() -> None:
+    modules = [importlib.import_module(f"meshdsl.ops.{m.name}") for m in pkgutil.iter_modules(meshdsl.ops.__path__)]
+    modules += [meshdsl.autodiff, meshdsl.control, meshdsl.trace]
+    there = set().union(*(records(module) for module in modules))
+    assert len(there) > 80
+    tested = set().union(*(operations(row.graph()) for row in ROWS))
+    assert not sorted(str(op) for op in there - tested), "add a row to tests/laws.py"
