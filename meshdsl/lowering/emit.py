@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -58,7 +59,7 @@ def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
             (source,) = eqn.ins
             results: Sequence[Any] = [eqn.op.emit(xs[0], source.shape, source.sharding, program.mesh)]
         elif eqn.op.name == "scan":
-            results = _scan(eqn, xs)
+            results = _scan(program, eqn, xs)
         elif eqn.op.name == "cond":
             results = _cond(eqn, xs)
         else:
@@ -76,9 +77,9 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def _scan(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
+def _scan(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     body: Program = eqn.params["body"]
-    held, n = eqn.params["consts"], eqn.params["carries"]
+    held, n, trips = eqn.params["consts"], eqn.params["carries"], eqn.params["trips"]
     # JAX wants the carry to vary over the same axes going in and coming out
     init = [varying(x, v.sharding.varying) for x, v in zip(xs[held : held + n], body.outs[:n], strict=True)]
 
@@ -87,8 +88,10 @@ def _scan(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
         carried = [varying(x, v.sharding.varying) for x, v in zip(outs[:n], body.outs[:n], strict=True)]
         return carried, outs[n:]
 
-    rows = list(xs[held + n :])
-    carry, ys = lax.scan(step, init, rows, length=eqn.params["trips"], reverse=eqn.params["reverse"])
+    rows = [x if x.shape[0] == trips else x[:trips] for x in xs[held + n :]]  # the stacked dim may be stored with padding
+    carry, ys = lax.scan(step, init, rows, length=trips, reverse=eqn.params["reverse"])
+    pads = [program.local_shape(v)[0] - trips for v in eqn.outs[n:]]
+    ys = [jnp.pad(y, [(0, pad)] + [(0, 0)] * (y.ndim - 1)) if pad else y for y, pad in zip(ys, pads, strict=True)]
     return [*carry, *ys]
 
 

@@ -48,7 +48,7 @@ def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] |
     outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
     if setting.problems:
         raise LayoutError(_all(list(setting.problems), mesh, layout))
-    program = Program(ins, tuple(scope.eqns), outs, mesh, setting.extents)
+    program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
     return check(verify(dce(cse(program)), "partition"), "partition")
 
 
@@ -236,20 +236,19 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
-    for label in labels.exact:
+    for label in labels.exact | labels.fresh:
         claims.options[label] = [axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)]
     return claims.without(frozenset(pending))
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
-    n = scope.setting.mesh.count(axes)
+    """Whether the blocks of every dim with this label are one another's."""
+    n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
-    return all(
-        d.size % n == 0 and not scope.setting.extents.is_padded(d)
-        for v, names in pairs
-        for d in v.shape
-        if names[d.name] == label
-    )
+    there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    if label in labels.exact:
+        return all(d.size % n == 0 and not extents.is_padded(d) for d in there)
+    return len({extents.padded(d) for d in there}) == 1 and all(extents.padded(d) % n == 0 for d in there)
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
@@ -272,11 +271,12 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         return sent
 
     assigned = choose(claims, preferred, price)
+    kept = {d.name for v in eqn.outs for d in v.shape}
     ins = []
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         x = scope.get(v, demanded(v, names, assigned), eqn)
         if eqn.op.mask is not None:
-            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone), eqn.op.mask, eqn)
+            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn)
         ins.append(x)
     summed = [axis for label in gone for axis in assigned.get(label, ())]
     outs = []

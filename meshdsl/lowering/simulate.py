@@ -147,6 +147,9 @@ def _scan(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
         carry, made[t] = outs[:n], outs[n:]
     ys = []
     for k, v in enumerate(eqn.outs[n:]):
-        empty = np.zeros(program.local_shape(v), v.dtype)
-        ys.append([np.stack([made[t][k][i] for t in steps]) if made else empty for i in range(program.mesh.size)])
+        stacks = [np.full(program.local_shape(v), poison(v.dtype), v.dtype) for _ in range(program.mesh.size)]
+        for t, outs in made.items():
+            for stack, row in zip(stacks, outs[k], strict=True):
+                stack[t] = row
+        ys.append(stacks)
     return [*carry, *ys]

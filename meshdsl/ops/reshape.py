@@ -53,7 +53,7 @@ def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
 _RENAME = Op(
     "rename",
     type=lambda x, *, shape: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape: x,
+    kernel=lambda c, x, *, shape: x if c.ins[0].sizes == c.outs[0].sizes else refill(c, trim(c, x, c.ins[0]), c.outs[0]),
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
     linear="joint",
     flops=lambda *_, **__: 0,
@@ -62,7 +62,7 @@ _RENAME = Op(
 
 
 def _rename_rule(x: Type, shape: Shape) -> Labels:
-    """A renamed dim is born in the layout of its new name; the others pass."""
+    """A renamed dim is born in the layout of its new name, where both names are padded alike; the others pass."""
     new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
     return Labels((new,), ({d.name: d.name for d in shape},), fresh=fresh)

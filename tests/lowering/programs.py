@@ -1,0 +1,443 @@
+"""Random programs, meshes and layouts, each a pure function of a seed: what the laws of lowering draw from.
+
+Values are small whole numbers in float64, so every sum is exact in whatever order it is made, and a missing, doubled
+or misdirected collective changes bits. A program of `n` operations is the one of `n + 1` without its last, so a
+failure shrinks by dropping operations, layout rules and mesh axes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+from meshdsl import backend
+from meshdsl.dims import Dim, Shape, names
+from meshdsl.ir import Graph
+from meshdsl.trace import Tensor
+from tests.laws import run
+
+MESHES = [
+    "x:2", "x:3", "x:4", "x:5", "x:7", "x:8", "x:1", "x:2 y:2", "x:2 y:3", "x:2 y:4", "x:4 y:2", "x:1 y:4", "x:3 y:1",
+    "x:3 y:2", "x:2 y:2 z:2", "x:2 y:1 z:3", "x:1 y:2 z:4", "x:2 y:3 z:1",
+]  # fmt: skip
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12]
+LIMIT = 2.0**40  # sums of larger values may not be exact
+Rules = tuple[tuple[str, tuple[str, ...]], ...]
+Draw = random.Random
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program under one layout. `repr` is how to get it again."""
+
+    seed: int
+    ops: int
+    mesh: str
+    rules: Rules
+
+    @property
+    def layout(self) -> md.Layout:
+        return md.Layout(dict(self.rules))
+
+    def program(self) -> tuple[Callable[..., Any], list[md.Tensor]]:
+        """The function and its arguments."""
+        return program(self.seed, self.ops, self.mesh)
+
+
+def draw_layout(rng: Draw, mesh: str, tensors: Sequence[Sequence[str]]) -> Rules:
+    """Rules that mostly send an axis to at most one dim of any one tensor, so that most are legal."""
+    careless = rng.random() < 0.1
+    axes = list(md.Mesh(mesh).axes)
+    rng.shuffle(axes)
+    known = sorted({name for t in tensors for name in t})
+    rules: dict[str, tuple[str, ...]] = {}
+    for axis in axes:
+        takers: list[str] = []
+        for _ in range(rng.choice([0, 1, 1, 1, 2])):
+            free = [d for d in known if careless or not any(d in t and set(takers) & set(t) for t in tensors)]
+            if free:
+                takers.append(rng.choice(free))
+        for d in dict.fromkeys(takers):
+            rules[d] = (*rules.get(d, ()), axis)
+    return tuple(rules.items())
+
+
+def whole_numbers(rng: np.random.Generator, shape: Shape, dtype: Any = "float64") -> md.Tensor:
+    """A tensor of numbers from -2 to 2 without zeros, so that nothing multiplies away."""
+    values = rng.choice([-2, -1, 1, 2], [d.size for d in shape])
+    return md.tensor(values.astype(dtype), shape)
+
+
+def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md.Tensor]]:
+    """A function from tensors to (loss and gradients, some of its values), and its arguments."""
+    rng = Draw(seed)
+    pool = [Dim(name, rng.choice(SIZES)) for name in "abcde"]
+    shapes = [tuple(rng.sample(pool, rng.choice([1, 2, 2, 3]))) for _ in range(rng.choice([2, 3]))]
+    numbers = np.random.default_rng(seed)
+    args = [whole_numbers(numbers, shape) for shape in shapes]
+    axes = [a for a in md.Mesh(mesh).axes]
+
+    def forward(*xs: md.Tensor) -> Any:
+        maker = Maker(Draw(seed + 1), list(xs), axes)
+        for _ in range(ops):
+            maker.step()
+        return maker.loss(), maker.values()
+
+    def with_gradient(*xs: md.Tensor) -> Any:
+        return md.value_and_grad(forward, argnums=range(len(xs)), has_aux=True)(*xs)
+
+    return with_gradient, args
+
+
+class Maker:
+    """Adds one random operation at a time to a list of live tensors."""
+
+    def __init__(self, rng: Draw, live: list[Tensor], axes: Sequence[str], depth: int = 0):
+        self.rng = rng
+        self.live = live
+        self.axes = axes
+        self.depth = depth
+        self.kinds = [name for name in dir(self) if name.startswith("op_")]
+        if depth:
+            self.kinds = [k for k in self.kinds if k not in ("op_scan", "op_cond", "op_checkpoint", "op_shard")]
+
+    def step(self) -> None:
+        # one seed for each operation, whatever it draws: the first n operations do not depend on what follows
+        rng = self.rng
+        self.rng = Draw(rng.getrandbits(48))
+        try:
+            made = getattr(self, self.rng.choice(self.kinds))(self.pick())
+            self.live.append(self.bounded(made))
+        finally:
+            self.rng = rng
+
+    def pick(self) -> Tensor:
+        return self.rng.choice(self.live[-3:] if self.rng.random() < 0.7 else self.live)
+
+    def dim(self, x: Tensor) -> Dim | None:
+        return self.rng.choice(x.dims) if x.dims else None
+
+    def fresh(self, x: Tensor) -> str:
+        return self.rng.choice([n for n in "abcdefg" if n not in names(x.dims)])
+
+    def bounded(self, x: Tensor) -> Tensor:
+        """No dim too large, and few dims."""
+        for d in x.dims:
+            if d.size > 24:
+                x = md.slice(x, d.name, 0, 12)
+        while len(x.dims) > 4:
+            x = md.sum(x, x.dims[0])
+        return x
+
+    def loss(self) -> Tensor:
+        total = md.tensor(np.float64(0))
+        for x in self.live[-3:]:
+            total = total + md.sum(x * weights(x.dims))
+        return total
+
+    def values(self) -> list[Tensor]:
+        return [self.live[-1], self.rng.choice(self.live)]
+
+    def pair(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Two operands, the first holding the dims of the second."""
+        y = self.pick()
+        for d in y.dims:
+            there = next((e for e in x.dims if e.name == d.name), None)
+            if there is not None and there.size != d.size:
+                y = md.sum(y, d)
+        lacking = [d for d in y.dims if d not in x.dims]
+        if len(x.dims) + len(lacking) > 4:
+            y, lacking = md.sum(y, lacking) if lacking else y, []
+        return (md.broadcast(x, (*lacking, *x.dims)) if lacking else x), y
+
+    def op_add(self, x: Tensor) -> Tensor:
+        x, y = self.pair(x)
+        return x + y if self.rng.random() < 0.5 else y - x
+
+    def op_mul(self, x: Tensor) -> Tensor:
+        x, y = self.pair(x)
+        return x * md.sign(y)
+
+    def op_double(self, x: Tensor) -> Tensor:
+        return self.rng.choice([lambda: -x, lambda: 2 * x, lambda: x / 2 * 2, lambda: x + x])()
+
+    def op_einsum(self, x: Tensor) -> Tensor:
+        y = self.pick()
+        for d in y.dims:
+            if any(e.name == d.name and e.size != d.size for e in x.dims):
+                y = md.sum(y, d)
+        union = list(dict.fromkeys((*x.dims, *y.dims)))
+        out = self.rng.sample(union, self.rng.randint(0, min(3, len(union))))
+        return md.einsum(x, md.sign(y), out=out)
+
+    def op_relu(self, x: Tensor) -> Tensor:
+        return md.relu(x)
+
+    def op_where(self, x: Tensor) -> Tensor:
+        x, y = self.pair(x)
+        return md.where(x > y, x, y)
+
+    def op_sum(self, x: Tensor) -> Tensor:
+        return md.sum(x, self.rng.sample(x.dims, self.rng.randint(0, len(x.dims))))
+
+    def op_max(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        reduce = self.rng.choice([md.max, md.min])
+        return x - md.stop_gradient(reduce(x, d))
+
+    def op_prod(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else x * md.prod(md.stop_gradient(md.sign(x)), d)
+
+    def op_argmax(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else x + md.cast(self.rng.choice([md.argmax, md.argmin])(x, d), x.dtype)
+
+    def op_broadcast(self, x: Tensor) -> Tensor:
+        if len(x.dims) > 3:
+            return x
+        new = Dim(self.fresh(x), self.rng.choice(SIZES))
+        at = self.rng.randint(0, len(x.dims))
+        return md.broadcast(x, (*x.dims[:at], new, *x.dims[at:])) + weights((new,))
+
+    def op_transpose(self, x: Tensor) -> Tensor:
+        return md.transpose(x, self.rng.sample(x.dims, len(x.dims)))
+
+    def op_rename(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.rename(x, **{d.name: self.fresh(x)})
+
+    def op_flatten(self, x: Tensor) -> Tensor:
+        if len(x.dims) < 2:
+            return x
+        chosen = self.rng.sample(x.dims, 2)
+        return md.flatten(x, chosen, self.fresh(x))
+
+    def op_unflatten(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        n = self.rng.choice([k for k in range(1, d.size + 1) if d.size % k == 0])
+        first = self.rng.choice([self.fresh(x), d.name])
+        second = next(c for c in "gfedcba" if c not in (*names(x.dims), first, d.name))
+        return md.unflatten(x, d, [Dim(first, d.size // n), Dim(second, n)])
+
+    def op_take(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        new = Dim(self.fresh(x), self.rng.choice(SIZES))
+        index = md.iota(new) * 3 % (d.size + 1)  # the last index lies outside
+        return md.take(x, index, d)
+
+    def op_take_by_value(self, x: Tensor) -> Tensor:
+        d, y = self.dim(x), self.pick()
+        index = md.cast(md.abs(md.stop_gradient(y)) % 5, "int32")
+        for e in y.dims:
+            if e.name in names(x.dims) and (d is None or e.name != d.name):
+                index = md.sum(index, e)
+        if d is None or len(index.dims) + len(x.dims) > 5:
+            return x
+        if d.name in names(index.dims):
+            index = md.rename(index, **{d.name: next(c for c in "hijklm" if c not in names(index.dims + x.dims))})
+        return md.take(x, index, d)
+
+    def op_one_hot(self, x: Tensor) -> Tensor:
+        if len(x.dims) > 3:
+            return x
+        new = Dim(self.fresh(x), self.rng.choice(SIZES))
+        index = md.cast(md.abs(md.stop_gradient(x)) % 7, "int32")
+        return md.one_hot(index, new, x.dtype) * x
+
+    def op_put_add(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        new = Dim(self.fresh(x), self.rng.choice(SIZES))
+        return md.put_add(
+            md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), md.iota(d) % new.size, x, new
+        )
+
+    def op_concat(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.concat([x, -x, md.slice(x, d, 0, (d.size + 1) // 2)], d.name)
+
+    def op_slice(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        start = self.rng.randrange(d.size)
+        stride = self.rng.choice([1, 1, 2])
+        return md.slice(x, d, start, self.rng.randint(1, (d.size - start - 1) // stride + 1), stride)
+
+    def op_pad(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return (
+            x
+            if d is None
+            else md.pad(x, d, self.rng.choice([0, 1, 2]), self.rng.choice([0, 1, 3]), self.rng.choice([0, 5]))
+        )
+
+    def op_move(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        by = self.rng.choice([-2, 1, 3])
+        return self.rng.choice([lambda: md.reverse(x, d), lambda: md.roll(x, d, by), lambda: md.shift(x, d, by)])()
+
+    def op_cumsum(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.cumsum(x, d, self.rng.random() < 0.5, self.rng.random() < 0.5)
+
+    def op_sort(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.sort(x, d)
+
+    def op_top_k(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.top_k(x, d, Dim(self.fresh(x), self.rng.randint(1, d.size)))[0]
+
+    def op_stack(self, x: Tensor) -> Tensor:
+        return x if len(x.dims) > 3 else md.stack([x, -x, x + 1], self.fresh(x))
+
+    def op_unstack(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None or d.size > 5 else md.unstack(x, d)[-1]
+
+    def op_dynamic_slice(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None:
+            return x
+        size = self.rng.randint(1, d.size)
+        start = md.cast(md.abs(md.stop_gradient(md.sum(self.pick()))) % d.size, "int32")
+        y = md.dynamic_slice(x, d, start, size)
+        return y if self.rng.random() < 0.5 else md.dynamic_update_slice(x, 2 * y, d, start)
+
+    def op_prefer(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        return x if d is None else md.prefer(x, d)
+
+    def op_shard(self, x: Tensor) -> Tensor:
+        axes = [a for a in self.axes if self.rng.random() < 0.6]
+        split: dict[str, list[str]] = {}
+        for a in axes:
+            d = self.dim(x)
+            if d is not None:
+                split.setdefault(d.name, []).append(a)
+        return md.shard(x, split)
+
+    def inner(self, xs: Sequence[Tensor], n: int) -> Tensor:
+        """A few operations inside a body."""
+        maker = Maker(self.rng, list(xs), self.axes, self.depth + 1)
+        for _ in range(n):
+            maker.step()
+        return maker.live[-1]
+
+    def op_scan(self, x: Tensor) -> Tensor:
+        d = self.dim(x)
+        if d is None or d.size > 6:
+            return x
+        held, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)
+        start = weights([e for e in x.dims if e != d])
+        stacked = self.rng.random() < 0.5
+
+        def body(carry: Tensor, row: Tensor) -> Any:
+            self.rng = Draw(seed)
+            made = md.sign(self.inner([held, carry, row], n))
+            shared = [e for e in made.dims if e in carry.dims]
+            made = md.sum(made, [e for e in made.dims if e not in shared])
+            carry = carry + made if made.dims else carry - row
+            return carry, (carry if stacked else row * md.sum(made))
+
+        carry, ys = md.scan(body, start, x, over=d, reverse=self.rng.random() < 0.5)
+        return ys + carry
+
+    def op_cond(self, x: Tensor) -> Tensor:
+        y, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)
+
+        def branch(a: Tensor, b: Tensor) -> Tensor:
+            self.rng = Draw(seed)
+            made = self.inner([a, b], n)
+            return a + md.sum(made)
+
+        p = md.sum(md.stop_gradient(y)) > self.rng.choice([-1, 0, 1])
+        return md.cond(p, branch, lambda a, b: a - md.sum(b), x, y)
+
+    def op_checkpoint(self, x: Tensor) -> Tensor:
+        y, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)
+
+        def part(a: Tensor, b: Tensor) -> Tensor:
+            self.rng = Draw(seed)
+            return self.inner([a, b], n)
+
+        return md.checkpoint(part)(x, y)
+
+
+def weights(shape: Sequence[Dim]) -> Tensor:
+    """Small whole numbers that differ from element to element, without a constant."""
+    total = md.tensor(np.float64(1))
+    for k, d in enumerate(shape):
+        place = md.iota(d, "float64") * (2 * k + 1) % 5 - 1.5
+        total = md.broadcast(total, (*total.dims, d)) + 2 * place
+    return total
+
+
+def same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
+    """Whether all values are equal (-0 is 0, NaN is NaN)."""
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        for a, b in zip(got, wanted, strict=True)
+    )
+
+
+def tensors(graph: Graph) -> list[tuple[str, ...]]:
+    """The dims of every tensor that the user's own equations mention."""
+    made = [v for eqn in graph.eqns if not eqn.backward for v in eqn.outs]
+    return list(dict.fromkeys(names(v.shape) for v in (*graph.ins, *made)))
+
+
+def draw(seed: int) -> Case:
+    """A case: a mesh, a program of three to eight operations, and a layout over the dims it has."""
+    rng = Draw(seed)
+    case = Case(seed, rng.randint(3, 8), rng.choice(MESHES), ())
+    f, args = case.program()
+    return replace(case, rules=draw_layout(rng, case.mesh, tensors(md.compile(f, "", "").graph(*args))))
+
+
+def judge(case: Case) -> str:
+    """ok; illegal, when the layout is; large, when sums may not be exact; or what is wrong."""
+    f, args = case.program()
+    compiled = md.compile(f, case.mesh, case.layout)
+    arrays = [x.numpy() for x in args]
+    wanted = run(compiled.graph(*args), arrays, backend.NumPy)
+    if any(x.dtype.kind == "f" and not (np.abs(x) < LIMIT).all() for x in wanted):
+        return "large"
+    try:
+        got = md.simulate(compiled.program(*args), *arrays)
+    except md.LayoutError:
+        return "illegal"
+    except Exception as error:  # whatever it is, it is a finding
+        return f"{type(error).__name__}: {error}"
+    different = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not same_bits([a], [b])]
+    return f"results {different} differ" if different else "ok"
+
+
+FINE = ("ok", "illegal", "large")
+
+
+def shrink(case: Case) -> Case:
+    """A smaller case that is wrong too: fewer operations, fewer rules."""
+    while True:
+        smaller = [replace(case, ops=case.ops - 1)] if case.ops > 1 else []
+        smaller += [replace(case, rules=case.rules[:k] + case.rules[k + 1 :]) for k in range(len(case.rules))]
+        wrong = next((c for c in smaller if judge(c) not in (*FINE, "illegal")), None)
+        if wrong is None:
+            return case
+        case = wrong

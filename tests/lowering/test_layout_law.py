@@ -1,0 +1,149 @@
+"""Layouts never change results: every operation, and random programs with their gradients, under random layouts.
+
+The program of a mesh and a layout, simulated on every device with poisoned padding, gives the bits of the undivided
+function. Inputs are small whole numbers, where a missing or doubled sum cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+import meshdsl as md
+from meshdsl import backend
+from meshdsl.ir import Graph
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.lowering import Program, partition
+from meshdsl.lowering.emit import partition_spec
+from meshdsl.lowering.simulate import poison
+from meshdsl.trace import Tensor
+from tests.laws import SIZES as NAMES
+from tests.laws import Row, rows, run
+from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, same_bits, shrink, tensors, weights
+
+ROWS = rows()
+SIZES = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 1, primes, and sizes that few meshes divide
+SIZES_PER_ROW, LAYOUTS_PER_SIZE = 4, 3
+PROGRAMS, BLOCKS = 240, 4
+
+
+def weighted(row: Row) -> Any:
+    """The row's results and, where it is differentiable, the gradient of their sum with whole weights."""
+
+    def results_of(*xs: Tensor) -> list[Tensor]:
+        return [x for x in jax.tree_util.tree_leaves(row.call(*xs)) if isinstance(x, Tensor)]
+
+    def loss(*xs: Tensor) -> Any:
+        results = results_of(*xs)
+        total = md.tensor(np.float64(0))
+        for x in results:
+            if x.dtype.kind == "f":
+                total = total + md.cast(md.sum(x * md.cast(weights(x.dims), x.dtype)), "float64")
+        return total, results
+
+    def with_gradient(*xs: Tensor) -> Any:
+        floating = [i for i, x in enumerate(xs) if x.dtype.kind == "f"]
+        outs = md.eval_shape(results_of, *xs)
+        if not (row.differentiable and floating and any(x.dtype.kind == "f" for x in outs)):
+            return results_of(*xs)
+        return md.value_and_grad(loss, argnums=floating, has_aux=True)(*xs)
+
+    return with_gradient
+
+
+def close(row: Row, got: np.ndarray, wanted: np.ndarray) -> bool:
+    """Equal bits for an exact row; else float64 to a few roundings."""
+    if row.exact or got.dtype.kind != "f":
+        return same_bits([got], [wanted])
+    scale = np.max(np.abs(wanted), initial=1, where=np.isfinite(wanted))
+    return got.shape == wanted.shape and np.allclose(got, wanted, rtol=1e-11, atol=1e-11 * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_an_operation_gives_the_same_bits_under_every_layout(row: Row) -> None:
+    rng, random = Draw(row.name), np.random.default_rng(list(row.name.encode()))
+    counts: Counter[str] = Counter()
+    dtype = "" if row.exact else "float64"
+    for _ in range(SIZES_PER_ROW):
+        sizes = {name: rng.choice(SIZES) for name in NAMES}
+        arrays = row.arrays(random, sizes, dtype=dtype)
+        graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype))
+        wanted = run(graph, arrays, backend.NumPy)
+        for mesh, layout, program in legal(rng, graph, counts):
+            got = md.simulate(program, *arrays)
+            wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not close(row, a, b)]
+            assert not wrong, f"results {wrong} differ: {row.name} {sizes} on {mesh} under {layout}"
+    assert counts["illegal"] < counts["legal"], "most layouts that are drawn should be legal"
+
+
+def legal(rng: Draw, graph: Graph, counts: Counter[str]) -> Iterator[tuple[str, Layout, Program]]:
+    """Programs of the graph under legal layouts; the illegal ones that were drawn are counted."""
+    found = 0
+    while found < LAYOUTS_PER_SIZE:
+        mesh = rng.choice(MESHES)
+        layout = Layout(dict(draw_layout(rng, mesh, tensors(graph))))
+        try:
+            program = partition(graph, Mesh(mesh), layout)
+        except md.LayoutError:
+            counts["illegal"] += 1
+            continue
+        counts["legal"] += 1
+        found += 1
+        yield mesh, layout, program
+
+
+def test_the_table_makes_at_least_two_thousand_comparisons(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = len(ROWS) * SIZES_PER_ROW * LAYOUTS_PER_SIZE
+    with capsys.disabled():
+        print(f"layout_law: {cases} cases of {len(ROWS)} operations")
+    assert cases >= 2000
+
+
+def law_of_programs(seeds: range) -> Counter[str]:
+    """How many programs came out how; fails on the first wrong one, shrunk."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        case = draw(seed)
+        verdict = judge(case)
+        if verdict not in FINE:
+            small = shrink(case)
+            pytest.fail(f"{verdict}\n  {case!r}\n  shrunk: {small!r}\n  {judge(small)}", pytrace=False)
+        counts[verdict] += 1
+    return counts
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_programs_give_the_same_bits_under_random_layouts(
+    block: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n = PROGRAMS // BLOCKS
+    counts = law_of_programs(range(block * n, (block + 1) * n))
+    with capsys.disabled():
+        print(f"layout_law: random programs {dict(counts)}")
+    assert counts["ok"] >= 0.9 * n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_thousands_of_random_programs(block: int) -> None:
+    start = Draw().randrange(1 << 40)
+    counts = law_of_programs(range(start, start + 250))
+    assert counts["ok"] >= 0.85 * 250
+
+
+def placed(program: Program, arrays: list[np.ndarray]) -> list[Tensor]:
+    """The arguments on devices as the program wants them, their padding poisoned."""
+    mesh, found = program.mesh.bind(), []
+    for v, x in zip(program.ins, arrays, strict=True):
+        pads = [(0, size - there) for size, there in zip(program.extents.global_shape(v.shape), x.shape, strict=True)]
+        stored = np.pad(x, pads, constant_values=poison(x.dtype)) if pads else x
+        sharding = NamedSharding(mesh, partition_spec(v.shape, v.sharding))
+        array = jax.make_array_from_callback(stored.shape, sharding, lambda index, stored=stored: stored[index])
+        found.append(Tensor(v.shape, v.dtype, array=array))
+    return found
