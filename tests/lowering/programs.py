@@ -80,7 +80,7 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
     shapes = [tuple(rng.sample(pool, rng.choice([1, 2, 2, 3]))) for _ in range(rng.choice([2, 3]))]
     numbers = np.random.default_rng(seed)
     args = [whole_numbers(numbers, shape) for shape in shapes]
-    axes = [a for a in md.Mesh(mesh).axes]
+    axes = list(md.Mesh(mesh).axes)
 
     def forward(*xs: md.Tensor) -> Any:
         maker = Maker(Draw(seed + 1), list(xs), axes)

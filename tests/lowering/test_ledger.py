@@ -1,0 +1,97 @@
+"""The ledger is what is emitted: the collectives of a program are those of its StableHLO, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+import meshdsl as md
+from models.mlp import mlp
+from models.transformer import lm
+from tests.lowering.programs import draw
+from tests.stablehlo import cost_law, read
+
+MLP = mlp.replace(batch=10, io=8, hidden=12)  # a batch that no mesh here divides
+LM = lm.replace(batch=4, length=8, vocab=18, layers=3, d_model=8, heads=4, d_head=2, d_ff=8)
+VARIANTS = {
+    "remat": LM.replace(remat=True),
+    "rotary": LM.replace(positions="rotary", norm="rms", gated=True, tied=True, queries_per_key=2, label_smoothing=0.1),
+    "bfloat16": LM.replace(compute_dtype="bfloat16", clip_norm=1.0, z_loss=1e-3),
+}
+STEPS = [(w, name) for w in (MLP, LM) for name in w.layouts] + [(w, "sequence") for w in VARIANTS.values()]
+LARGE = {
+    "data": ("data:64 model:32", "batch:data"),
+    "data_model": ("data:64 model:32", "batch:data; hidden:model"),
+    "both": ("data:64 model:32", "batch:data,model"),
+    "three": ("data:16 model:8 extra:16", "batch:data; hidden:model; io:extra"),
+}
+
+
+@pytest.mark.parametrize(("workload", "name"), STEPS, ids=lambda x: getattr(x, "name", x))
+def test_a_train_step_emits_the_collectives_it_states(workload: md.Workload, name: str) -> None:
+    step = md.compile(workload.train_step(), *workload.layouts[name])
+    specs = workload.specs()
+    sent = cost_law(step.program(*specs), step.lower(*specs).as_text())
+    assert (sent > 0) == (name != "empty")
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_mesh_without_devices_emits_them_too(name: str) -> None:
+    workload = mlp.replace(batch=4096, io=64, hidden=128)
+    step = md.compile(workload.train_step(), *LARGE[name])
+    specs = workload.specs()
+    assert cost_law(step.program(*specs), step.lower(*specs).as_text()) > 0
+
+
+def test_the_language_model_on_2048_devices() -> None:
+    workload = lm.replace(batch=64, length=8, vocab=64, layers=3, d_model=8, heads=32, d_head=2, d_ff=64)
+    step = md.compile(workload.train_step(), "rows:64 cols:32", workload.layouts["sequence"][1])
+    specs = workload.specs()
+    assert cost_law(step.program(*specs), step.lower(*specs).as_text()) > 30
+
+
+def test_random_programs_emit_what_they_state(capsys: pytest.CaptureFixture[str]) -> None:
+    sent = cases = 0
+    for seed in range(5000, 5040):
+        case = draw(seed)
+        f, args = case.program()
+        step = md.compile(f, case.mesh, case.layout)
+        try:
+            program = step.program(*args)
+        except md.LayoutError:
+            continue
+        sent += cost_law(program, step.lower(*args).as_text())
+        cases += 1
+    with capsys.disabled():
+        print(f"cost_law: {cases} random programs, {sent} collectives")
+    assert cases >= 30
+
+
+def test_the_reader_counts_the_trips_of_loops_and_what_they_call() -> None:
+    text = """
+module @jit_f {
+  func.func public @main(%arg0: tensor<2xf32>) -> tensor<2xf32> {
+    %c = stablehlo.constant dense<0> : tensor<i32>
+    %0:2 = stablehlo.while(%iterArg = %arg0, %iterArg_0 = %c) : tensor<2xf32>, tensor<i32>
+    cond {
+      %c_1 = stablehlo.constant dense<5> : tensor<i32>
+      %1 = stablehlo.compare  LT, %iterArg_0, %c_1,  SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %1 : tensor<i1>
+    } do {
+      %1 = func.call @inner(%iterArg) : (tensor<2xf32>) -> tensor<2xf32>
+      %2 = func.call @inner(%1) : (tensor<2xf32>) -> tensor<2xf32>
+      stablehlo.return %2, %iterArg_0 : tensor<2xf32>, tensor<i32>
+    }
+    return %0#0 : tensor<2xf32>
+  }
+  func.func private @inner(%arg0: tensor<2xf32>) -> tensor<2xf32> {
+    %0 = "stablehlo.all_reduce"(%arg0) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}> ({
+    ^bb0(%arg1: tensor<f32>, %arg2: tensor<f32>):
+      %1 = stablehlo.maximum %arg1, %arg2 : tensor<f32>
+      stablehlo.return %1 : tensor<f32>
+    }) : (tensor<2xf32>) -> tensor<2xf32>
+    return %0 : tensor<2xf32>
+  }
+}
+"""
+    ((sent, times),) = read(text).items()
+    assert (str(sent), times) == ("all_reduce max float32 8 bytes among (0, 1),", 10)
