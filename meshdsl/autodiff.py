@@ -88,7 +88,7 @@ def _accumulate(pending: dict[Var, Tensor], var: Var, ct: Tensor) -> None:
 def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any, moving: set[Var]) -> Any:
     op: Op = eqn.op
     cts = [pending.pop(v, None) for v in eqn.outs]
-    if op.fwd is not None:
+    if op.fwd is not None and op.vjp is not None:
         return op.vjp(cts, residuals, **eqn.params)
     if op.vjp is None:
         raise TraceError(

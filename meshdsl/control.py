@@ -157,7 +157,7 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     def resolve() -> Dim:
         if not rows and not isinstance(over, Dim):
             return pick(over, (), new=True)[0]
-        return find(over, rows[0].dims) if rows else over
+        return find(over, rows[0].dims if rows else pick(over, (), new=True))
 
     dim = located(resolve)
     rows = [transpose(x, [located(lambda x=x: find(dim, x.dims)), *(d for d in x.dims if d != dim)]) for x in rows]

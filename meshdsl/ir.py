@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -84,8 +84,10 @@ class Op:
 
     name: str
     type: Callable[..., Type | tuple[Type, ...]]  # (*input types, **params); raises ShapeError
-    kernel: Callable[..., Any] | None = None  # (local: ops.backend.Local, *arrays, **params) on one device's blocks
-    vjp: Callable[..., Any] | None = None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
+    kernel: Callable[..., Any]  # (local: ops.backend.Local, *arrays, **params) on one device's blocks
+    vjp: Callable[..., Any] | None = (
+        None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
+    )
     fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
     flops: Callable[..., float] | None = None  # (input sizes, output sizes, **params) on one device; default: outputs
     linear: str = ""  # where a pending sum may pass: "joint" in all inputs together, "each" in any one of them,
@@ -120,7 +122,7 @@ class Eqn:
     op: Any  # Op, or a lowering.collectives record
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
-    params: Params = field(default_factory=dict)
+    params: Params = field(default_factory=dict[str, Any])
     where: Where = Where("", 0)
     backward: bool = False  # made by differentiation
     cause: str = ""  # of a collective: why it is there
@@ -286,10 +288,12 @@ def _name(var: Var, names: Mapping[Var, str]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, Dim):
         return repr(value)
-    if isinstance(value, tuple) and all(isinstance(d, Dim) for d in value):
-        return show(value)
     if isinstance(value, np.ndarray):
-        return f"array{list(value.shape)}" if value.ndim else str(value)
+        sizes: tuple[int, ...] = np.shape(cast(Any, value))
+        return f"array{list(sizes)}" if sizes else str(cast(Any, value))
     if callable(value):
         return getattr(value, "__name__", "function")
+    items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+    if items and all(isinstance(d, Dim) for d in items):
+        return show(items)
     return str(value).replace(" ", "")

@@ -37,7 +37,71 @@ class Tensor:
     __array_priority__ = 1000
     __array_ufunc__ = None
 
-    def __init__(self, dims: Shape, dtype: Any, *, array: Any = None, var: Var | None = None, trace: Any = None):
+    if TYPE_CHECKING:  # ops.elementwise supplies the operators; named here so that type checkers know them
+
+        def __add__(self, other: Any) -> Tensor: ...
+
+        def __radd__(self, other: Any) -> Tensor: ...
+
+        def __sub__(self, other: Any) -> Tensor: ...
+
+        def __rsub__(self, other: Any) -> Tensor: ...
+
+        def __mul__(self, other: Any) -> Tensor: ...
+
+        def __rmul__(self, other: Any) -> Tensor: ...
+
+        def __truediv__(self, other: Any) -> Tensor: ...
+
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+
+        def __floordiv__(self, other: Any) -> Tensor: ...
+
+        def __rfloordiv__(self, other: Any) -> Tensor: ...
+
+        def __mod__(self, other: Any) -> Tensor: ...
+
+        def __rmod__(self, other: Any) -> Tensor: ...
+
+        def __pow__(self, other: Any) -> Tensor: ...
+
+        def __rpow__(self, other: Any) -> Tensor: ...
+
+        def __and__(self, other: Any) -> Tensor: ...
+
+        def __rand__(self, other: Any) -> Tensor: ...
+
+        def __or__(self, other: Any) -> Tensor: ...
+
+        def __ror__(self, other: Any) -> Tensor: ...
+
+        def __xor__(self, other: Any) -> Tensor: ...
+
+        def __rxor__(self, other: Any) -> Tensor: ...
+
+        def __lshift__(self, other: Any) -> Tensor: ...
+
+        def __rshift__(self, other: Any) -> Tensor: ...
+
+        def __lt__(self, other: Any) -> Tensor: ...
+
+        def __le__(self, other: Any) -> Tensor: ...
+
+        def __gt__(self, other: Any) -> Tensor: ...
+
+        def __ge__(self, other: Any) -> Tensor: ...
+
+        def __neg__(self) -> Tensor: ...
+
+        def __abs__(self) -> Tensor: ...
+
+        def __invert__(self) -> Tensor: ...
+
+        def __eq__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+        def __ne__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def __init__(self, dims: Shape, dtype: Any, *, array: Any = None, var: Any = None, trace: Any = None):
         self.dims = dims
         self.dtype = np.dtype(dtype)
         self._array = array
@@ -128,7 +192,9 @@ class Tensor:
 
     def __getitem__(self, key: Any) -> Any:
         raise at(
-            TraceError(f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"),
+            TraceError(
+                f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"
+            ),
             caller(),
         )
 
@@ -373,7 +439,11 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
             ),
             _where(),
         )
-    kind = np.dtype(jnp.result_type(x if isinstance(x, bool | int | float | complex) else array)) if dtype is None else dtype
+    kind = (
+        np.dtype(jnp.result_type(x if isinstance(x, bool | int | float | complex) else array))
+        if dtype is None
+        else dtype
+    )
     return bind1(FULL, value=array.item(), shape=(), dtype=np.dtype(kind))
 
 

@@ -78,7 +78,7 @@ class Layout:
     def problems(self, mesh: Mesh, dim_names: Iterable[str], paths: Mapping[str, Shape]) -> list[str]:
         """Everything about the layout itself that cannot be: unknown dims, axes, paths; an axis twice in a rule."""
         dim_names = sorted(set(dim_names))
-        found = []
+        found: list[str] = []
         for dim, axes in self.rules.items():
             if dim not in dim_names:
                 found.append(f"the layout names dim {dim!r}, which the program lacks; {nearest(dim, dim_names)}")

@@ -45,7 +45,7 @@ class Mesh:
             if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
                 raise LayoutError(f"mesh axis {name!r} needs a size of at least 1, got {size!r}")
         self.device_order = None if device_order is None else _flat(device_order)
-        self.devices = None if devices is None else tuple(devices)
+        self.devices: tuple[Any, ...] | None = None if devices is None else tuple(devices)
         if self.device_order is not None and sorted(self.device_order) != sorted(set(self.device_order)):
             raise LayoutError(f"device_order names a device twice: {list(self.device_order)}")
         for what, given in (("device_order", self.device_order), ("devices", self.devices)):
@@ -96,7 +96,7 @@ class Mesh:
         import jax
         import numpy as np
 
-        there = list(self.devices if self.devices is not None else jax.devices())
+        there: list[Any] = list(self.devices or jax.devices())
         if self.device_order is not None:
             by_id = {device.id: device for device in there}
             missing = [i for i in self.device_order if i not in by_id]

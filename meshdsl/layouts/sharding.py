@@ -82,7 +82,7 @@ class Extents:
     12
     """
 
-    multiple: Mapping[str, int] = field(default_factory=dict)
+    multiple: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def padded(self, dim: Dim) -> int:
         """The stored global size."""

@@ -147,7 +147,7 @@ def _add_loop(
         if isinstance(how, Sharding)
     ]
     n_held = sum(isinstance(how, Sharding) for how in held)
-    outs = []
+    outs: list[Var] = []
     for i, (v, inner) in enumerate(zip(eqn.outs, program.outs, strict=True)):
         outs.append(scope.define(v, inner.sharding))
         if inner.sharding.partial:

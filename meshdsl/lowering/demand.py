@@ -24,7 +24,7 @@ class Demand:
 
     def __init__(self, graph: Graph, is_body: bool, zero: Collection[Var] = (), pending: Collection[Var] = ()):
         self.users: dict[Var, list[Eqn]] = {}
-        self.needed = set() if is_body else set(graph.outs)  # a body's results may leave it pending
+        self.needed: set[Var] = set() if is_body else set(graph.outs)  # a body's results may leave it pending
         self.zero = set(zero)
         self.floor: dict[Var, float] = {v: self.now(v) for v in pending}  # of every value that could be pending
         self.maker: dict[Var, Eqn] = {}

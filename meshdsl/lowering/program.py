@@ -32,7 +32,7 @@ class Program(Graph):
     def show(self, var: Var) -> str:
         """A value's dtype, local sizes, and the axes that split each dim."""
         sizes = self.local_shape(var)
-        dims = []
+        dims: list[str] = []
         for dim, n in zip(var.shape, sizes, strict=True):
             axes = var.sharding.axes(dim)
             dims.append(f"{dim.name}={n}{'/' + '/'.join(axes) if axes else ''}")

@@ -33,7 +33,7 @@ class Setting:
     layout: Layout
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
-    problems: dict[str, None] = field(default_factory=dict)  # texts, in order, each once
+    problems: dict[str, None] = field(default_factory=dict[str, None])  # texts, in order, each once
 
 
 class Scope:
