@@ -1,0 +1,82 @@
+"""A mesh may span processes: two of four devices each compute what one of eight does."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from . import steps
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 240
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """What each process wrote."""
+    folder = tmp_path_factory.mktemp("processes")
+    port = str(free_port())
+    files = [folder / f"{rank}.npz" for rank in range(2)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.steps", port, str(rank), str(file)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    try:
+        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text
+    loaded = []
+    for file in files:
+        with np.load(file) as archive:
+            loaded.append(dict(archive))
+    return loaded
+
+
+@pytest.mark.parametrize("layout", steps.LAYOUTS)
+def test_every_block_is_bitwise_what_one_process_computes(results: list[dict[str, np.ndarray]], layout: str):
+    one = steps.run(layout)
+    for name, tensor in one.items():
+        whole = np.asarray(tensor.stored)
+        blocks = {
+            key: block for found in results for key, block in found.items() if key.startswith(f"{layout}@{name}@")
+        }
+        assert len(blocks) == 8, "one on each device of each process"
+        for key, block in blocks.items():
+            begin = [int(n) for n in key.rpartition("@")[2].split(",") if n]
+            there = whole[tuple(slice(b, b + n) for b, n in zip(begin, block.shape, strict=True))]
+            real = tuple(slice(0, max(0, d.size - b)) for d, b in zip(tensor.dims, begin, strict=True))
+            assert np.array_equal(block[real], there[real]), (name, begin)
+
+
+def test_the_blocks_are_split_over_both_processes(results: list[dict[str, np.ndarray]]):
+    begins = [
+        {key.rpartition("@")[2] for key in found if key.startswith(f"{steps.LAYOUTS[3]}@w@")} for found in results
+    ]
+    assert [len(b) for b in begins] == [4, 4]
+    assert begins[0].isdisjoint(begins[1])
+
+
+def test_training_over_two_processes_gives_the_losses_of_one(results: list[dict[str, np.ndarray]]):
+    assert np.array_equal(results[0]["losses"], results[1]["losses"]), "every process sees the same numbers"
+    np.testing.assert_allclose(results[0]["losses"], steps.train(), rtol=2e-6)
