@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -156,7 +157,9 @@ def _version() -> str:
 
 
 def _say(record: Mapping[str, Any]) -> None:
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **record}), flush=True)
+    # JSON has no NaN and no infinity: a metric that is either is null
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **finite}, allow_nan=False), flush=True)
 
 
 def _place(options: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -182,6 +185,11 @@ def _start(devices: int | None, mesh: Any) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     elif mesh.size > 1:
         jax.config.update("jax_num_cpu_devices", mesh.size)  # says nothing about accelerators: they go first if there
+        if jax.default_backend() != "cpu" and jax.device_count() < mesh.size:
+            raise LayoutError(
+                f"the mesh '{mesh}' needs {mesh.size} devices, and there are {jax.device_count()} "
+                f"({jax.default_backend()})\n  to try it on the CPU: --devices {mesh.size}"
+            )
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -270,7 +278,7 @@ def _doctor(options: argparse.Namespace) -> int:
         _say({"command": "doctor", **found, "problems": problems, "ok": not problems})
     else:
         for key, value in found.items():
-            print(f"{key:<14}{value if isinstance(value, str) else json.dumps(value)}")
+            print(f"{key:<14}{value if isinstance(value, str) else ', '.join(value)}")
         for problem in problems:
             print(f"problem: {problem}")
         print("something needs attention" if problems else "all is well")
