@@ -7,10 +7,8 @@ its operand lacks and broadcast over those it has in addition (reverse of broadc
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Sequence
 from typing import Any
-
 
 from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
@@ -37,7 +35,9 @@ def fit(ct: Tensor, primal: Tensor) -> Tensor:
     """A cotangent with exactly the dims, order and dtype of its primal."""
     extra = [d for d in ct.dims if d not in primal.dims]
     ct = sum(ct, extra) if extra else ct
-    return cast(broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), primal.dtype)
+    return cast(
+        broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), primal.dtype
+    )
 
 
 def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tuple[list[Tensor], Callable[..., Any]]:
@@ -92,7 +92,8 @@ def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residua
         return op.vjp(cts, residuals, **eqn.params)
     if op.vjp is None:
         raise TraceError(
-            f"{op.name} has no gradient\n  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
+            f"{op.name} has no gradient\n"
+            f"  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
             "  wrap its operand in md.stop_gradient(x) if it should count as a constant"
         )
     outs = [env[v] for v in eqn.outs]
@@ -235,18 +236,38 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
         held = len(captures)
 
         def forward(*ins: Tensor, active: Any, graph: Graph) -> Any:
+            if any(active[:held]):
+                raise at(
+                    TraceError(
+                        "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
+                        "  its bwd says nothing about that tensor; pass it as an argument, or md.stop_gradient of it"
+                    ),
+                    caller(),
+                )
             result, residuals = fwd(*tree.tree_unflatten(structure, ins[held:]))
             return tree.tree_leaves(result), residuals
 
         def backward(cts: Sequence[Tensor | None], residuals: Any, graph: Graph) -> list[Tensor | None]:
             full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, graph.outs, strict=True)]
             given = bwd(residuals, tree.tree_unflatten(out, full))
-            if len(given) != len(args):
-                raise ShapeError(f"bwd of a custom_vjp returned {len(given)} cotangents for {len(args)} arguments")
+            if not isinstance(given, tuple | list) or len(given) != len(args):
+                count = len(given) if isinstance(given, tuple | list) else "no tuple of"
+                raise at(
+                    ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"),
+                    caller(),
+                )
             flat_cts: list[Tensor | None] = []
             for arg, ct in zip(args, given, strict=True):
                 n = len(tree.tree_leaves(arg))
                 flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
+            for v, ct in zip(graph.ins[held:], flat_cts, strict=True):
+                if ct is not None and set(as_tensor(ct).dims) != set(v.shape):
+                    raise at(
+                        ShapeError(
+                            f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
+                        ),
+                        caller(),
+                    )
             return [None] * held + flat_cts
 
         op = Op(
@@ -260,6 +281,3 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
         return tree.tree_unflatten(out, bind(op, *captures, *xs, graph=graph))
 
     return wrapped
-
-
-

@@ -12,7 +12,7 @@ from typing import Any
 from .autodiff import pullback, vjp_of_graph, zeros
 from .dims import Dim, DimLike, find, pick
 from .errors import MeshdslError, ShapeError, at, caller
-from .ir import Eqn, Graph, Op, Type, Var, dce
+from .ir import Graph, Op, Type, Var, dce
 from .ops.contraction import located
 from .ops.reshape import stack, transpose, unstack
 from .trace import Tensor, as_tensor, bind, bind1, evaluate, trace, tree
@@ -105,13 +105,21 @@ def _split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     return forward, backward, kept, want
 
 
-def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
+def _scan_vjp(
+    cts: Sequence[Tensor | None],
+    residuals: Any,
+    *,
+    body: Graph,
+    consts: int,
+    carries: int,
+    dim: Dim,
+    reverse: bool,
+    trips: int,
+):
     backward, kept, want, held, saved = residuals
     floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
-    given = {
-        i: cts[i] if cts[i] is not None else zeros(body.outs[i].type if i < carries else Type((dim, *body.outs[i].shape), body.outs[i].dtype))
-        for i in floating
-    }
+    types = _scan_type(body=body, consts=consts, carries=carries, dim=dim, reverse=reverse, trips=trips)
+    given = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
     n_held = sum(i < consts for i in kept)
     const_want = [i for i in want if i < consts]
     carry_want = [i for i in want if consts <= i < consts + carries]
@@ -122,7 +130,8 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, body: Graph, cons
     def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
         flowing, sums = carry
         by_out = dict(zip(carry_cts, flowing, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
-        outs = evaluate(backward, [*held[:n_held], *xs[:n_xs], *xs[n_xs : n_xs + len(saved)], *(by_out[i] for i in floating)])
+        given_out = [by_out[i] for i in floating]
+        outs = evaluate(backward, [*held[:n_held], *xs[: n_xs + len(saved)], *given_out])
         by_in = dict(zip(want, outs, strict=True))
         return (
             [by_in[consts + i] for i in carry_cts],
@@ -170,10 +179,14 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
         after, after_structure = tree.tree_flatten(result[0])
         after = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(after, first, strict=False)]
         there = [x.type for x in after]
-        if after_structure != structure or any(set(a.shape) != set(b.dims) or a.dtype != b.dtype for a, b in zip(there, first, strict=True)):
+        same = after_structure == structure and all(
+            set(a.shape) == set(b.dims) and a.dtype == b.dtype for a, b in zip(there, first, strict=True)
+        )
+        if not same:
             raise at(
                 ShapeError(
-                    f"the carry of md.scan changes\n  it goes in as {[x.type for x in first]} and comes out as {there}\n"
+                    "the carry of md.scan changes\n"
+                    f"  it goes in as {[x.type for x in first]} and comes out as {there}\n"
                     "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
                 ),
                 caller(),
@@ -183,7 +196,16 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
     graph, captures, out = trace(body, specs)
     results = bind(
-        _SCAN, *captures, *first, *rows, body=graph, consts=len(captures), carries=n, dim=dim, reverse=reverse, trips=dim.size
+        _SCAN,
+        *captures,
+        *first,
+        *rows,
+        body=graph,
+        consts=len(captures),
+        carries=n,
+        dim=dim,
+        reverse=reverse,
+        trips=dim.size,
     )
     carried, ys = tree.tree_unflatten(out, results)
     return tree.tree_unflatten(structure, carried), ys
@@ -234,7 +256,9 @@ def checkpoint(f: Callable[..., Any], policy: str = "nothing") -> Callable[..., 
 
 def _cond_type(p: Type, *ins: Type, yes: Graph, no: Graph) -> Any:
     if p.shape or p.dtype.kind != "b":
-        raise ShapeError(f"the predicate of md.cond is one boolean without dims, got {p}; reduce it with md.any or md.all")
+        raise ShapeError(
+            f"the predicate of md.cond is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
+        )
     return tuple(v.type for v in yes.outs)
 
 
@@ -278,7 +302,13 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
     (yes, held_yes, out), (no, held_no, out_no) = traced
     kinds = [[v.type for v in graph.outs] for graph in (yes, no)]
     if out != out_no or kinds[0] != kinds[1]:
-        raise at(ShapeError(f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}"), caller())
+        raise at(
+            ShapeError(
+                f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}\n"
+                "  give both the same structure, dims, order and dtype, with md.broadcast, md.transpose or md.cast"
+            ),
+            caller(),
+        )
     yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *_unused(held_no), *yes.ins[len(held_yes) :]))
     no = no.replace(ins=(*_unused(held_yes), *no.ins))
     try:
@@ -289,5 +319,3 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
 
 def _unused(tensors: Sequence[Tensor]) -> tuple[Var, ...]:
     return tuple(Var(x.dims, x.dtype) for x in tensors)
-
-

@@ -10,9 +10,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .errors import ShapeError, nearest
+from .errors import ShapeError, at, caller, located, nearest
 
-__all__ = ["Dim", "DimLike", "DimsLike", "Shape", "check_shape", "dims", "find", "merge", "names", "pick", "show", "size_of", "split_items"]
+__all__ = [
+    "Dim",
+    "DimLike",
+    "DimsLike",
+    "Shape",
+    "check_shape",
+    "dims",
+    "find",
+    "merge",
+    "names",
+    "pick",
+    "show",
+    "size_of",
+    "split_items",
+]
 
 
 @dataclass(frozen=True, order=True)
@@ -28,12 +42,12 @@ class Dim:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            raise ShapeError(f"a dim is named like a Python variable, got {self.name!r}")
+            raise at(ShapeError(f"a dim is named like a Python variable, got {self.name!r}"), caller())
         if isinstance(self.size, bool) or not hasattr(self.size, "__index__"):
-            raise ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}")
+            raise at(ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}"), caller())
         object.__setattr__(self, "size", self.size.__index__())
         if self.size < 0:
-            raise ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}")
+            raise at(ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}"), caller())
 
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"
@@ -51,7 +65,7 @@ def dims(text: str) -> Shape:
     >>> io
     io=1024
     """
-    return tuple(_sized(word) for word in _words(text))
+    return located(lambda: tuple(_sized(word) for word in _words(text)))
 
 
 def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
@@ -113,13 +127,14 @@ def show(shape: Iterable[Dim]) -> str:
 def merge(shapes: Iterable[Shape]) -> dict[str, Dim]:
     """Every dim of several shapes by name; raises `ShapeError` when one name has two sizes."""
     table: dict[str, Dim] = {}
+    shapes = tuple(shapes)
     for shape in shapes:
         for dim in shape:
             if table.setdefault(dim.name, dim) != dim:
                 raise ShapeError(
                     f"dim {dim.name!r} has two sizes, {table[dim.name].size} and {dim.size}, in one operation\n"
-                    f"  a name has one size; rename one of them, for example "
-                    f"md.rename(x, {dim.name}='{dim.name}_2')"
+                    f"  the dims are {', '.join(map(show, shapes))}; a name has one size\n"
+                    f"  rename one of the two, for example md.rename(x, {dim.name}='{dim.name}_2')"
                 )
     return table
 
@@ -133,7 +148,10 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
             return item
         if there is None:
             raise ShapeError(f"no {what} {item.name!r} here; {nearest(item.name, table)}")
-        raise ShapeError(f"{what} {item.name!r} has size {there.size} here, but size {item.size} was given")
+        raise ShapeError(
+            f"{what} {item.name!r} has size {there.size} here, and size {item.size} was asked for\n"
+            f"  the dims are {show(table.values())}; give the name alone, or rename one of the two with md.rename"
+        )
     if isinstance(item, str):
         if item in table:
             return table[item]
@@ -148,6 +166,8 @@ def split_items(asked: DimsLike) -> list[DimLike]:
         return [asked]
     if isinstance(asked, str):
         return list(_words(asked))
+    if not isinstance(asked, Iterable):
+        raise ShapeError(f"dims are text such as 'batch:8 io:4', a md.Dim, or several of them; got {asked!r}")
     return [word for item in asked for word in (_words(item) if isinstance(item, str) else [item])]
 
 

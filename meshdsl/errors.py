@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import NamedTuple, TypeVar
 
 __all__ = [
@@ -75,7 +76,7 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.s
 def caller() -> Where:
     """The innermost line on the stack that is neither meshdsl's own nor an installed library's."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
+    while frame.f_back is not None and (_generated(frame) or not _is_users(frame.f_code.co_filename)):
         frame = frame.f_back
     return Where(frame.f_code.co_filename, frame.f_lineno)
 
@@ -88,6 +89,11 @@ def raised(error: BaseException) -> Where | None:
 
 def _is_users(file: str) -> bool:
     return not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES)
+
+
+def _generated(frame: FrameType) -> bool:
+    """Whether it is what `dataclass` made for one of our classes, which has no file."""
+    return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("meshdsl.")
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:

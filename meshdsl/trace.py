@@ -434,8 +434,8 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
     if array.ndim or array.dtype.kind not in "biufcV":
         raise at(
             ShapeError(
-                f"expected a tensor or a number, got {type(x).__name__} of shape {array.shape}\n"
-                "  give its dims names with md.tensor(array, dims)"
+                f"expected a tensor or a number, got {_what(x, array)}\n"
+                "  give an array's dims names with md.tensor(array, dims)"
             ),
             _where(),
         )
@@ -445,6 +445,10 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
         else dtype
     )
     return bind1(FULL, value=array.item(), shape=(), dtype=np.dtype(kind))
+
+
+def _what(x: Any, array: np.ndarray) -> str:
+    return f"an array of shape {array.shape}" if array.ndim else repr(x)
 
 
 def tensor(array: Any, dims: DimsLike = ()) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import merge, show
-from ..errors import ShapeError, TraceError, located
+from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
@@ -73,8 +73,7 @@ def _unary(
     """The public function of an elementwise operation with one operand."""
 
     def infer(x: Type) -> Type:
-        if kind(x.dtype) not in kinds:
-            raise ShapeError(f"md.{name} does not take {x.dtype.name}; use md.cast(x, 'float32') first")
+        _check_kind(name, x.dtype, kinds)
         return Type(x.shape, dtype or x.dtype)
 
     def cost(ins: Any, outs: Any) -> float:
@@ -91,6 +90,14 @@ def _unary(
     public.__name__ = public.__qualname__ = name
     public.__doc__ = f"`jnp.{name}` of every element; same dims."
     return public
+
+
+_WAY_OUT = {"b": "compare first, for example x > 0", "i": "use md.cast(x, 'int32')", "f": "use md.cast(x, 'float32')"}
+
+
+def _check_kind(name: str, dtype: np.dtype, kinds: str) -> None:
+    if kind(dtype) not in kinds:
+        raise ShapeError(f"md.{name} does not take {dtype.name}; {_WAY_OUT[min(kinds, key='fib'.find)]}")
 
 
 def kind(dtype: Any) -> str:
@@ -110,7 +117,10 @@ _CAST = Op(
 
 def as_dtype(dtype: Any) -> np.dtype:
     """The dtype; raises `ShapeError` when this process cannot store it."""
-    dtype = np.dtype(jnp.dtype(dtype))
+    try:
+        dtype = np.dtype(jnp.dtype(dtype))
+    except TypeError:
+        raise ShapeError(f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'") from None
     if dtype != jax.dtypes.canonicalize_dtype(dtype):
         raise ShapeError(
             f"{dtype.name} was asked for, and JAX runs without 64-bit types\n"
@@ -222,7 +232,7 @@ def promote(*xs: Any) -> tuple[Tensor, ...]:
     """Operands in their common dtype by JAX's rules: a Python number takes the tensors' dtype."""
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
-            as_tensor(x)
+            as_tensor(x)  # raises the error that says how to name dims
     dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
 
@@ -235,9 +245,15 @@ def _binary(
     dtype: Any = None,
     linear: str = "",
     inexact: bool = False,
+    kinds: str = "fcib",
 ) -> Callable[[Any, Any], Tensor]:
     """The public function of an elementwise operation with two operands."""
-    op = Op(name, lambda x, y: _same_dtype(x, y, dtype=dtype), _aligned(function), vjp, linear=linear)
+
+    def infer(x: Type, y: Type) -> Type:
+        _check_kind(name, x.dtype, kinds)
+        return _same_dtype(x, y, dtype=dtype)
+
+    op = Op(name, infer, _aligned(function), vjp, linear=linear)
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -252,27 +268,29 @@ def _binary(
 
 _BOOL = np.dtype(bool)
 add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear="joint")
-subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear="joint")
+subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear="joint", kinds="fci")
 multiply = _binary("multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear="each")
 divide = _binary(
     "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear="first", inexact=True
 )
-floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None))
-remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)))
+floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
+remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
 maximum = _binary("maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)))
 minimum = _binary("minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)))
-_power = _binary("power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)))
+_power = _binary(
+    "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
+)
 equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
 not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
 less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL)
 less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL)
 greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL)
 greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL)
-bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None)
-bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None)
-bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None)
-left_shift = _binary("left_shift", lambda xp: xp.left_shift, None)
-right_shift = _binary("right_shift", lambda xp: xp.right_shift, None)
+bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None, kinds="ib")
+bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None, kinds="ib")
+bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib")
+left_shift = _binary("left_shift", lambda xp: xp.left_shift, None, kinds="i")
+right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:
@@ -342,7 +360,10 @@ def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
     shape = broadcast_shape(*types)
     out = jax.eval_shape(f, *(jax.ShapeDtypeStruct(tuple(d.size for d in shape), t.dtype) for t in types))
     if getattr(out, "shape", None) != tuple(d.size for d in shape):
-        raise ShapeError(f"md.map needs an elementwise function; {f} turned {show(shape)} into {out}")
+        raise ShapeError(
+            f"md.map needs an elementwise function; {getattr(f, '__name__', f)} turned an array of shape "
+            f"{tuple(d.size for d in shape)} into {out}"
+        )
     return Type(shape, out.dtype)
 
 
@@ -368,17 +389,32 @@ _MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp)
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     """Any elementwise `jnp` function of one or more tensors; differentiated by JAX."""
     if not xs:
-        raise TraceError("md.map needs at least one tensor")
+        raise at(ShapeError("md.map needs at least one tensor"), caller())
     return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)
+
+
+def _operand(x: Any) -> bool:
+    """Whether an operator takes it; arrays too, so that their error says how to name dims."""
+    return isinstance(x, Tensor | bool | int | float | complex | np.generic | np.ndarray | jax.Array)
 
 
 def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[..., Any]:
     def method(x: Tensor, y: Any) -> Any:
-        if not isinstance(y, Tensor | bool | int | float | complex | np.generic):
+        if not _operand(y):
             return NotImplemented
         return function(y, x) if swap else function(x, y)
 
     return method
+
+
+def _no_matmul(x: Tensor, y: Any) -> Any:
+    raise at(
+        ShapeError(
+            "x @ y does not say which dim is summed\n  name it with md.dot(x, y, over=dim), or name what stays with "
+            "md.einsum(x, y, out=dims)"
+        ),
+        caller(),
+    )
 
 
 for _name, _function in {
@@ -391,6 +427,8 @@ for _name, _function in {
     "eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal,
 }.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _operator(_function))
-for _name, _function in {"neg": negative, "abs": abs, "invert": invert}.items():
+for _name, _function in {
+    "neg": negative, "abs": abs, "invert": invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
+}.items():  # fmt: skip
     setattr(Tensor, f"__{_name}__", _function)
 Tensor.__hash__ = object.__hash__

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..backend import Block, Local
-from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, names, pick, show
-from ..errors import ShapeError
+from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
+from ..errors import ShapeError, at, caller, located
 from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import broadcast, located
+from .contraction import broadcast
 from .elementwise import promote
 
 __all__ = [
-    "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll", "shift",
-    "slice", "stack", "transpose", "unflatten", "unstack",
+    "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll",
+    "shift", "slice", "stack", "transpose", "unflatten", "unstack",
 ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
 _RENAME = Op(
     "rename",
     type=lambda x, *, shape: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape: x if c.ins[0].sizes == c.outs[0].sizes else refill(c, trim(c, x, c.ins[0]), c.outs[0]),
+    kernel=lambda c, x, *, shape: _rename_kernel(c, x),
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
     linear="joint",
     flops=lambda *_, **__: 0,
@@ -61,12 +61,15 @@ _RENAME = Op(
 )
 
 
+def _rename_kernel(c: Local, x: Any) -> Any:
+    return x if c.ins[0].sizes == c.outs[0].sizes else refill(c, trim(c, x, c.ins[0]), c.outs[0])
+
+
 def _rename_rule(x: Type, shape: Shape) -> Labels:
     """A renamed dim is born in the layout of its new name, where both names are padded alike; the others pass."""
     new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
     return Labels((new,), ({d.name: d.name for d in shape},), fresh=fresh)
-
 
 
 def rename(x: Any, **new: str | Dim) -> Tensor:
@@ -146,7 +149,9 @@ def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
 def _reshape_type(x: Type, *, shape: Shape) -> Type:
     here, there = math.prod(d.size for d in x.shape), math.prod(d.size for d in shape)
     if here != there:
-        raise ShapeError(f"md.reshape keeps the number of elements: {show(x.shape)} has {here}, {show(shape)} has {there}")
+        raise ShapeError(
+            f"md.reshape keeps the number of elements: {show(x.shape)} has {here}, {show(shape)} has {there}"
+        )
     return Type(shape, x.dtype)
 
 
@@ -188,7 +193,8 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
     (a=2, b=3)
     """
     x = as_tensor(x)
-    shape = located(lambda: pick(dims, (), new=True) if not isinstance(dims, str) or ":" in dims else pick(dims, x.dims))
+    sized = not isinstance(dims, str) or ":" in dims
+    shape = located(lambda: pick(dims, (), new=True) if sized else pick(dims, x.dims))
     return x if shape == x.dims else bind1(_RESHAPE, x, shape=shape)
 
 
@@ -219,15 +225,15 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
 
     def resolve() -> Shape:
         old, new = find(dim, x.dims), pick(into, (), new=True)
+        if math.prod(d.size for d in new) != old.size:
+            raise ShapeError(f"md.unflatten keeps the number of elements: {old!r} into {show(new)}")
         at = x.dims.index(old)
         return (*x.dims[:at], *new, *x.dims[at + 1 :])
 
     return reshape(x, located(resolve))
 
 
-def along(
-    name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp: Any, *, linear: str = "joint"
-) -> Op:
+def along(name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp: Any, *, linear: str = "joint") -> Op:
     """An operation that rearranges one dim, `dim`, and perhaps changes its size."""
 
     def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
@@ -249,7 +255,8 @@ def along(
 
 
 def _span(start: int, size: int, stride: int, axis: int) -> tuple[Any, ...]:
-    return (builtin_slice(None),) * axis + (builtin_slice(start, start + (size - 1) * stride + 1 if size else start, stride),)
+    stop = start + (size - 1) * stride + 1 if size else start
+    return (builtin_slice(None),) * axis + (builtin_slice(start, stop, stride),)
 
 
 _SLICE = along(
@@ -257,9 +264,7 @@ _SLICE = along(
     lambda dim, *, start, size, stride: Dim(dim.name, size),
     lambda c, x, *, axis, dim, start, size, stride: x[_span(start, size, stride, axis)],
     lambda ct, x, dim, start, size, stride: (
-        pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1)
-        if size
-        else None,
+        pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
     ),
 )
 
@@ -352,6 +357,22 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     return pad(x, d, by, -by, fill)
 
 
+def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
+    if not xs:
+        raise at(ShapeError(f"md.{name} needs at least one tensor"), caller())
+    return promote(*xs)
+
+
+def _check_same(name: str, first: Tensor, x: Tensor, but: str = "") -> None:
+    here, there = ({d for d in y.dims if d.name != but} for y in (first, x))
+    if here != there:
+        raise ShapeError(
+            f"md.{name} of tensors with different dims: {show(first.dims)} and {show(x.dims)}\n"
+            f"  they may differ {f'only in the size of {but!r}' if but else 'in their order alone'}; rename dims with "
+            "md.rename, or add those that one lacks with md.broadcast"
+        )
+
+
 def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
     """Tensors one after another along a dim they all have; its size is the sum of theirs.
 
@@ -359,13 +380,14 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
     >>> md.concat([md.iota("n:2"), md.iota("n:3")], "n").dims
     (n=5,)
     """
-    xs = promote(*xs)
+    xs = _several("concat", xs)
     name = _name(over)
 
     def resolve() -> list[Tensor]:
-        parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
-        for x in parts:
+        for x in xs:
             find(name, x.dims)
+            _check_same("concat", xs[0], x, name)
+        parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
         return parts
 
     parts = located(resolve)
@@ -408,9 +430,11 @@ _STACK = Op(
 
 def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
     """Tensors of equal dims under a new first dim, whose size is their number."""
-    xs = promote(*xs)
+    xs = _several("stack", xs)
 
     def resolve() -> list[Tensor]:
+        for x in xs:
+            _check_same("stack", xs[0], x)
         if isinstance(dim, Dim) and dim.size != len(xs):
             raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
         return [transpose(x, xs[0].dims) for x in xs]
