@@ -19,7 +19,7 @@ from .dims import DimsLike, Shape, pick, show, size_of
 from .errors import MeshdslError, ShapeError, at, caller
 from .ops import random
 from .ops.contraction import broadcast
-from .ops.elementwise import cast, erf_inv, maximum, minimum
+from .ops.elementwise import cast
 from .trace import Tensor, as_tensor
 
 __all__ = [
@@ -57,7 +57,8 @@ def normal(std: float = 1.0, mean: float = 0.0) -> Init:
     """Normal with this standard deviation and mean."""
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
-        return cast(random.normal(key, dims, _drawn(dtype)) * std + mean, dtype)
+        x = random.normal(key, dims, _drawn(dtype)) * std
+        return cast(x + mean if mean else x, dtype)
 
     return draw
 
@@ -67,12 +68,10 @@ def truncated_normal(std: float = 1.0, mean: float = 0.0, bound: float = 2.0) ->
 
     With bound 2 the standard deviation of the result is 0.8796 of `std`.
     """
-    edge = math.erf(bound / math.sqrt(2))
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
-        u = random.uniform(key, dims, -edge, edge, dtype=_drawn(dtype))
-        x = minimum(maximum(math.sqrt(2) * erf_inv(u), -bound), bound)  # rounding may put erf_inv beyond the bound
-        return cast(x * std + mean, dtype)
+        x = random.truncated_normal(key, -bound, bound, dims, _drawn(dtype)) * std
+        return cast(x + mean if mean else x, dtype)
 
     return draw
 

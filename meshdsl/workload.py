@@ -6,6 +6,7 @@ The command line, the benchmarks and the tests read workloads; a model file make
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,9 @@ class Workload:
         known = [f.name for f in dataclasses.fields(self.config)]
         for name in changes:
             if name not in known:
-                raise md.ShapeError(f"the config of {self.name} has no {name!r}; there are: {', '.join(known)}")
+                close = difflib.get_close_matches(name, known, n=1)
+                guess = f"did you mean {close[0]!r}? " if close else ""
+                raise md.ShapeError(f"the config of {self.name} has no {name!r}; {guess}there are: {', '.join(known)}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def init(self, key: md.Tensor) -> tuple[dict[str, md.Tensor], dict[str, Any]]:

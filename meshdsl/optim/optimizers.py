@@ -101,7 +101,8 @@ def adamw(
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         rate = _rate(learning_rate, state["step"])
         step = state["step"] + 1
-        count = md.cast(step, "float32")
+        wide = any(p.dtype.itemsize > 4 for p in jax.tree.leaves(params))
+        count = md.cast(step, "float64" if wide else "float32")
         correction_1, correction_2 = 1 - b1**count, 1 - b2**count
         m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
         v = jax.tree.map(lambda v, g: md.cast(b2 * v + (1 - b2) * (g * g), v.dtype), state["v"], grads)

@@ -45,9 +45,9 @@ def attention(p: dict[str, Any], x: Any, memory: Any = None, allowed: Any = True
 def grouped_attention(p: dict[str, Any], x: Any) -> Any:
     """Keys and values repeated for each query of their group: the definition of grouped-query attention."""
     q = jnp.einsum("blm,mhgd->blhgd", x, p["attention/wq"])
-    k, v = (jnp.einsum("blm,mhd->blhd", x, p[f"attention/w{n}"]) for n in "kv")
+    k, v = (jnp.repeat(jnp.einsum("blm,mhd->blhd", x, p[f"attention/w{n}"]), GROUP.size, 2) for n in "kv")
     flat = q.reshape(*q.shape[:2], -1, q.shape[-1])
-    mixed = softmax_attention(flat, *(jnp.repeat(y, GROUP.size, 2) for y in (k, v)), causal(x.shape[1]))
+    mixed = softmax_attention(flat, k, v, causal(x.shape[1]))
     return jnp.einsum("blhgd,hgdm->blm", mixed.reshape(q.shape), p["attention/wo"])
 
 
@@ -142,7 +142,7 @@ def drawn(row: Row) -> tuple[md.Model, dict[str, md.Tensor], list[md.Tensor]]:
     return model, {path: normal(spec) for path, spec in model.specs(*specs).items()}, [normal(spec) for spec in specs]
 
 
-def on_one_device(f: Callable[..., Any]) -> Callable[..., Any]:
+def on_one_device(f: Callable[..., Any]) -> Any:
     return md.compile(f, md.Mesh("one:1"), md.Layout(""))
 
 
