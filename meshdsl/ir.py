@@ -95,6 +95,7 @@ class Op:
     reduce: str = ""  # how dims that vanish combine over devices: sum, max or min
     blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be whole
     mask: Any = None  # identity that replaces padding of dims that vanish: a number, or "low"/"high" of the dtype
+    moves: Callable[..., Any] | None = None  # (*input types, **params) -> ops.moves.Moves along one dim, or None
     rule: Callable[..., Labels] | None = None  # (*input types, **params) when equal names are not the rule
     control: bool = False  # its params hold graphs; evaluators and partition treat it by name
     effects: bool = False  # never merged with an equal equation

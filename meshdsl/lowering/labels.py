@@ -12,6 +12,7 @@ from ..errors import InternalError
 from ..ir import Eqn, Labels, Op
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
+from ..ops.moves import one_label
 
 __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
 
@@ -22,6 +23,9 @@ def labels_of(eqn: Eqn) -> Labels:
     types = [v.type for v in eqn.ins]
     if op.rule is not None:
         return op.rule(*types, **eqn.params)
+    moves = op.moves(*types, **eqn.params) if op.moves is not None else None
+    if moves is not None:
+        return one_label(moves.dims, types, moves.out, eqn.outs[0].shape)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
 
     def default(var_shape: Sequence[object]) -> dict[str, str | None]:

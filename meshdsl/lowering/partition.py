@@ -18,6 +18,7 @@ from ..layouts.sharding import Axes
 from ..trace import FULL
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
+from .exchange import move
 from .labels import Labels, apply, labels_of, vanishing
 from .program import Program, check
 from .scope import Scope, Setting
@@ -289,7 +290,11 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
-    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
+    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+    if moves is not None and assigned.get(moves.out.name):
+        move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
+    else:
+        scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if None in names.values() and not scope.home[v].partial:
             settle(scope, v, eqn)

@@ -18,6 +18,7 @@ from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import broadcast
 from .elementwise import promote
+from .moves import Moves, Piece
 
 __all__ = [
     "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll",
@@ -233,8 +234,16 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
     return reshape(x, located(resolve))
 
 
-def along(name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp: Any, *, linear: str = "joint") -> Op:
-    """An operation that rearranges one dim, `dim`, and perhaps changes its size."""
+def along(
+    name: str,
+    infer: Callable[..., Dim],
+    kernel: Callable[..., Any],
+    vjp: Any,
+    *,
+    linear: str = "joint",
+    pieces: Callable[..., tuple[Piece, ...]] | None = None,
+) -> Op:
+    """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
 
     def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
         new = infer(dim, **params)
@@ -243,6 +252,11 @@ def along(name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp:
     def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
 
+    def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> Moves:
+        given = {"value": value} if name == "pad" else {}
+        out = infer(dim, **params, **given)
+        return Moves((dim,), out, pieces(dim, out, **params), value) if pieces else None
+
     return Op(
         name,
         shape_of,
@@ -250,6 +264,7 @@ def along(name: str, infer: Callable[..., Dim], kernel: Callable[..., Any], vjp:
         vjp,
         linear=linear,
         blocked=lambda x, *more, dim, **_: (dim.name,),
+        moves=moves if pieces is not None else None,
         flops=lambda *_, **__: 0,
     )
 
@@ -266,6 +281,7 @@ _SLICE = along(
     lambda ct, x, dim, start, size, stride: (
         pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
     ),
+    pieces=lambda dim, out, *, start, size, stride: (Piece(0, start, 0, size, step=stride),),
 )
 
 
@@ -305,7 +321,14 @@ def _pad_vjp(ct: Tensor, x: Tensor, dim: Dim, low: int, high: int, inner: int) -
     return (slice(ct, dim.name, max(0, low), dim.size, inner + 1),)
 
 
-_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded")
+def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple[Piece, ...]:
+    every = inner + 1
+    first = max(0, -(low // every)) if low < 0 else 0  # the first element that is not cut off
+    count = min(dim.size, -(-(out.size - low) // every)) - first
+    return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
+
+
+_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded", pieces=_pad_pieces)
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
@@ -326,6 +349,7 @@ _REVERSE = along(
     lambda dim: dim,
     lambda c, x, *, axis, dim: c.xp.flip(x, axis),
     lambda ct, x, dim: (reverse(ct, dim),),
+    pieces=lambda dim, out: (Piece(0, dim.size - 1, 0, dim.size, step=-1),),
 )
 
 
@@ -340,7 +364,13 @@ _ROLL = along(
     lambda dim, *, by: dim,
     lambda c, x, *, axis, dim, by: c.xp.roll(x, by, axis),
     lambda ct, x, dim, by: (roll(ct, dim, -by),),
+    pieces=lambda dim, out, *, by: _roll_pieces(dim.size, by),
 )
+
+
+def _roll_pieces(size: int, by: int) -> tuple[Piece, ...]:
+    by = by % size if size else 0
+    return Piece(0, 0, by, size - by), Piece(0, size - by, 0, by)
 
 
 def roll(x: Any, dim: DimLike, by: int) -> Tensor:
@@ -407,13 +437,22 @@ def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
     return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
 
 
+def _concat_moves(*xs: Type, name: str) -> Moves:
+    dims = tuple(find(name, x.shape) for x in xs)
+    pieces, to = [], 0
+    for k, dim in enumerate(dims):
+        pieces.append(Piece(k, 0, to, dim.size))
+        to += dim.size
+    return Moves(dims, Dim(name, to), tuple(pieces))
+
+
 _CONCAT = Op(
     "concat",
     type=_concat_type,
     kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
     vjp=_concat_vjp,
     linear="joint",
-    blocked=lambda *xs, name: (name,),
+    moves=_concat_moves,
     flops=lambda *_, **__: 0,
 )
 

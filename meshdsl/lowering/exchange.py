@@ -1,0 +1,166 @@
+"""Elements that an operation moves along a split dim travel between the devices that have and want them.
+
+Each device keeps what it already holds; the rest comes in rounds, each a permutation of devices in which a device
+sends at most one run of rows to one other. A shift by a few elements is one round with that many rows (a halo),
+whatever the size of the dim. GShard (Lepikhin et al., 2020), section 3.3 and appendix A.4, does windows so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from jax import lax
+
+from ..dims import Dim, Shape
+from ..ir import Eqn, Var
+from ..layouts import Mesh, Sharding
+from ..layouts.sharding import Axes
+from ..ops.moves import PLACE, ROWS, Moves, Table, replaced
+from .casts import varying
+from .scope import Scope
+
+__all__ = ["Exchange", "move"]
+
+Blocks = list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Every sender's block goes to its receiver; a device that receives from nobody has zeros.
+
+    Devices are numbered row-major over `axes`. It is a collective like those of `collectives`, which changes the value
+    and not its sharding, so it is no step of a plan.
+    """
+
+    name: ClassVar[str] = "permute"
+    dim: str
+    axes: Axes
+    pairs: tuple[tuple[int, int], ...]  # (sender, receiver)
+
+    def __str__(self) -> str:
+        return f"permute {self.dim} over {','.join(self.axes)}"
+
+    def wire_dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype on the wire is the value's own."""
+        return np.dtype(dtype)
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        """The sharding stays."""
+        return before
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        """A sender sends its block once."""
+        return local_bytes
+
+    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh) -> Any:
+        """`lax.ppermute`, which numbers devices in mesh order whatever the order of the tuple."""
+        ordered = tuple(axis for axis in mesh.axes if axis in self.axes)
+        sizes = [mesh.axes[axis] for axis in self.axes]
+        at = np.arange(mesh.count(self.axes)).reshape(sizes)
+        number = np.argsort(at.transpose([self.axes.index(axis) for axis in ordered]).ravel())
+        pairs = [(int(number[a]), int(number[b])) for a, b in self.pairs]
+        return lax.ppermute(varying(x, self.axes), ordered, pairs)
+
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
+        """By definition, group of devices by group."""
+        grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
+        at = [list(mesh.axes).index(axis) for axis in self.axes]
+        groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(self.axes), -1).T
+        received = [np.zeros_like(x) for x in blocks]
+        for group in groups.tolist():
+            for sender, receiver in self.pairs:
+                received[group[receiver]] = blocks[group[sender]].copy()
+        return received
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Rows lo to hi of the sender's block, wanted by the receiver."""
+
+    sender: int
+    receiver: int
+    lo: int
+    hi: int
+
+
+def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, out: Var) -> None:
+    """Add the equations that compute `out`, cut by `axes` along `moves.out`, from operands cut alike."""
+    mesh, extents = scope.setting.mesh, scope.setting.extents
+    n = mesh.count(axes)
+    width = extents.padded(moves.out) // n if out.shape != () else 0
+    lengths = [extents.padded(d) // n for d in moves.dims]
+    operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
+    parts: list[Var] = []
+    dims: list[Dim] = []
+    rows = np.full((n, width), -1, np.int64)
+    filled = 0
+    for k, (x, dim, length) in enumerate(zip(xs, moves.dims, lengths, strict=True)):
+        mine = np.where(operand == k, index, -1)
+        pieces = []  # (mean offset of senders, part, dim, where its first row lies in each receiver's operand)
+        own = np.arange(n) * length
+        pieces.append((0.0, x, dim, own, length))
+        for runs in _rounds(mine, length, n):
+            part, rows_dim, first, size = _send(scope, eqn, x, dim, runs, length, n, axes)
+            offset = float(np.mean([run.sender - run.receiver for run in runs]))
+            pieces.append((offset, part, rows_dim, first, size))
+        for _, part, part_dim, first, size in sorted(pieces, key=lambda piece: piece[0]):
+            inside = (mine >= 0) & (first[:, None] >= 0) & (mine >= first[:, None]) & (mine < first[:, None] + size)
+            rows = np.where(inside, filled + mine - first[:, None], rows)
+            parts.append(part)
+            dims.append(part_dim)
+            filled += size
+    table = Table(tuple(map(tuple, rows.tolist())))
+    params = {"dims": tuple(dims), "out": moves.out, "table": table, "fill": moves.fill, "axes": axes}
+    scope.eqns.append(Eqn(PLACE, tuple(parts), (out,), params, eqn.where, eqn.backward))
+
+
+def _stored(a: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(a, (0, size - len(a)), constant_values=-1)
+
+
+def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
+    """What each device lacks, in rounds in which nobody sends or receives twice; equal offsets travel together."""
+    by_offset: dict[int, list[_Run]] = {}
+    for receiver in range(n):
+        wanted = mine[receiver][mine[receiver] >= 0]
+        for sender in np.unique(wanted // length) if length else []:
+            if sender != receiver:
+                there = wanted[wanted // length == sender] - sender * length
+                run = _Run(int(sender), receiver, int(there.min()), int(there.max()) + 1)
+                by_offset.setdefault(run.sender - run.receiver, []).append(run)
+    rounds: list[list[_Run]] = []
+    for _, runs in sorted(by_offset.items()):
+        for there in rounds:
+            senders, receivers = {r.sender for r in there}, {r.receiver for r in there}
+            if senders.isdisjoint(r.sender for r in runs) and receivers.isdisjoint(r.receiver for r in runs):
+                there += runs
+                break
+        else:
+            rounds.append(list(runs))
+    return rounds
+
+
+def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length: int, n: int, axes: Axes):
+    """One round: the rows to send, sent. Also where each receiver's first row lies in the operand, or -1."""
+    size = max(run.hi - run.lo for run in runs)
+    starts = [0] * n
+    default = min(min(run.lo for run in runs), length - size)
+    starts = [default] * n
+    first = np.full(n, -1, np.int64)
+    for run in runs:
+        starts[run.sender] = min(run.lo, length - size)
+        first[run.receiver] = run.sender * length + starts[run.sender]
+    rows = Dim(f"{dim.name}__rows", size * n)
+    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, rows.name: axes}
+    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
+    shape = replaced(x.shape, dim, rows)
+    cut, came = (Var(shape, x.dtype, "", sharding) for _ in range(2))
+    params = {"dim": dim, "rows": rows, "starts": tuple(starts), "axes": axes}
+    scope.eqns.append(Eqn(ROWS, (x,), (cut,), params, eqn.where, eqn.backward))
+    pairs = tuple(sorted((run.sender, run.receiver) for run in runs))
+    cause = f"{size} of {length} along {dim.name!r} for {eqn.op}"
+    scope.eqns.append(Eqn(Exchange(rows.name, axes, pairs), (cut,), (came,), {}, eqn.where, eqn.backward, cause))
+    return came, rows, first, size

@@ -1,0 +1,141 @@
+"""What an operation moves along one dim, as data: kernels do it on one device, lowering by exchange between devices.
+
+`Moves` says it exactly, so slice, pad, roll, reverse and concat along a split dim need no rule of their own.
+`ROWS` and `PLACE` are the two local halves of an exchange; only lowering makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, Shape
+from ..ir import Labels, Op, Type
+
+__all__ = ["PLACE", "ROWS", "Moves", "Piece", "Table", "one_label", "replaced"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `start, start + step, ...` of an operand go to `to, to + to_step, ...` of the result; `count` of them."""
+
+    operand: int
+    start: int
+    to: int
+    count: int
+    step: int = 1
+    to_step: int = 1
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Where every element along one dim comes from; what no piece writes is `fill`.
+
+    `dims` are the operands' dims that are worked on, `out` the result's. No two pieces write the same element.
+    """
+
+    dims: tuple[Dim, ...]
+    out: Dim
+    pieces: tuple[Piece, ...]
+    fill: Any = 0
+
+    def sources(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each element of the result its operand and the index there; -1 where the fill stays."""
+        operand = np.full(self.out.size, -1, np.int64)
+        index = np.full(self.out.size, -1, np.int64)
+        for piece in self.pieces:
+            t = np.arange(piece.count)
+            operand[piece.to + t * piece.to_step] = piece.operand
+            index[piece.to + t * piece.to_step] = piece.start + t * piece.step
+        return operand, index
+
+
+def replaced(shape: Shape, old: Dim, new: Dim) -> Shape:
+    """The shape with one dim in place of another."""
+    return tuple(new if d == old else d for d in shape)
+
+
+def _rows_kernel(c: Local, x: Any, *, dim: Dim, rows: Dim, starts: tuple[int, ...], axes: tuple[str, ...]) -> Any:
+    at, size = c.ins[0].position(dim), c.outs[0].size(rows)
+    if len(set(starts)) == 1:
+        return x[(slice(None),) * at + (slice(starts[0], starts[0] + size),)]
+    start = c.xp.asarray(np.array(starts, np.int32))[c.index(axes)]
+    return c.xp.dynamic_slice(x, start, size, at)
+
+
+def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) -> Labels:
+    """All the dims worked on are cut alike; the others pass by name."""
+    names: list[dict[str, str | None]] = [
+        {d.name: new.name if d == old else d.name for d in t.shape} for t, old in zip(ins, olds, strict=True)
+    ]
+    return Labels(tuple(names), ({d.name: d.name for d in out},))
+
+
+ROWS = Op(
+    "rows",
+    type=lambda x, *, dim, rows, starts, axes: Type(replaced(x.shape, dim, rows), x.dtype),
+    kernel=_rows_kernel,
+    flops=lambda *_, **__: 0,
+    linear="joint",
+    rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.shape, dim, rows)),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """For each device and each stored element of its block of the result, the row of its buffer, or -1."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        return f"table[{len(self.rows)},{len(self.rows[0])}]"
+
+
+def _place_kernel(c: Local, *xs: Any, dims: tuple[Dim, ...], out: Dim, table: Table, fill: Any, axes: Any) -> Any:
+    at = c.ins[0].position(dims[0])
+    buffer = c.xp.concatenate(xs, at) if len(xs) > 1 else xs[0]
+    rows = np.array(table.rows, np.int32)
+    span = _span(rows, buffer.shape[at])
+    if span is not None:  # the same rows, in the same order, on every device that wants them
+        taken = buffer[(slice(None),) * at + (span,)]
+    else:
+        mine = c.xp.asarray(rows)[c.index(axes)]
+        taken = c.xp.take(buffer, c.xp.maximum(mine, 0), axis=at)
+    if (rows >= 0).all():
+        return taken
+    wanted = c.xp.asarray(rows >= 0)[c.index(axes)].reshape((-1,) + (1,) * (taken.ndim - at - 1))
+    return c.xp.where(wanted, taken, c.xp.asarray(fill, taken.dtype))
+
+
+def _span(rows: np.ndarray, length: int) -> slice | None:
+    """The rows as one slice, if every device that wants an element takes it from the same place, in even steps."""
+    width = rows.shape[1]
+    if width == 0:
+        return slice(0, 0)
+    common = rows.max(axis=0)
+    if ((rows != common) & (rows >= 0)).any():
+        return None
+    wanted = np.flatnonzero(common >= 0)
+    if not len(wanted):
+        return slice(0, width) if width <= length else None
+    step = 1
+    if len(wanted) > 1:
+        step = int((common[wanted[-1]] - common[wanted[0]]) // (wanted[-1] - wanted[0]))
+    first = int(common[wanted[0]] - wanted[0] * step)
+    if step < 1 or first < 0 or first + (width - 1) * step >= length or (common[wanted] != first + wanted * step).any():
+        return None
+    return slice(first, first + (width - 1) * step + 1, step)
+
+
+PLACE = Op(
+    "place",
+    type=lambda *xs, dims, out, table, fill, axes: Type(replaced(xs[0].shape, dims[0], out), xs[0].dtype),
+    kernel=_place_kernel,
+    flops=lambda *_, **__: 0,
+    linear="joint",
+    rule=lambda *xs, dims, out, table, fill, axes: one_label(dims, xs, out, replaced(xs[0].shape, dims[0], out)),
+)
