@@ -84,7 +84,7 @@ def _unary(
     def public(x: Any) -> Tensor:
         x = as_tensor(x)
         if "f" in kinds and "i" not in kinds and kind(x.dtype) in "ib":
-            x = cast(x, jnp.result_type(float))
+            x = cast(x, _inexact(x.dtype))
         return bind1(op, x)
 
     public.__name__ = public.__qualname__ = name
@@ -105,6 +105,11 @@ def kind(dtype: Any) -> str:
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
+
+
+def _inexact(dtype: np.dtype) -> str:
+    """The float that integers become where a result is not whole; JAX's rule."""
+    return "float64" if dtype.itemsize == 8 else "float32"
 
 
 _CAST = Op(
@@ -258,7 +263,7 @@ def _binary(
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
         if inexact and kind(x.dtype) in "ib":
-            x, y = cast(x, jnp.result_type(float)), cast(y, jnp.result_type(float))
+            x, y = (cast(z, _inexact(z.dtype)) for z in (x, y))
         return bind1(op, x, y)
 
     public.__name__ = public.__qualname__ = name

@@ -1,0 +1,302 @@
+"""What operations mean where a table of ordinary values does not look: NaN, ties, order of derivatives, loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import backend
+from meshdsl.dims import Dim
+from meshdsl.trace import trace
+from tests.laws import run
+
+NAN, INF = np.nan, np.inf
+ODD = np.array([[NAN, 1, -INF], [INF, -0.0, 0.0], [2, -2.5, NAN], [-INF, -INF, -INF]], np.float32)
+
+
+def t(x: Any, dims: str = "", dtype: Any = np.float32) -> md.Tensor:
+    return md.tensor(np.asarray(x, dtype), dims)
+
+
+def both(function: Callable[..., Any], *xs: md.Tensor) -> np.ndarray:
+    """The value at once in JAX, after checking that NumPy's kernels give the same."""
+    graph, _, _ = trace(function, [x.type for x in xs])
+    eager = function(*xs).numpy()
+    np.testing.assert_allclose(run(graph, [x.numpy() for x in xs], backend.NumPy)[0], eager, rtol=1e-5)
+    return eager
+
+
+@pytest.mark.parametrize("name", ["max", "min", "sum", "prod", "mean", "logsumexp", "argmax", "argmin", "any", "all"])
+def test_reductions_of_nan_and_inf_are_jnps(name: str) -> None:
+    theirs = getattr(jax.nn if name == "logsumexp" else jnp, name)
+    ours = both(lambda x: getattr(md, name)(x, "b"), t(ODD, "a b"))
+    np.testing.assert_allclose(ours, theirs(ODD, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "sort", "argsort", "cumsum"])
+def test_rows_of_nan_and_inf_are_jnps(name: str) -> None:
+    theirs = getattr(jax.nn if "softmax" in name else jnp, name)
+    ours = both(lambda x: getattr(md, name)(x, "b"), t(ODD, "a b"))
+    np.testing.assert_allclose(ours, theirs(ODD, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum", "power", "floor_divide", "remainder", "divide"])
+def test_pairs_of_odd_numbers_are_jnps(name: str) -> None:
+    odd = np.array([NAN, INF, -INF, 0, -0.0, 1, -1, 2.5, -3, 3], np.float32)
+    x, y = (a.reshape(-1) for a in np.meshgrid(odd, odd))
+    function = getattr(__import__("meshdsl.ops.elementwise", fromlist=["x"]), name)
+    ours = both(function, t(x, "a"), t(y, "a"))
+    np.testing.assert_allclose(ours, getattr(jnp, name)(x, y), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int8"])
+def test_integer_division_is_jnps_by_zero_too(dtype: str) -> None:
+    values = np.array([0, 1, 3, 7, 100, -1, -7, -100] if dtype != "uint8" else [0, 1, 3, 7, 100, 255], dtype)
+    x, y = (a.reshape(-1) for a in np.meshgrid(values, values))
+    for name, ours in (("floor_divide", lambda x, y: x // y), ("remainder", lambda x, y: x % y)):
+        np.testing.assert_array_equal(both(ours, t(x, "a", dtype), t(y, "a", dtype)), getattr(jnp, name)(x, y))
+
+
+def test_activations_of_odd_numbers_are_jax_nns() -> None:
+    for name in ("relu", "silu", "softplus", "elu", "selu", "leaky_relu", "sigmoid", "gelu"):
+        ours = both(getattr(md, name), t(ODD, "a b"))
+        np.testing.assert_allclose(ours, getattr(jax.nn, name)(ODD), rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+def test_activation_slopes_at_zero() -> None:
+    for name in ("relu", "softplus", "elu", "leaky_relu", "gelu", "silu"):
+        ours = md.grad(lambda x, name=name: getattr(md, name)(x))(t(0.0))
+        np.testing.assert_allclose(ours.numpy(), jax.grad(getattr(jax.nn, name))(0.0), rtol=1e-6, err_msg=name)
+
+
+def test_ties_share_equally() -> None:
+    x = t([[2, 2, 1], [3, 3, 3]], "a b")
+    shares = [[0.5, 0.5, 0], [1 / 3, 1 / 3, 1 / 3]]
+    np.testing.assert_allclose(md.grad(lambda x: md.sum(md.max(x, "b")))(x).numpy(), shares)
+    np.testing.assert_allclose(md.grad(lambda x: md.sum(-md.min(-x, "b")))(x).numpy(), shares)
+    for f in (md.maximum, md.minimum):
+        dx, dy = md.grad(lambda x, y, f=f: md.sum(f(x, y)), argnums=(0, 1))(x, x)
+        np.testing.assert_array_equal([dx.numpy(), dy.numpy()], np.full((2, 2, 3), 0.5))
+
+
+def test_where_never_leaks() -> None:
+    x = t([0.0, 4.0], "a")
+    safe = md.grad(lambda x: md.sum(md.where(x > 0, md.sqrt(md.where(x > 0, x, 1)), 0)))(x)
+    np.testing.assert_array_equal(safe.numpy(), [0, 0.25])
+    chosen = md.grad(lambda x, y: md.sum(md.where(x > 0, x, y)), argnums=(0, 1))(x, t([NAN, NAN], "a"))
+    np.testing.assert_array_equal([g.numpy() for g in chosen], [[0, 1], [1, 0]])
+    assert md.where(x >= 0, x, t([NAN, INF], "a")).numpy().tolist() == [0, 4]
+
+
+def test_powers() -> None:
+    assert md.tensor(0.0) ** 0 == md.tensor(1.0)
+    assert (t(0.0) ** t(0.0)).item() == 1
+    assert np.isnan((t(-2.0) ** 0.5).item())
+    assert (t(-2.0) ** 3).item() == (t(-2.0) ** t(3.0)).item() == -8
+    assert (t(3, dtype=np.int32) ** 2).dtype == np.int32
+    assert (t(3, dtype=np.int32) ** 2.0).dtype == jnp.result_type(float)
+    assert md.grad(lambda x: x ** t(0.0))(t(0.0)).item() == 0  # where JAX says NaN
+    for x, y in [(0.0, 2.0), (2.0, 0.0), (2.0, 3.0), (0.0, 1.0)]:
+        ours = md.grad(lambda x, y: x**y, argnums=(0, 1))(t(x), t(y))
+        np.testing.assert_allclose([g.item() for g in ours], jax.grad(jnp.power, (0, 1))(x, y), rtol=1e-6)
+
+
+@pytest.mark.parametrize("other", [True, 2, 2.5, np.float32(2), np.int8(3), np.float64(2)])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "bfloat16", "float16", "float32", "float64"])
+def test_dtypes_are_promoted_as_in_jax(dtype: str, other: Any) -> None:
+    x = np.ones(2, jnp.dtype(dtype))
+    assert (md.tensor(x, "a") + other).dtype == (jnp.asarray(x) + other).dtype
+    assert (other * md.tensor(x, "a")).dtype == (other * jnp.asarray(x)).dtype
+    y = np.ones(2, np.asarray(other).dtype)
+    assert (md.tensor(x, "a") + md.tensor(y, "a")).dtype == (jnp.asarray(x) + jnp.asarray(y)).dtype
+    assert (md.tensor(x, "a") / other).dtype == (jnp.asarray(x) / other).dtype
+
+
+def test_indices_do_not_wrap() -> None:
+    table = t(np.arange(300), "row")
+    assert md.take(table, t([2**32 + 1, -1, 299], "n", np.int64), "row").numpy().tolist() == [0, 0, 299]
+    hot = md.one_hot(t([44], "n", np.uint8), "row:300").numpy()[0]
+    assert np.flatnonzero(hot).tolist() == [44]
+    added = md.put_add(table * 0, t([2**32 + 1, 3], "n", np.int64), 1, "row").numpy()
+    assert np.flatnonzero(added).tolist() == [3]
+
+
+def test_exclusive_sums_start_at_zero() -> None:
+    assert md.cumsum(t([INF, 1, 2], "a"), "a", exclusive=True).numpy().tolist() == [0, INF, INF]
+
+
+def test_top_k_orders_nan_first_and_breaks_ties_by_index() -> None:
+    x = t([1, NAN, 3, 1, 3], "a")
+    values, index = md.top_k(x, "a", Dim("k", 4))
+    assert index.numpy().tolist() == [1, 2, 4, 0] == jax.lax.top_k(x.numpy(), 4)[1].tolist()
+    np.testing.assert_array_equal(values.numpy(), [NAN, 3, 3, 1])
+    for dtype in ("uint8", "int32"):
+        y = t(np.array([0, 5, 200, 5]), "a", dtype)
+        assert md.top_k(y, "a", Dim("k", 3))[1].numpy().tolist() == [2, 1, 3]
+        assert md.argsort(y, "a").numpy().tolist() == [0, 1, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("ours", "shape"),
+    [
+        (lambda x: md.sum(x, "a"), (4,)),
+        (lambda x: md.prod(x, "a"), (4,)),
+        (lambda x: md.sum(x), ()),
+        (lambda x: md.concat([x, x], "a"), (0, 4)),
+        (lambda x: md.sort(x, "a"), (0, 4)),
+        (lambda x: md.einsum(x, x, out="b"), (4,)),
+        (lambda x: md.cumsum(x, "a"), (0, 4)),
+        (lambda x: md.pad(x, "a", 1, 1), (2, 4)),
+        (lambda x: md.flatten(x, "a b", "n"), (0,)),
+        (lambda x: md.take(x, md.tensor([0, 1], "n"), "a"), (2, 4)),
+        (lambda x: md.scan(lambda c, v: (c + 1, v * 2), 0, x, over="a")[1], (0, 4)),
+        (lambda x: md.grad(lambda x: md.sum(x * x))(x), (0, 4)),
+        (lambda x: md.random.bits(md.random.key(0), x.dims), (0, 4)),
+    ],
+)  # fmt: skip
+def test_a_dim_of_size_zero(ours: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    out = both(ours, t(np.zeros((0, 4)), "a b"))
+    assert out.shape == shape
+
+
+def recurrence(w: Any, xs: Any, tanh: Any, matmul: Any, scan: Any) -> Any:
+    """A loop whose body uses an outer value, carries an integer besides, and returns what nobody uses."""
+
+    def step(carry: Any, x: Any) -> Any:
+        c, n = carry
+        c = tanh(matmul(c, w) + x * x)
+        return (c, n + 1), (c * x, c)
+
+    return scan(step, xs)
+
+
+def our_loop(reverse: bool, wrap: Callable[..., Any] = lambda f: f) -> Callable[..., Any]:
+    def loss(w: md.Tensor, xs: md.Tensor) -> md.Tensor:
+        def matmul(c: md.Tensor, w: md.Tensor) -> md.Tensor:
+            return md.rename(md.einsum(c, w, out="out"), out="a")
+
+        def scan(step: Any, xs: md.Tensor) -> Any:
+            start = (md.broadcast(md.tensor(np.float64(0)), [xs.dims[1]]), 0)
+            (last, n), (ys, _) = md.scan(wrap(step), start, xs, over="t", reverse=reverse)
+            return md.sum(last * last) + md.sum(md.sin(ys)) * n
+
+        return recurrence(w, xs, md.tanh, matmul, scan)
+
+    return loss
+
+
+def their_loop(reverse: bool) -> Callable[..., Any]:
+    def loss(w: Any, xs: Any) -> Any:
+        def scan(step: Any, xs: Any) -> Any:
+            (last, n), (ys, _) = jax.lax.scan(step, (jnp.zeros(xs.shape[1]), 0), xs, reverse=reverse)
+            return jnp.sum(last * last) + jnp.sum(jnp.sin(ys)) * n
+
+        return recurrence(w, xs, jnp.tanh, jnp.matmul, scan)
+
+    return loss
+
+
+def twice(grad: Any, total: Any) -> Callable[..., Any]:
+    """The gradient of a function of the gradient."""
+    return lambda f: grad(lambda w, xs: total(grad(f)(w, xs)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+def test_gradients_through_a_loop_to_second_order(reverse: bool, remat: bool) -> None:
+    rng = np.random.default_rng(0)
+    w, xs = rng.normal(size=(3, 3)), rng.normal(size=(4, 3))
+    ours, theirs = our_loop(reverse, md.checkpoint if remat else lambda f: f), their_loop(reverse)
+    tensors = [t(w, "a out", np.float64), t(xs, "t a", np.float64)]
+
+    def evaluate(f: Callable[..., Any]) -> list[Any]:
+        graph, _, _ = trace(f, [x.type for x in tensors])
+        return run(graph, [w, xs], backend.NumPy)
+
+    def total(g: md.Tensor) -> md.Tensor:
+        return md.sum(md.square(g))
+
+    both_args = jax.jit(lambda w, xs: jax.grad(theirs, (0, 1))(w, xs))(w, xs)
+    for a, b in zip(evaluate(md.grad(ours, argnums=(0, 1))), both_args, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+    second = jax.jit(twice(jax.grad, lambda g: jnp.sum(g**2))(theirs))(w, xs)
+    np.testing.assert_allclose(evaluate(twice(md.grad, total)(ours))[0], second, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda x: md.sum(md.softmax(x, "b") * x), lambda x: jnp.sum(jax.nn.softmax(x, 1) * x)),
+        (lambda x: md.sum(md.logsumexp(x, "b") ** 3), lambda x: jnp.sum(jax.nn.logsumexp(x, 1) ** 3)),
+        (lambda x: md.sum(md.prod(x, "b")), lambda x: jnp.sum(jnp.prod(x, 1))),
+        (lambda x: md.sum(md.var(x, "b") ** 2), lambda x: jnp.sum(jnp.var(x, 1) ** 2)),
+        (lambda x: md.sum(md.softplus(x) * md.erf(x)), lambda x: jnp.sum(jax.nn.softplus(x) * jax.lax.erf(x))),
+        (
+            lambda x: md.sum(md.sort(x, "b") ** 3 * md.iota("b:3")),
+            lambda x: jnp.sum(jnp.sort(x, 1) ** 3 * jnp.arange(3)),
+        ),
+        (
+            lambda x: md.sum(md.take(x, md.tensor([0, 2, 2], "n"), "b") ** 3),
+            lambda x: jnp.sum(x[:, np.array([0, 2, 2])] ** 3),
+        ),
+        (
+            lambda x: md.sum(md.cond(md.sum(x) > 0, lambda x: x**3, lambda x: md.exp(x), x)),
+            lambda x: jnp.sum(jax.lax.cond(jnp.sum(x) > 0, lambda x: x**3, jnp.exp, x)),
+        ),
+        (lambda x: md.sum(md.map(jnp.tanh, x) ** 2), lambda x: jnp.sum(jnp.tanh(x) ** 2)),
+    ],
+)  # fmt: skip
+def test_second_derivatives(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
+    x = np.random.default_rng(1).normal(size=(2, 3))
+    graph, _, _ = trace(md.grad(lambda x: md.sum(md.sin(md.grad(ours)(x)))), [md.spec("a:2 b:3", "float64")])
+    wanted = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(theirs)(x)))))(x)
+    np.testing.assert_allclose(run(graph, [x], backend.NumPy)[0], wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_gradients_of_trees_and_arguments() -> None:
+    def loss(p: dict[str, Any], x: md.Tensor) -> Any:
+        return md.sum(p["w"] * x) + p["b"][0], {"seen": md.sum(x)}
+
+    params = {"w": t([1, 2], "a"), "b": [t(3.0), t(4.0)]}
+    (value, aux), (grads, dx) = md.value_and_grad(loss, argnums=(0, -1), has_aux=True)(params, t([5, 6], "a"))
+    assert (value.item(), aux["seen"].item()) == (20, 11)
+    assert grads["w"].numpy().tolist() == [5, 6]
+    assert [g.item() for g in grads["b"]] == [1, 0]
+    assert dx.numpy().tolist() == [1, 2]
+
+
+def test_a_gradient_has_the_dims_order_and_dtype_of_its_operand() -> None:
+    w, x = t(np.ones((3, 2)), "b a", jnp.bfloat16), t(np.ones((4, 2)), "n a")
+    grad = md.grad(lambda w: md.sum(md.einsum(x, w, out="n b")))(w)
+    assert (grad.dims, grad.dtype) == (w.dims, w.dtype)
+
+
+def test_custom_gradients() -> None:
+    def clipped(x: md.Tensor) -> md.Tensor:
+        return md.custom_vjp(lambda x: x, lambda x: (x, ()), lambda _, ct: (md.minimum(ct, 1),))(x)
+
+    x = t([1, 2], "a")
+    assert md.grad(lambda x: md.sum(clipped(x) * 5))(x).numpy().tolist() == [1, 1]
+    looped = md.grad(lambda x: md.sum(md.scan(lambda c, v: (clipped(c + v) * 3, v), 0.0, x, over="a")[0]))(x)
+    assert looped.numpy().tolist() == [1, 1]
+    with pytest.raises(md.TraceError, match="pass it as an argument"):
+        md.grad(lambda x: md.custom_vjp(lambda y: y * x, lambda y: (y * x, ()), lambda _, ct: (ct,))(t(1.0)))(t(2.0))
+
+
+def test_stop_gradient_and_integers_give_no_gradient() -> None:
+    x = t([1, 2], "a")
+    assert md.grad(lambda x: md.sum(x * md.stop_gradient(x)))(x).numpy().tolist() == [1, 2]
+    steps = md.grad(lambda x: md.sum(md.floor(x) + md.cast(md.cast(x, "int32"), "float32")))(x)
+    assert steps.numpy().tolist() == [0, 0]
+
+
+def test_a_loop_without_inputs() -> None:
+    carry, ys = md.scan(lambda c, _: (c * 2, c), t(1.0), None, over="t:3")
+    assert (carry.item(), ys.numpy().tolist()) == (8, [1, 2, 4])
+    assert ys.dims == (Dim("t", 3),)
