@@ -7,6 +7,7 @@ raises on purpose is printed once, without a traceback. JAX is imported only whe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -176,15 +177,19 @@ def _start(devices: int | None, mesh: Any) -> None:
     """Fix how many CPU devices there are, before JAX looks."""
     import jax
 
+    import meshdsl as md
+
     from .train import UsageError
 
     if devices is not None and devices < mesh.size:
         raise UsageError(f"the mesh '{mesh}' has {mesh.size} places, and --devices gives {devices}")
     if devices is not None:
         jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", devices)
+        md.host_devices(devices)
     elif mesh.size > 1:
-        jax.config.update("jax_num_cpu_devices", mesh.size)  # says nothing about accelerators: they go first if there
+        if getattr(jax.config, "jax_num_cpu_devices", -1) < mesh.size:
+            with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices that it has
+                jax.config.update("jax_num_cpu_devices", mesh.size)
         if jax.default_backend() != "cpu" and jax.device_count() < mesh.size:
             raise LayoutError(
                 f"the mesh '{mesh}' needs {mesh.size} devices, and there are {jax.device_count()} "

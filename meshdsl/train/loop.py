@@ -112,24 +112,13 @@ def stages(workload: md.Workload, mesh: md.Mesh, layout: md.Layout) -> tuple[md.
 
 
 def _initialised(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md.Tensor) -> tuple[Any, Any]:
-    """Parameters and optimizer state, each shard made on its device; what the layout says of other dims is left out."""
-    params, state, _ = workload.specs()
-    there = {dim.name for spec in (*params.values(), *_leaves(state)) for dim in spec.shape}
-    rules = {dim: axes for dim, axes in layout.rules.items() if dim in there}
+    """Parameters and optimizer state, each shard made on its own device."""
 
     def init(key: md.Tensor) -> dict[str, Any]:
-        return dict(zip(("params", "state"), workload.init(key), strict=True))  # the paths that the step has
+        return dict(zip(("params", "state"), workload.init(key), strict=True))  # the paths that they have in the step
 
-    made = md.compile(init, mesh, md.Layout(rules, overrides=layout.overrides))(key)
+    made = md.compile(init, mesh, layout)(key)
     return made["params"], made["state"]
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _leaves(value)
-    else:
-        yield tree
 
 
 class _Reader:

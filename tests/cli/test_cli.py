@@ -70,7 +70,7 @@ MISTAKES = [
     ("no_mesh", 2, ["train", "workloads.py:bigram", "--layout", "batch:rows"]),
     ("too_few_devices", 2, ["train", "workloads.py:bigram", "--layout", "grid", "--devices", "4"]),
     ("bad_mesh", 3, ["train", "workloads.py:bigram", "--mesh", "rows=2"]),
-    ("bad_layout", 3, ["train", "workloads.py:bigram", "--mesh", "rows:2", "--layout", "bach:rows; vocab:cols"]),
+    ("bad_layout", 3, ["train", "workloads.py:bigram", "--mesh", "rows:8", "--layout", "bach:rows; vocab:cols"]),
     (
         "two_dims_on_one_axis",
         3,
