@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from .errors import LayoutError, MeshdslError, ShapeError, at, caller
+from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
 from .lowering import Program, partition
@@ -50,9 +50,17 @@ class _Stages:
         def flat(*xs: Tensor) -> Any:
             return owner.function(*tree.tree_unflatten(structure, xs))
 
-        self.traced, captures, self.result = trace(flat, types, paths)
+        try:
+            self.traced, captures, self.result = trace(flat, types, paths)
+        except MeshdslError:
+            raise
+        except Exception as error:  # the function's own, for example a KeyError: say what it was called with
+            error.add_note(
+                "meshdsl traced it with " + ", ".join(f"{p}: {t}" for p, t in zip(paths, types, strict=True))
+            )
+            raise
         if captures:
-            raise LayoutError("md.compile cannot be used inside a trace; call the function itself there")
+            raise TraceError("md.compile cannot be used inside a trace; call the function itself there")
         self.graph = simplify(self.traced)
 
     @cached_property
@@ -100,9 +108,18 @@ class _Stages:
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
         """An argument where the program expects it: as it is when it already lies so, else through the host."""
         sizes = self.program.extents.global_shape(v.shape)
+        if isinstance(x, Type):
+            raise ShapeError(
+                f"argument {v.name} is the spec {x}, and a call needs values\n"
+                "  pass a md.tensor; .graph, .program and .lower take specs"
+            )
         if isinstance(x, Tensor):
             stored = x.stored
-            if isinstance(stored, jax.Array) and stored.shape == sizes and stored.sharding.is_equivalent_to(sharding, len(sizes)):
+            if (
+                isinstance(stored, jax.Array)
+                and stored.shape == sizes
+                and stored.sharding.is_equivalent_to(sharding, len(sizes))
+            ):
                 return stored
             values = x.numpy()
         else:
@@ -128,10 +145,14 @@ class Compiled:
             with_paths, structure = tree.tree_flatten_with_path(tuple(args))
             leaves = [leaf for _, leaf in with_paths]
             labels = [_argument_path(self.function, path) for path, _ in with_paths]
+            _check_count(self.function, args)
             types = tuple(_spec(leaf, label) for leaf, label in zip(leaves, labels, strict=True))
             for n in self.donate:
                 if not 0 <= n < len(args):
-                    raise ShapeError(f"donate={self.donate} of a call with {len(args)} arguments")
+                    raise ShapeError(
+                        f"donate={self.donate} of a call with {len(args)} arguments\n"
+                        f"  it lists arguments by number, from 0 to {len(args) - 1}"
+                    )
             key = (structure, types)
             if key not in self._stages:
                 self._stages[key] = _Stages(self, structure, types, labels)
@@ -227,7 +248,25 @@ def host_devices(count: int) -> list[Any]:
     return there[:count]
 
 
+def _check_count(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__name__", "the function")
+        takes = ", ".join(signature.parameters)
+        raise ShapeError(f"{name} takes ({takes}), and the call has {len(args)} of them: {error}") from None
+
+
 def _spec(leaf: Any, path: str) -> Type:
+    if isinstance(leaf, Tensor) and leaf._trace is not None:
+        raise TraceError(
+            f"a compiled function was called inside a trace: argument {path} is a traced {leaf.type}\n"
+            "  call the function itself there, and compile the outermost one"
+        )
     try:
         return spec_of(leaf)
     except ShapeError as error:

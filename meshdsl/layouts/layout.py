@@ -95,10 +95,10 @@ class Layout:
         return found
 
     def on(self, mesh: Mesh) -> Layout:
-        """The same layout without the axes of size 1, which never cut anything."""
+        """The same layout without what never cuts anything: axes of size 1, unknown ones, and repetitions."""
 
         def drop(rules: Rules) -> Rules:
-            return {dim: tuple(a for a in axes if mesh.axes.get(a) != 1) for dim, axes in rules.items()}
+            return {d: tuple(dict.fromkeys(a for a in axes if mesh.axes.get(a, 1) > 1)) for d, axes in rules.items()}
 
         return Layout(drop(self.rules), overrides={p: drop(rule) for p, rule in self.overrides.items()})
 
@@ -116,7 +116,11 @@ def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
         if axis not in mesh.axes
     ]
     if len(set(axes)) != len(axes):
-        found.append(f"{what} is mapped to the axis {next(a for a in axes if axes.count(a) > 1)!r} twice")
+        twice = next(axis for axis in axes if axes.count(axis) > 1)
+        found.append(
+            f"{what} is mapped to the axis {twice!r} twice\n"
+            f"  it is given {','.join(axes)}, and an axis cuts a tensor once; give it {','.join(dict.fromkeys(axes))}"
+        )
     return found
 
 

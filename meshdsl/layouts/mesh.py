@@ -43,14 +43,23 @@ class Mesh:
         self.axes = {**_parse(axes), **named}
         for name, size in self.axes.items():
             if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
-                raise LayoutError(f"mesh axis {name!r} needs a size of at least 1, got {size!r}")
+                raise LayoutError(
+                    f"mesh axis {name!r} needs a size of at least 1, got {size!r}\n"
+                    f"  leave an axis that is not needed out, or give it the size 1"
+                )
         self.device_order = None if device_order is None else _flat(device_order)
         self.devices: tuple[Any, ...] | None = None if devices is None else tuple(devices)
         if self.device_order is not None and sorted(self.device_order) != sorted(set(self.device_order)):
-            raise LayoutError(f"device_order names a device twice: {list(self.device_order)}")
+            raise LayoutError(
+                f"device_order names a device twice: {list(self.device_order)}\n"
+                f"  it is the ids of the {self.size} devices of the mesh in row-major order, each once"
+            )
         for what, given in (("device_order", self.device_order), ("devices", self.devices)):
             if given is not None and len(given) != self.size:
-                raise LayoutError(f"{what} has {len(given)} entries, but {self} has {self.size} places")
+                raise LayoutError(
+                    f"{what} has {len(given)} entries, and the mesh '{self}' has {self.size} places\n"
+                    f"  give one for each place, in row-major order"
+                )
 
     @property
     def size(self) -> int:
@@ -139,6 +148,6 @@ def _parse(axes: str | Mapping[str, int] | None) -> dict[str, int]:
         if not name.isidentifier() or not size.isdigit():
             raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word!r}")
         if name in parsed:
-            raise LayoutError(f"the mesh axis {name!r} is given twice")
+            raise LayoutError(f"the mesh axis {name!r} is given twice, in {axes!r}; give the axes different names")
         parsed[name] = int(size)
     return parsed

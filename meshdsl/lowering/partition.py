@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..dims import show
-from ..errors import LayoutError, Where
+from ..errors import LayoutError, MeshdslError, Where, at, nearest
 from ..ir import Eqn, Graph, Op, Var, cse, dce, verify, walk
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
@@ -33,48 +33,61 @@ def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] |
     the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
     its initialisation. Raises one `LayoutError` with every problem of the layout.
     """
-    names = {v.name: v.shape for v in graph.ins} | dict(zip(results or [], (v.shape for v in graph.outs), strict=False))
+    named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
+    names = {name: shape for name, shape in named if name}
     dims = graph.mentions | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
     dims |= {d.name for v in graph.ins for d in v.shape}
-    problems = layout.problems(mesh, dims, names)
-    problems += _shard_problems(graph, mesh)
-    if problems:
-        raise LayoutError(_all(problems, mesh, layout))
-    layout = layout.on(mesh)
-    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph))
+    problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, dims, names))
+    misplaced = _shard_problems(graph, mesh)
+    if misplaced:
+        raise _error({**problems, **misplaced}, mesh, layout)
+    asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
+    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), problems)
     scope = Scope(setting, graph)
     ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
     for eqn in graph.eqns:
         lower(scope, eqn)
     outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
     if setting.problems:
-        raise LayoutError(_all(list(setting.problems), mesh, layout))
+        raise _error(setting.problems, mesh, asked)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
     return check(verify(dce(cse(program)), "partition"), "partition")
 
 
-def _all(problems: Sequence[str], mesh: Mesh, layout: Layout) -> str:
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} problems with the layout '{layout}' on the mesh '{mesh}'\n\n" + "\n\n".join(problems)
+def _error(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
+    """One error for all problems, each with its line of the model where it has one."""
+    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in problems.items()]
+    if len(errors) == 1:
+        return errors[0]
+    title = f"{len(errors)} problems with the layout '{layout}' on the mesh '{mesh}'"
+    error = LayoutError("\n\n".join([title, *(str(e) for e in errors)]))
+    error.where = next((e.where for e in errors if e.where is not None), None)
+    return error
 
 
-def _shard_problems(graph: Graph, mesh: Mesh) -> list[str]:
-    found = []
+def _shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
+    found: dict[str, Where] = {}
     for eqn, _ in walk(graph):
         if str(eqn.op) == "shard":
-            axes = [axis for _, cut in eqn.params["split"] for axis in cut]
-            found += [
-                f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n  at {eqn.where}  {eqn.where.source()}"
-                for axis in axes
-                if axis not in mesh.axes
-            ]
-            found += [
-                f"md.shard uses the axis {axis!r} twice in one tensor\n  at {eqn.where}  {eqn.where.source()}"
-                for axis in dict.fromkeys(axes)
-                if axes.count(axis) > 1
-            ]
+            shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
+            axes = [axis for cut in split.values() for axis in cut]
+            for axis in dict.fromkeys(axes):
+                if axis not in mesh.axes:
+                    found[
+                        f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n"
+                        f"  it was asked for {_shown(split)} of {shape}\n  {nearest(axis, mesh.axes)}"
+                    ] = eqn.where
+                elif axes.count(axis) > 1:
+                    found[
+                        f"md.shard uses the axis {axis!r} twice in one tensor\n"
+                        f"  it was asked for {_shown(split)} of {shape}, and a tensor can use an axis once\n"
+                        f"  leave one out, or take another axis (there are: {', '.join(mesh.axes)})"
+                    ] = eqn.where
     return found
+
+
+def _shown(split: Mapping[str, Axes]) -> str:
+    return " ".join(f"{d}:{','.join(axes)}" for d, axes in split.items())
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
@@ -136,12 +149,13 @@ def _report(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | 
     used = {axis for d in v.shape for axis in rules.get(d.name, ())}
     free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
     way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
-    line = f"\n  at {where}  {where.source()}" if where is not None else ""
+    tensor = v.name.rpartition("/")[2] or "x"
     scope.setting.problems.setdefault(
         f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
-        f"  {what} has shape {show(v.shape)}; {conflict.first} and {conflict.second} both go to {conflict.axis!r}, "
-        f"and a tensor can use an axis once\n"
-        f"  prefer one of them with md.prefer(x, {conflict.second!r}), or {way_out}{line}".rstrip()
+        f"  {what} has shape {show(v.shape)}; the layout maps {conflict.first} and {conflict.second} to "
+        f"{conflict.axis!r}, and a tensor can use an axis once\n"
+        f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}), or {way_out}",
+        where,
     )
 
 
@@ -238,7 +252,9 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
     for label in labels.exact | labels.fresh:
-        claims.options[label] = [axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)]
+        claims.options[label] = [
+            axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)
+        ]
     return claims.without(frozenset(pending))
 
 
@@ -277,7 +293,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         x = scope.get(v, demanded(v, names, assigned), eqn)
         if eqn.op.mask is not None:
-            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn)
+            x = scope.masked(
+                x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
+            )
         ins.append(x)
     summed = [axis for label in gone for axis in assigned.get(label, ())]
     outs = []
@@ -336,5 +354,3 @@ def _product(sizes: Sequence[int]) -> int:
     for n in sizes:
         total *= n
     return total
-
-

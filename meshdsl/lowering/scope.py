@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..dims import Dim
 from ..errors import InternalError, Where
@@ -33,7 +33,7 @@ class Setting:
     layout: Layout
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
-    problems: dict[str, None] = field(default_factory=dict[str, None])  # texts, in order, each once
+    problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
 
 
 class Scope:

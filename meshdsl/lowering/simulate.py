@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local, NumPy
+from ..dims import show
 from ..errors import InternalError, ShapeError
 from ..ir import Eqn, Op, Var
 from ..layouts import Mesh
@@ -93,7 +94,11 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
     wanted = [tuple(d.size for d in v.shape) for v in program.ins]
     if [x.shape for x in values] != wanted:
-        raise ShapeError(f"the program takes inputs of shapes {wanted}, got {[x.shape for x in values]}")
+        inputs = ", ".join(f"{v.name} {show(v.shape)}" for v in program.ins)
+        raise ShapeError(
+            f"the program takes inputs of shapes {wanted}, got {[x.shape for x in values]}\n"
+            f"  give one undivided array for each input, in order: {inputs}"
+        )
     with np.errstate(all="ignore"):
         ins = [lay_out(program, v, x.astype(v.dtype)) for v, x in zip(program.ins, values, strict=True)]
         outs = _run(program, ins)
@@ -128,7 +133,9 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
     ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
     results: list[Blocks] = [[] for _ in eqn.outs]
     for i, at in enumerate(coordinates(program.mesh)):
-        local = Local(NumPy, ins, outs, index=lambda axes, at=at: place(program.mesh, at, axes), count=program.mesh.count)
+        local = Local(
+            NumPy, ins, outs, index=lambda axes, at=at: place(program.mesh, at, axes), count=program.mesh.count
+        )
         made = eqn.op.kernel(local, *(x[i] for x in xs), **eqn.params)
         made = made if isinstance(made, tuple | list) else (made,)
         for blocks, y, v in zip(results, made, eqn.outs, strict=True):
