@@ -38,7 +38,7 @@ class Exchange:
     name: ClassVar[str] = "permute"
     dim: str
     axes: Axes
-    pairs: tuple[tuple[int, int], ...]  # (sender, receiver)
+    routes: tuple[tuple[int, int], ...]  # (sender, receiver)
 
     def __str__(self) -> str:
         return f"permute {self.dim} over {','.join(self.axes)}"
@@ -55,14 +55,17 @@ class Exchange:
         """A sender sends its block once."""
         return local_bytes
 
-    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh) -> Any:
-        """`lax.ppermute`, which numbers devices in mesh order whatever the order of the tuple."""
-        ordered = tuple(axis for axis in mesh.axes if axis in self.axes)
-        sizes = [mesh.axes[axis] for axis in self.axes]
-        at = np.arange(mesh.count(self.axes)).reshape(sizes)
+    def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
+        """The routes with devices numbered row-major over `axes` in mesh order, as `lax.ppermute` does."""
+        ordered = [axis for axis in mesh.axes if axis in self.axes]
+        at = np.arange(mesh.count(self.axes)).reshape([mesh.axes[axis] for axis in self.axes])
         number = np.argsort(at.transpose([self.axes.index(axis) for axis in ordered]).ravel())
-        pairs = [(int(number[a]), int(number[b])) for a, b in self.pairs]
-        return lax.ppermute(varying(x, self.axes), ordered, pairs)
+        return [(int(number[a]), int(number[b])) for a, b in self.routes]
+
+    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh) -> Any:
+        """`lax.ppermute`."""
+        ordered = tuple(axis for axis in mesh.axes if axis in self.axes)
+        return lax.ppermute(varying(x, self.axes), ordered, self.pairs(mesh))
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         """By definition, group of devices by group."""
@@ -71,7 +74,7 @@ class Exchange:
         groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(self.axes), -1).T
         received = [np.zeros_like(x) for x in blocks]
         for group in groups.tolist():
-            for sender, receiver in self.pairs:
+            for sender, receiver in self.routes:
                 received[group[receiver]] = blocks[group[sender]].copy()
         return received
 
