@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Block, Local
-from ..dims import Dim, DimLike, DimsLike, Shape, find, pick, size_of
+from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1, current, tensor
 from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
-from .indexing import argsort, iota, take
+from .indexing import argsort, find_one, iota, take
 from .reshape import refill, stack, transpose, unstack
 
 __all__ = [
@@ -338,7 +338,7 @@ def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
     """
     if isinstance(x, str | Dim):
         return _shuffled(key, _dims(x)[0])
-    dim = located(lambda: find(x.dims[0] if over is None and len(x.dims) == 1 else over, x.dims))
+    dim = located(lambda: find_one(x.dims if over is None else pick(over, x.dims)))
     return transpose(take(x, _shuffled(key, dim), dim), x.dims)
 
 

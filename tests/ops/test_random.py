@@ -138,7 +138,7 @@ def test_beyond_32_bits_of_index() -> None:
     block = Block(shape, (2, 3, 2), (("x",), ("y",), ()))
     places = {("x",): 30011, ("y",): 21845}
     key = np.array([123, 4567], np.uint32)
-    c = Local(NumPy, (whole((random.WORD,)),), (block,), index=places.__getitem__)
+    c = Local(NumPy, (whole((random.WORD,)),), (block,), index=lambda axes: places[axes])
     got = random._BITS.kernel(c, key, shape=shape, dtype=np.dtype("uint32"))
     for i, j, k in np.ndindex(2, 3, 2):
         index = ((2 * 30011 + i) * 65537 + 3 * 21845 + j) * 65521 + k
