@@ -136,7 +136,7 @@ def test_beyond_32_bits_of_index() -> None:
     assert [reference((0, 7), i) for i in range(3)] == md.random.bits(md.random.key(7), "a:3").numpy().tolist()
     shape = dims("a:70001 b:65537 c:65521")
     block = Block(shape, (2, 3, 2), (("x",), ("y",), ()))
-    places = {("x",): 30011, ("y",): 21845}
+    places: dict[tuple[str, ...], int] = {("x",): 30011, ("y",): 21845}
     key = np.array([123, 4567], np.uint32)
     c = Local(NumPy, (whole((random.WORD,)),), (block,), index=lambda axes: places[axes])
     got = random._BITS.kernel(c, key, shape=shape, dtype=np.dtype("uint32"))
