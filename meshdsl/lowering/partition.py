@@ -19,6 +19,7 @@ from ..trace import FULL
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
 from .exchange import move
+from .expand import EXPANSIONS
 from .labels import Labels, apply, labels_of, vanishing
 from .program import Program, check
 from .scope import Scope, Setting
@@ -251,7 +252,7 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
-    for label in labels.exact | labels.fresh:
+    for label in labels.exact | labels.fresh | labels.mapped:
         claims.options[label] = [
             axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)
         ]
@@ -263,13 +264,16 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    if label in labels.mapped:  # blocks may differ: what does not fit is exchanged
+        return all(extents.padded(d) % n == 0 for d in there)
     if label in labels.exact:
         return all(d.size % n == 0 and not extents.is_padded(d) for d in there)
     return len({extents.padded(d) for d in there}) == 1 and all(extents.padded(d) % n == 0 for d in there)
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
-    setting, labels = scope.setting, labels_of(eqn)
+    setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
+    labels = expansion.labels(eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     claims = _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
@@ -297,7 +301,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
                 x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
             )
         ins.append(x)
-    summed = [axis for label in gone for axis in assigned.get(label, ())]
+    summed = [] if expansion is not None else [axis for label in gone for axis in assigned.get(label, ())]
     outs = []
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         split = apply(names, assigned)
@@ -308,6 +312,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
+    if expansion is not None and expansion.needed(scope, eqn, assigned):
+        expansion.build(scope, eqn, ins, assigned, outs)
+        return
     moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
     if moves is not None and assigned.get(moves.out.name):
         move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])

@@ -177,10 +177,16 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
 
 _CUMSUM = along(
     "cumsum",
-    lambda dim: dim,
-    lambda c, x, *, axis, dim: c.xp.cumsum(x, axis).astype(x.dtype),
-    lambda ct, x, dim: (cumsum(ct, dim, reverse=True),),
+    lambda dim, *, reverse: dim,
+    lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
+    lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
 )
+
+
+def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
+    x = c.xp.flip(x, axis) if reverse else x
+    x = c.xp.cumsum(x, axis).astype(x.dtype)
+    return c.xp.flip(x, axis) if reverse else x
 
 
 def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -188,13 +194,8 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
     dim = located(lambda: find(over, x.dims))
-    flipped = _reverse(x, dim) if reverse else x
-    total = bind1(_CUMSUM, flipped, dim=dim)
-    total = shift(total, dim, 1) if exclusive else total
-    return _reverse(total, dim) if reverse else total
-
-
-_reverse = reverse
+    total = bind1(_CUMSUM, x, dim=dim, reverse=reverse)
+    return shift(total, dim, -1 if reverse else 1) if exclusive else total
 
 
 def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:

@@ -11,6 +11,8 @@ from builtins import slice as builtin_slice
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
 from ..errors import ShapeError, at, caller, located
@@ -459,12 +461,21 @@ _CONCAT = Op(
 _STACK = Op(
     "stack",
     type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
-    kernel=blocked_kernel(lambda c, *xs, dim: c.xp.stack(xs)),
+    kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
     linear="joint",
-    blocked=lambda *xs, dim: (dim.name,),
     flops=lambda *_, **__: 0,
 )
+
+
+def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
+    """All of them; where the new dim is cut, this device's run of them."""
+    block = c.outs[0]
+    stacked = c.xp.stack(xs)
+    more = block.size(dim) * c.count(block.axes[0]) - dim.size
+    stacked = c.xp.pad(stacked, [(0, more)] + [(0, 0)] * (stacked.ndim - 1)) if more else stacked
+    return c.xp.dynamic_slice(stacked, c.start(block, dim), block.size(dim), 0) if block.axes[0] else stacked
+
 
 
 def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
@@ -481,13 +492,25 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
     return bind1(_STACK, *located(resolve), dim=Dim(_name(dim), len(xs)))
 
 
+def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
+    """The element where it lies; zero on the devices that do not hold it, which add nothing to the sum."""
+    axis = c.ins[0].position(dim)
+    if not c.ins[0].axes[axis]:
+        return x[(builtin_slice(None),) * axis + (at,)]
+    here = c.xp.asarray(at, np.int32) - c.start(c.ins[0], dim)
+    inside = (here >= 0) & (here < x.shape[axis])
+    row = c.xp.take(x, c.xp.where(inside, here, 0), axis=axis)
+    return c.xp.where(inside, row, c.xp.zeros((), x.dtype))
+
+
 _INDEX = Op(
     "index",
     type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
-    kernel=blocked_kernel(lambda c, x, *, dim, at: x[(builtin_slice(None),) * c.ins[0].position(dim) + (at,)]),
+    kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
     vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
     linear="joint",
-    blocked=lambda x, *, dim, at: (dim.name,),
+    reduce="sum",
+    blocked=lambda x, *, dim, at: (dim.name,) if x.dtype.kind == "b" else (),
     flops=lambda *_, **__: 0,
 )
 

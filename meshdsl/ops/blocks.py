@@ -1,0 +1,138 @@
+"""Local halves of operations along a split dim; only lowering makes them, around an exchange.
+
+Each works on one device's block. A dim named `..__parts` has one element for each block of the dim it speaks of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, Shape
+from ..ir import Labels, Op, Type
+from .moves import one_label, replaced
+from .reshape import refill
+
+__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "RELABEL"]
+
+
+def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
+    return c.xp.flip(x, axis) if reverse else x
+
+
+def _block_cumsum(c: Local, x: Any, *, dim: Dim, reverse: bool) -> Any:
+    axis = c.ins[0].position(dim)
+    return _flipped(c, c.xp.cumsum(_flipped(c, x, axis, reverse), axis), axis, reverse).astype(x.dtype)
+
+
+BLOCK_CUMSUM = Op("block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear="joint")
+
+
+def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> Any:
+    axis = c.ins[0].position(dim)
+    at = 0 if reverse else c.ins[0].sizes[axis] - 1
+    return x[(slice(None),) * axis + (slice(at, at + 1),)]
+
+
+BLOCK_TOTAL = Op(
+    "block_total",
+    type=lambda x, *, dim, parts, reverse: Type(replaced(x.shape, dim, parts), x.dtype),
+    kernel=_block_total,
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
+)
+
+
+def _add_parts(c: Local, x: Any, totals: Any, *, dim: Dim, parts: Dim, reverse: bool, axes: tuple[str, ...]) -> Any:
+    axis, me = c.ins[0].position(dim), c.index(axes)
+    order = np.arange(parts.size, dtype=np.int32)
+    before = (order > me) if reverse else (order < me)
+    before = c.xp.asarray(before).reshape((-1,) + (1,) * (totals.ndim - axis - 1))
+    earlier = c.xp.sum(c.xp.where(before, totals, c.xp.zeros((), x.dtype)), axis=axis).astype(x.dtype)
+    return x + c.xp.expand_dims(earlier, axis)
+
+
+ADD_PARTS = Op(
+    "add_parts",
+    type=lambda x, totals, *, dim, parts, reverse, axes: x,
+    kernel=_add_parts,
+    linear="joint",
+    blocked=lambda x, totals, *, dim, parts, reverse, axes: (parts.name,),
+)
+
+
+def _block_top_k(c: Local, x: Any, *, over: Dim, parts: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    size = c.outs[0].size(parts)
+    values, index = c.xp.top_k(c.xp.moveaxis(x, axis, -1), size)
+    index = index + c.xp.asarray(c.start(c.ins[0], over), np.int32)
+    return c.xp.moveaxis(values, -1, axis), c.xp.moveaxis(index, -1, axis)
+
+
+def _block_top_k_type(x: Type, *, over: Dim, parts: Dim) -> tuple[Type, Type]:
+    shape = replaced(x.shape, over, parts)
+    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
+
+
+BLOCK_TOP_K = Op(
+    "block_top_k",
+    type=_block_top_k_type,
+    kernel=_block_top_k,
+    rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.shape, over, parts))),
+)
+
+
+def _twice(labels: Labels) -> Labels:
+    return Labels(labels.ins, labels.outs * 2)
+
+
+def _merge_top_k(c: Local, values: Any, index: Any, *, parts: Dim, k: Dim) -> Any:
+    axis = c.ins[0].position(parts)
+    values, index = c.xp.moveaxis(values, axis, -1), c.xp.moveaxis(index, axis, -1)
+    best, place = c.xp.top_k(values, k.size)
+    chosen = c.xp.take_along_axis(index, place, axis=-1)
+    return tuple(
+        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, chosen), c.outs, strict=True)
+    )
+
+
+MERGE_TOP_K = Op(
+    "merge_top_k",
+    type=lambda values, index, *, parts, k: (
+        Type(replaced(values.shape, parts, k), values.dtype),
+        Type(replaced(index.shape, parts, k), index.dtype),
+    ),
+    kernel=_merge_top_k,
+    blocked=lambda values, index, *, parts, k: (parts.name, k.name),
+)
+
+def _relabel_kernel(c: Local, x: Any) -> Any:
+    """Whole dims inside a group are worked on at their real sizes; those that pass keep their padding."""
+    ins, outs = c.ins[0], c.outs[0]
+    x = x[tuple(slice(0, d.size if d not in outs.shape and not cut else None) for d, cut in zip(ins.shape, ins.axes, strict=True))]
+    sizes = [
+        d.size if d not in ins.shape and not cut else size
+        for d, size, cut in zip(outs.shape, outs.sizes, outs.axes, strict=True)
+    ]
+    return refill(c, c.xp.reshape(x, sizes), outs)
+
+
+RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at the first, as one, or back
+    "relabel",
+    type=lambda x, *, shape, label: Type(shape, x.dtype),
+    kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
+)
+
+
+def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
+    old, new = label
+    kept = {d.name for d in x.shape} & {d.name for d in shape}
+    ins = {d.name: new if d.name == old else d.name if d.name in kept else None for d in x.shape}
+    outs = {d.name: new if d.name == new else d.name if d.name in kept else None for d in shape}
+    return Labels((ins,), (outs,))
