@@ -31,6 +31,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "shift", "slice", "stack", "transpose", "unflatten", "unstack",
     ),
     "ops.indexing": ("argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"),
+    "ops.window": ("avg_pool", "conv", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "control": ("checkpoint", "cond", "scan"),

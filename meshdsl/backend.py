@@ -7,7 +7,7 @@ the oracle shares the kernels' mathematics but none of JAX's tracing, sharding o
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,16 @@ def letters(shapes: Sequence[Shape], out: Shape) -> str:
     return f"{','.join(side[:-1])}->{side[-1]}"
 
 
+Numbers = tuple[int, ...]  # of a window: size, stride, dilation, base dilation, low and high padding
+
+
+def window_count(n: int, window: Numbers) -> int:
+    """How many windows fit into n elements and the padding."""
+    size, stride, dilation, base, low, high = window
+    span, extent = ((m - 1) * apart + 1 if m else 0 for m, apart in ((n, base), (size, dilation)))
+    return max(0, (low + span + high - extent) // stride + 1)
+
+
 class _Jax:
     """jax.numpy with the few names it lacks."""
 
@@ -129,6 +139,42 @@ class _Jax:
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         return f(*xs)
+
+    @staticmethod
+    def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
+        """The convolution of x and w, whose dims (and the result's) are as lax's dimension numbers say."""
+        _, stride, dilation, base, low, high = zip(*windows, strict=True)
+        spatial = [x.shape[dims[0].index(str(i))] for i in range(len(windows))]
+        spans = [(n - 1) * b + 1 for n, b in zip(spatial, base, strict=True)]
+        if any(-n > span for n, span in zip((*low, *high), (*spans, *spans), strict=True)):
+            by_dim = {str(i): pad for i, pad in enumerate(zip(low, high, (b - 1 for b in base), strict=True))}
+            x = lax.pad(x, np.zeros((), x.dtype), [by_dim.get(d, (0, 0, 0)) for d in dims[0]])
+            low = high = (0,) * len(windows)  # lax.conv does not cut off more than there is
+            base = (1,) * len(windows)
+        return lax.conv_general_dilated(
+            x, w, stride, list(zip(low, high, strict=True)), base, dilation, dims,
+            feature_group_count=groups,
+            preferred_element_type=dtype if jnp.promote_types(x.dtype, dtype) == dtype else None,  # lax only widens
+        )  # fmt: skip
+
+    @staticmethod
+    def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
+        """The sum or maximum of each window along these axes; NaN passes."""
+        every = [along.get(axis, (1, 1, 1, 1, 0, 0)) for axis in range(x.ndim)]
+        size, stride, dilation, base, low, high = zip(*every, strict=True)
+        pads = list(zip(low, high, strict=True))
+        return lax.reduce_window(x, np.asarray(fill, x.dtype), getattr(lax, reduce), size, stride, pads, base, dilation)
+
+    @staticmethod
+    def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
+        """What each window along an axis reads at its place k."""
+        _, stride, dilation, base, low, high = window
+        n = window_count(x.shape[axis], window)
+        if not n:
+            return jnp.zeros(tuple(0 if i == axis else m for i, m in enumerate(x.shape)), x.dtype)
+        pads = [(low, high, base - 1) if i == axis else (0, 0, 0) for i in range(x.ndim)]
+        x, first = lax.pad(x, np.asarray(fill, x.dtype), pads), k * dilation
+        return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
 
     @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,6 +284,40 @@ class _NumPy:
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         return np.asarray(jax.jit(f)(*xs))
+
+    @staticmethod
+    def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
+        """Every window of x by index, then a matrix product for each group."""
+        lhs, rhs, out = dims
+        places = [str(i) for i in range(len(windows))]
+        x = _wide(x).transpose([lhs.index(d) for d in ("N", *places, "C")])
+        w = _wide(w).transpose([rhs.index(d) for d in (*places, "I", "O")])
+        for i, window in enumerate(windows):
+            x = np.stack([_NumPy.window_slice(x, 1 + i, k, window, 0) for k in range(window[0])], -1)
+        x, w = np.moveaxis(x, 1 + len(places), -1), w.reshape(-1, w.shape[-1])
+        y = []
+        for part, kernel in zip(np.split(x, groups, -1), np.split(w, groups, -1), strict=True):
+            y.append(part.reshape(-1, len(kernel)) @ kernel)
+        y = np.concatenate(y, -1).reshape(*x.shape[: 1 + len(places)], -1)
+        return y.transpose([["N", *places, "C"].index(d) for d in out]).astype(dtype)
+
+    @staticmethod
+    def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
+        y = _wide(x)
+        for axis, window in along.items():
+            parts = [_NumPy.window_slice(y, axis, k, window, fill) for k in range(window[0])]
+            y = np.sum(parts, 0, dtype=y.dtype) if reduce == "add" else np.max(parts, 0)
+        return y.astype(x.dtype)
+
+    @staticmethod
+    def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
+        _, stride, dilation, base, low, _ = window
+        n = x.shape[axis]
+        place = np.arange(window_count(n, window)) * stride - low + k * dilation
+        inside = (place >= 0) & (place % base == 0) & (place // base < n)
+        y = np.full([len(place) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
+        np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[place[inside] // base]
+        return y
 
     @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
