@@ -10,17 +10,16 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-sys.path.insert(
-    0, str(Path(__file__).parent.parent)
-)  # the snippets may import models/, which is not installed
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # the snippets may import models/, which is not installed
 
 project = "meshdsl"
 author = "the meshdsl maintainers"
 copyright = "the meshdsl maintainers"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon", "public_names"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -28,7 +27,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 
-doctest_global_setup = "import meshdsl as md"
+# Examples in docstrings see the names of their module, so tests/test_docs.py runs them, module by module.
+doctest_test_doctest_blocks = ""
 
 html_theme = "furo"
 html_title = "meshdsl"

@@ -1,0 +1,65 @@
+"""`{public-names}` documents every public name, and `md.name` in a text links there."""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from families import documented, families
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+from sphinx.util.docutils import SphinxDirective
+
+
+class PublicNames(SphinxDirective):
+    """A section for each family, with the documentation of every name in it."""
+
+    def run(self) -> list[nodes.Node]:
+        sections = []
+        for title, names in families().items():
+            section = nodes.section(ids=[nodes.make_id(f"family-{title}")])
+            section += nodes.title(text=title)
+            if title.startswith("md."):
+                section += self._parsed((documented(title[3:]).__doc__ or "").splitlines())
+            for name in names:
+                section += self._parsed(_directive(name))
+            sections.append(section)
+        return sections
+
+    def _parsed(self, lines: list[str]) -> list[nodes.Node]:
+        # autodoc writes reStructuredText, and the page is Markdown
+        text = ["```{eval-rst}", *lines, "```"]
+        return self.parse_text_to_nodes(StringList(text, source=self.env.docname))
+
+
+def _directive(name: str) -> list[str]:
+    if isinstance(documented(name), type):
+        return [f".. autoclass:: meshdsl.{name}", "   :members:", ""]
+    return [f".. autofunction:: meshdsl.{name}", ""]
+
+
+class Links(SphinxTransform):
+    """`md.einsum` in text becomes a link to its documentation."""
+
+    default_priority = 200
+
+    def apply(self) -> None:
+        known = {name for names in families().values() for name in names}
+        for literal in list(self.document.findall(nodes.literal)):
+            found = re.fullmatch(r"md\.([\w.]+)(\(.*\))?", literal.astext())
+            if found is None or found[1] not in known or isinstance(literal.parent, nodes.reference):
+                continue
+            target = f"meshdsl.{found[1]}"
+            link = addnodes.pending_xref(
+                "", refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=True
+            )
+            literal.replace_self(link)
+            link += literal
+
+
+def setup(app: Sphinx) -> dict[str, object]:
+    app.add_directive("public-names", PublicNames)
+    app.add_transform(Links)
+    return {"parallel_read_safe": True}
