@@ -7,6 +7,7 @@ its operand lacks and broadcast over those it has in addition (reverse of broadc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,6 +157,7 @@ def value_and_grad(
     single = isinstance(argnums, int)
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
+    @functools.wraps(f)  # the arguments keep their names in programs and layouts
     def with_grad(*args: Any) -> Any:
         try:
             positions = [i + len(args) if i < 0 else i for i in wanted]
@@ -215,7 +217,12 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
     tensor(float32[], 12.)
     """
     with_value = value_and_grad(f, argnums)
-    return lambda *args: with_value(*args)[1]
+
+    @functools.wraps(f)
+    def gradient(*args: Any) -> Any:
+        return with_value(*args)[1]
+
+    return gradient
 
 
 def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
