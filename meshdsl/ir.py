@@ -173,10 +173,21 @@ def dce(graph: Graph) -> Any:
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs):
             continue
+        eqn = _without_unused_rows(eqn, live)
         subs = {key: dce(sub) for key, sub in eqn.graphs()}
         kept.append(dataclasses.replace(eqn, params={**eqn.params, **subs}) if subs else eqn)
         live.update(eqn.ins)
     return graph.replace(eqns=tuple(reversed(kept)))
+
+
+def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
+    """A loop without the stacked results that nobody uses; its carry stays whole."""
+    if str(eqn.op) != "scan":
+        return eqn
+    body, n = eqn.params["body"], eqn.params["carries"]
+    used = [i for i, v in enumerate(eqn.outs) if i < n or v in live]
+    body = body.replace(outs=tuple(body.outs[i] for i in used))
+    return dataclasses.replace(eqn, outs=tuple(eqn.outs[i] for i in used), params={**eqn.params, "body": body})
 
 
 def cse(graph: Graph) -> Any:

@@ -84,8 +84,10 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     found = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
     _add(scope, eqn, blocks.BLOCK_TOP_K, [x], found, over=over, parts=parts)
     cause = f"the {k.size} best of each block of {over.name!r}"
-    found = [_gathered(scope, eqn, v, parts, axes, cause) for v in found]
-    _add(scope, eqn, blocks.MERGE_TOP_K, found, outs, parts=parts, k=k)
+    values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in found)
+    place = Var(outs[1].shape, outs[1].dtype, "", outs[1].sharding)
+    _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)
+    _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
 
 
 def _reshape_labels(eqn: Eqn) -> Labels:

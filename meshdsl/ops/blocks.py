@@ -15,7 +15,7 @@ from ..ir import Labels, Op, Type
 from .moves import one_label, replaced
 from .reshape import refill
 
-__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "RELABEL"]
+__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "PICK", "RELABEL"]
 
 
 def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
@@ -89,25 +89,31 @@ def _twice(labels: Labels) -> Labels:
     return Labels(labels.ins, labels.outs * 2)
 
 
-def _merge_top_k(c: Local, values: Any, index: Any, *, parts: Dim, k: Dim) -> Any:
+def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
     axis = c.ins[0].position(parts)
-    values, index = c.xp.moveaxis(values, axis, -1), c.xp.moveaxis(index, axis, -1)
-    best, place = c.xp.top_k(values, k.size)
-    chosen = c.xp.take_along_axis(index, place, axis=-1)
+    best, place = c.xp.top_k(c.xp.moveaxis(values, axis, -1), k.size)
     return tuple(
-        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, chosen), c.outs, strict=True)
+        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, place), c.outs, strict=True)
     )
 
 
 MERGE_TOP_K = Op(
     "merge_top_k",
-    type=lambda values, index, *, parts, k: (
+    type=lambda values, *, parts, k: (
         Type(replaced(values.shape, parts, k), values.dtype),
-        Type(replaced(index.shape, parts, k), index.dtype),
+        Type(replaced(values.shape, parts, k), np.dtype(np.int32)),
     ),
     kernel=_merge_top_k,
-    blocked=lambda values, index, *, parts, k: (parts.name, k.name),
+    blocked=lambda values, *, parts, k: (parts.name, k.name),
 )
+
+PICK = Op(  # a record of its own, so that indices that nobody reads are not sent
+    "pick",
+    type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
+    kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
+    blocked=lambda index, place, *, parts, k: (parts.name, k.name),
+)
+
 
 def _relabel_kernel(c: Local, x: Any) -> Any:
     """Whole dims inside a group are worked on at their real sizes; those that pass keep their padding."""

@@ -20,7 +20,7 @@ from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import broadcast
 from .elementwise import promote
-from .moves import Moves, Piece
+from .moves import Moves, Piece, replaced
 
 __all__ = [
     "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll",
@@ -522,12 +522,39 @@ def unstack(x: Any, dim: DimLike) -> list[Tensor]:
     return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]
 
 
-_DYNAMIC_SLICE = along(
+def _clipped(c: Local, start: Any, dim: Dim, size: int) -> Any:
+    return c.xp.clip(c.xp.asarray(start, np.int32), 0, dim.size - size)
+
+
+def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
+    """Elements at indices along an axis; `otherwise` where an index is outside."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    taken = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
+    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), taken, otherwise)
+
+
+def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
+    """What of it lies here; zero elsewhere, which adds nothing to the sum over devices."""
+    axis = c.ins[0].position(dim)
+    start = _clipped(c, start, dim, size)
+    if not c.ins[0].axes[axis]:
+        return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
+    index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
+    return refill(c, _picked(c, x, index, axis, c.xp.zeros((), x.dtype)), c.outs[0])
+
+
+_DYNAMIC_SLICE = Op(
     "dynamic_slice",
-    lambda dim, *, size: Dim(dim.name, size),
-    lambda c, x, start, *, axis, dim, size: c.xp.dynamic_slice(x, start, size, axis),
-    lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
+    type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
+    kernel=_dynamic_slice_kernel,
+    vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
     linear="first",
+    reduce="sum",
+    rule=lambda x, start, *, dim, size: Labels(
+        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
+        ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
+    ),
+    flops=lambda *_, **__: 0,
 )
 
 
@@ -550,6 +577,24 @@ def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
     return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
 
 
+def _named(x: Type) -> dict[str, str | None]:
+    return {d.name: d.name for d in x.shape}
+
+
+def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
+    """Each device writes the part that lies in its block."""
+    axis = c.ins[0].position(dim)
+    part = find(dim.name, c.ins[1].shape)
+    update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
+    start = _clipped(c, start, dim, part.size)
+    if not c.ins[0].axes[axis]:
+        return c.xp.dynamic_update(x, update, start, axis) if part.size else x
+    if not part.size:
+        return x
+    index = c.xp.arange(x.shape[axis], dtype=np.int32) + c.xp.asarray(c.start(c.ins[0], dim), np.int32) - start
+    return _picked(c, update, index, axis, x)
+
+
 def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
     part = find(dim.name, update.dims)
     return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
@@ -558,11 +603,11 @@ def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) 
 _DYNAMIC_UPDATE = Op(
     "dynamic_update_slice",
     type=lambda x, update, start, *, dim: x,
-    kernel=blocked_kernel(
-        lambda c, x, update, start, *, dim: c.xp.dynamic_update(x, update, start, c.ins[0].position(dim))
-    ),
+    kernel=lambda c, x, update, start, *, dim: _dynamic_update_kernel(c, x, update, start, dim),
     vjp=_update_vjp,
-    blocked=lambda x, update, start, *, dim: (dim.name,),
+    rule=lambda x, update, start, *, dim: Labels(
+        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.shape}, {}), (_named(x),)
+    ),
     flops=lambda *_, **__: 0,
 )
 
