@@ -11,6 +11,7 @@ TITLES = {
     "ops.contraction": "Contractions, reductions and broadcasting",
     "ops.reshape": "Shape",
     "ops.indexing": "Indices",
+    "ops.window": "Windows",
     "ops.placement": "Placement",
     "autodiff": "Gradients",
     "control": "Loops, branches and rematerialisation",
