@@ -39,7 +39,7 @@ class Window:
     """How one output dim reads one input dim; printed without what is usual.
 
     >>> Window("height", "height", 3, stride=2, low=1, high=1)
-    height:size=3,stride=2,low=1,high=1
+    height[3,stride=2,low=1,high=1]
     >>> Window("height", "height", 3, stride=2, low=1, high=1).out_size(7)
     4
     """
@@ -70,7 +70,7 @@ class Window:
         usual = {"stride": 1, "dilation": 1, "base_dilation": 1, "low": 0, "high": 0}
         parts = [f"{name}={getattr(self, name)}" for name in usual if getattr(self, name) != usual[name]]
         to = "" if self.out_dim == self.dim else f"->{self.out_dim}"
-        return ",".join([f"{self.dim}{to}:size={self.size}", *parts])
+        return f"{self.dim}{to}[{','.join([str(self.size), *parts])}]"
 
 
 def _spread(n: int, apart: int) -> int:
@@ -92,7 +92,7 @@ def transposed(window: Window, n: int, m: int) -> Window:
     for o: strides and base dilation change places, and places are counted from the other end.
 
     >>> transposed(Window("height", "height", 3, stride=2, low=1, high=1), 7, 4)
-    height:size=3,base_dilation=2,low=1,high=1
+    height[3,base_dilation=2,low=1,high=1]
     """
     there = dataclasses.replace(
         window,
