@@ -16,6 +16,7 @@ from ..ops import blocks
 from ..ops.masking import identity
 from ..ops.moves import Moves, Piece, replaced
 from ..ops.reshape import groups
+from . import windows
 from .collectives import AllGather
 from .exchange import move
 from .scope import Scope
@@ -29,12 +30,13 @@ Assigned = Mapping[str, Axes]
 class Expansion:
     """`needed` says whether an assignment of axes to labels asks for `build`; otherwise the equation stands as it is."""
 
-    labels: Callable[[Eqn], Labels]
+    labels: Callable[[Scope, Eqn], Labels]
     needed: Callable[[Scope, Eqn, Assigned], bool]
     build: Callable[[Scope, Eqn, Sequence[Var], Assigned, Sequence[Var]], None]
+    sums: bool = True  # whether a label that vanishes leaves a pending sum
 
 
-def _by_name(eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
+def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
     def names(v: Var) -> dict[str, str | None]:
         return {d.name: None if d.name in whole else d.name for d in v.shape}
 
@@ -90,7 +92,7 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
 
 
-def _reshape_labels(eqn: Eqn) -> Labels:
+def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
     (x,), (y,) = eqn.ins, eqn.outs
     ins: dict[str, str | None] = {d.name: None for d in x.shape}
     outs: dict[str, str | None] = {d.name: None for d in y.shape}
@@ -169,12 +171,16 @@ EXPANSIONS: dict[str, Expansion] = {
         _cumsum,
     ),
     "top_k": Expansion(
-        lambda eqn: Labels(
+        lambda scope, eqn: Labels(
             ({d.name: d.name for d in eqn.ins[0].shape},),
             tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.shape} for v in eqn.outs),
         ),
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
         _top_k,
+        sums=False,
     ),
     "reshape": Expansion(_reshape_labels, _reshape_needed, _reshape),
+    **dict.fromkeys(
+        ("conv", "sum_pool", "max_pool", "unfold", "fold"), Expansion(windows.labels, windows.needed, windows.build)
+    ),
 }

@@ -273,7 +273,7 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
     setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
-    labels = expansion.labels(eqn) if expansion is not None else labels_of(eqn)
+    labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     claims = _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
@@ -301,7 +301,8 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
                 x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
             )
         ins.append(x)
-    summed = [] if expansion is not None else [axis for label in gone for axis in assigned.get(label, ())]
+    sums = expansion is None or expansion.sums
+    summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
     outs = []
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         split = apply(names, assigned)
