@@ -242,7 +242,9 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in fresh:
                 claims.add(label, brought.axes(d))
-        if brought.partial and not pending:  # once the sum is finished, its axes may split a dim the layout wants split
+        if (
+            brought.partial and brought.kind == "sum" and not pending
+        ):  # a reduce-scatter may split what the layout wants
             for d, label in names.items():
                 axes = layout.axes(d)
                 if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
@@ -252,23 +254,21 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
-    for label in labels.exact | labels.fresh | labels.mapped:
-        claims.options[label] = [
-            axes for axes in claims.options.get(label, []) if _divides(scope, eqn, labels, label, axes)
-        ]
+    for label, options in claims.options.items():
+        claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
     return claims.without(frozenset(pending))
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
-    """Whether the blocks of every dim with this label are one another's."""
+    """Whether every dim with this label can be cut so, and by its kind, whether their blocks are one another's."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
-    if label in labels.mapped:  # blocks may differ: what does not fit is exchanged
-        return all(extents.padded(d) % n == 0 for d in there)
-    if label in labels.exact:
-        return all(d.size % n == 0 and not extents.is_padded(d) for d in there)
-    return len({extents.padded(d) for d in there}) == 1 and all(extents.padded(d) % n == 0 for d in there)
+    if any(extents.padded(d) % n for d in there):
+        return False
+    if label in labels.exact and label not in labels.mapped:
+        return not any(extents.is_padded(d) for d in there)
+    return label not in labels.fresh or len({extents.padded(d) for d in there}) == 1
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:

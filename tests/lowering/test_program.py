@@ -52,7 +52,7 @@ def test_the_number_of_instructions_does_not_grow_with_devices() -> None:
 
 
 def test_two_consumers_share_one_gather() -> None:
-    both = sent(lambda x: (md.prod(x, "a"), md.replicate(x)), "r:4", "a:r", spec("a:8 b:4"))
+    both = sent(lambda x: (md.sort(x, "a"), md.prod(x, "a")), "r:4", "a:r", spec("a:8 b:4"))
     assert both == ["all_gather a over r [2, 4]"]
 
 
@@ -201,3 +201,22 @@ def test_donated_arguments_are_gone_and_the_others_stay() -> None:
     assert not batch["x"].stored.is_deleted()
     assert np.isfinite(metrics["loss"].numpy())
     assert {path: x.stored.sharding for path, x in after.items()}.keys() == params.keys()
+
+
+def test_a_pending_maximum_stays_whole_when_it_is_finished() -> None:
+    """A sum may end as a reduce-scatter; a maximum would be cut for nothing, and gathered again."""
+
+    def shifted(x: Any) -> Any:
+        x = md.prefer(x, "vocab")
+        return x - md.stop_gradient(md.max(x, "vocab"))
+
+    assert sent(shifted, "c:4", "length:c vocab:c", spec("length:8 vocab:8")) == ["all_reduce(max) over c [8]"]
+
+
+def test_a_dim_that_does_not_divide_by_the_axes_it_inherits_is_whole() -> None:
+    """A merged dim takes over the axes of its first; a slice of it has no padding for them."""
+    program = md.compile(lambda x: md.slice(md.flatten(x, "a b", "c"), "c", 0, 12), "r:5", "a:r").program(
+        spec("a:5 b:8")
+    )
+    x = np.arange(40.0, dtype=np.float32).reshape(5, 8)
+    assert (md.simulate(program, x)[0] == np.arange(12)).all()
