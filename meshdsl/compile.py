@@ -281,8 +281,9 @@ def _argument_path(function: Callable[..., Any], path: Any) -> str:
     """The path of an argument's leaf: the parameter's name, then the keys; `params/mlp/w1`."""
     first, *rest = path
     try:
-        names = list(inspect.signature(function).parameters)
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        names = []
-    head = names[first.idx] if first.idx < len(names) else str(first.idx)
+        parameters = []
+    named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    head = named[first.idx] if first.idx < len(named) else str(first.idx)
     return "/".join([head, *([_path(rest)] if rest else [])])
