@@ -62,7 +62,7 @@ class Where(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"{_relative(self.file)}:{self.line}"
+        return f"{_relative(self.file)}:{self.line}" if self.file else "(no line)"
 
     def source(self) -> str:
         """The text of the line, or an empty string when the file cannot be read."""
@@ -70,15 +70,22 @@ class Where(NamedTuple):
 
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # next best: a layer's own line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.sep}contextlib.py")
 
 
 def caller() -> Where:
     """The innermost line on the stack that is neither meshdsl's own nor an installed library's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (_generated(frame) or not _is_users(frame.f_code.co_filename)):
+    frame: FrameType | None = sys._getframe(1)
+    layer: Where | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users(file) and not _generated(frame) and not file.startswith("<frozen"):
+            return Where(file, frame.f_lineno)
+        if layer is None and file.startswith(_IN_THE_LANGUAGE):
+            layer = Where(file, frame.f_lineno)
         frame = frame.f_back
-    return Where(frame.f_code.co_filename, frame.f_lineno)
+    return layer or Where("", 0)
 
 
 def raised(error: BaseException) -> Where | None:

@@ -287,8 +287,12 @@ def _lines(
     yield f"{indent}  return {', '.join(names[v] for v in graph.outs)}", ""
 
 
+# parameters that the types beside them already say, or that are tables for the machine
+UNSHOWN = {"out", "shape", "dtype", "trips", "starts", "axes", "table", "dims", "dim", "rows", "sides", "result", "label", "whole"}
+
+
 def _worth_showing(key: str, value: Any) -> bool:
-    return not isinstance(value, Graph) and value is not None and key not in ("out", "shape", "dtype", "trips")
+    return not isinstance(value, Graph) and value is not None and key not in UNSHOWN
 
 
 def _name(var: Var, names: Mapping[Var, str]) -> str:

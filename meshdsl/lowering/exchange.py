@@ -20,6 +20,7 @@ from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..ops.moves import PLACE, ROWS, Moves, Table, replaced
 from .casts import varying
+from .collectives import AllGather
 from .scope import Scope
 
 __all__ = ["Exchange", "move"]
@@ -103,9 +104,14 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
     for k, (x, dim, length) in enumerate(zip(xs, moves.dims, lengths, strict=True)):
         mine = np.where(operand == k, index, -1)
         pieces = []  # (mean offset of senders, part, dim, where its first row lies in each receiver's operand)
-        own = np.arange(n) * length
-        pieces.append((0.0, x, dim, own, length))
-        for runs in _rounds(mine, length, n):
+        rounds = _rounds(mine, length, n)
+        if sum(max(run.hi - run.lo for run in runs) for runs in rounds) >= (n - 1) * length > 0 and rounds:
+            whole = _gathered(scope, eqn, x, dim, axes)
+            pieces.append((0.0, whole, dim, np.zeros(n, np.int64), n * length))
+            rounds = []
+        else:
+            pieces.append((0.0, x, dim, np.arange(n) * length, length))
+        for runs in rounds:
             part, rows_dim, first, size = _send(scope, eqn, x, dim, runs, length, n, axes)
             offset = float(np.mean([run.sender - run.receiver for run in runs]))
             pieces.append((offset, part, rows_dim, first, size))
@@ -116,8 +122,17 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
             dims.append(part_dim)
             filled += size
     table = Table(tuple(map(tuple, rows.tolist())))
-    params = {"dims": tuple(dims), "out": moves.out, "table": table, "fill": moves.fill, "axes": axes}
+    whole = tuple(not part.sharding.axes(d) for part, d in zip(parts, dims, strict=True))
+    params = {"dims": tuple(dims), "whole": whole, "out": moves.out, "table": table, "fill": moves.fill, "axes": axes}
     scope.eqns.append(Eqn(PLACE, tuple(parts), (out,), params, eqn.where, eqn.backward))
+
+
+def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
+    """The whole dim on every device, where that sends no more than exchanging what moves."""
+    whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
+    cause = f"{eqn.op} moves most of {dim.name!r}"
+    scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
+    return whole
 
 
 def _stored(a: np.ndarray, size: int) -> np.ndarray:
@@ -125,24 +140,25 @@ def _stored(a: np.ndarray, size: int) -> np.ndarray:
 
 
 def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
-    """What each device lacks, in rounds in which nobody sends or receives twice; equal offsets travel together."""
-    by_offset: dict[int, list[_Run]] = {}
+    """What each device lacks, in rounds in which nobody sends or receives twice; runs of equal size travel together."""
+    lacking: list[_Run] = []
     for receiver in range(n):
         wanted = mine[receiver][mine[receiver] >= 0]
         for sender in np.unique(wanted // length) if length else []:
             if sender != receiver:
                 there = wanted[wanted // length == sender] - sender * length
-                run = _Run(int(sender), receiver, int(there.min()), int(there.max()) + 1)
-                by_offset.setdefault(run.sender - run.receiver, []).append(run)
+                lacking.append(_Run(int(sender), receiver, int(there.min()), int(there.max()) + 1))
     rounds: list[list[_Run]] = []
-    for _, runs in sorted(by_offset.items()):
-        for there in rounds:
-            senders, receivers = {r.sender for r in there}, {r.receiver for r in there}
-            if senders.isdisjoint(r.sender for r in runs) and receivers.isdisjoint(r.receiver for r in runs):
-                there += runs
-                break
-        else:
-            rounds.append(list(runs))
+    busy: list[tuple[set[int], set[int]]] = []
+    for run in sorted(lacking, key=lambda run: (run.lo - run.hi, run.sender - run.receiver, run.receiver)):
+        free = (i for i, (senders, receivers) in enumerate(busy) if run.sender not in senders and run.receiver not in receivers)
+        i = next(free, len(rounds))
+        if i == len(rounds):
+            rounds.append([])
+            busy.append((set(), set()))
+        rounds[i].append(run)
+        busy[i][0].add(run.sender)
+        busy[i][1].add(run.receiver)
     return rounds
 
 

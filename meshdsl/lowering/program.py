@@ -41,7 +41,7 @@ class Program(Graph):
 
     def note(self, eqn: Eqn) -> str:
         """What is printed beside a collective: its bytes and its cause."""
-        if isinstance(eqn.op, Op):
+        if isinstance(eqn.op, Op) or eqn.op.name == "slice":
             return ""
         record = self.record(eqn, 1)
         return f"{show_bytes(record.bytes)}  {record.cause}"

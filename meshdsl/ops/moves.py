@@ -95,7 +95,7 @@ class Table:
         return f"table[{len(self.rows)},{len(self.rows[0])}]"
 
 
-def _place_kernel(c: Local, *xs: Any, dims: tuple[Dim, ...], out: Dim, table: Table, fill: Any, axes: Any) -> Any:
+def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Table, fill: Any, axes: Any) -> Any:
     at = c.ins[0].position(dims[0])
     buffer = c.xp.concatenate(xs, at) if len(xs) > 1 else xs[0]
     rows = np.array(table.rows, np.int32)
@@ -131,11 +131,20 @@ def _span(rows: np.ndarray, length: int) -> slice | None:
     return slice(first, first + (width - 1) * step + 1, step)
 
 
+def _place_rule(xs: Sequence[Type], dims: Sequence[Dim], whole: Sequence[bool], out: Dim) -> Labels:
+    labels = one_label(dims, xs, out, replaced(xs[0].shape, dims[0], out))
+    ins = [
+        {d: None if all_here and d == dim.name else label for d, label in names.items()}
+        for names, dim, all_here in zip(labels.ins, dims, whole, strict=True)
+    ]
+    return Labels(tuple(ins), labels.outs)
+
+
 PLACE = Op(
     "place",
-    type=lambda *xs, dims, out, table, fill, axes: Type(replaced(xs[0].shape, dims[0], out), xs[0].dtype),
+    type=lambda *xs, dims, whole, out, table, fill, axes: Type(replaced(xs[0].shape, dims[0], out), xs[0].dtype),
     kernel=_place_kernel,
     flops=lambda *_, **__: 0,
     linear="joint",
-    rule=lambda *xs, dims, out, table, fill, axes: one_label(dims, xs, out, replaced(xs[0].shape, dims[0], out)),
+    rule=lambda *xs, dims, whole, out, table, fill, axes: _place_rule(xs, dims, whole, out),
 )
