@@ -1,0 +1,70 @@
+"""What moving data along split dims costs here and under `jit` with shardings: python -m benchmarks.reshards
+
+One JSON line for each operation: bytes of all collectives in the optimized HLO of one device (the larger of operand
+and result of each), ours and GSPMD's, for the same problem on eight CPU devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import meshdsl as md
+from benchmarks import hlo
+
+MESH, SIZE, WIDTH = "m:8", 4096, 64
+
+# Ours on a tensor [x, y], and the same on an array: x is split over m, and so is the first dim of the result.
+CASES: dict[str, tuple[Callable[[md.Tensor], Any], Callable[[jax.Array], jax.Array]]] = {
+    "slice": (lambda t: md.slice(t, "x", 100, 2048), lambda a: a[100:2148]),
+    "strided slice": (lambda t: md.slice(t, "x", 0, 2048, 2), lambda a: a[::2]),
+    "shift": (lambda t: md.shift(t, "x", 1), lambda a: jnp.pad(a, [(1, 0), (0, 0)])[:-1]),
+    "roll": (lambda t: md.roll(t, "x", 3), lambda a: jnp.roll(a, 3, 0)),
+    "pad": (lambda t: md.pad(t, "x", 8, 8), lambda a: jnp.pad(a, [(8, 8), (0, 0)])),
+    "reverse": (lambda t: md.reverse(t, "x"), lambda a: a[::-1]),
+    "concat": (lambda t: md.concat([t, t], "x"), lambda a: jnp.concatenate([a, a])),
+    "cumsum": (lambda t: md.cumsum(t, "x"), lambda a: jnp.cumsum(a, 0)),
+    "top_k": (lambda t: md.top_k(t, "x", md.Dim("k", 8))[0], lambda a: jax.lax.top_k(a.T, 8)[0].T),
+    "sort": (lambda t: md.sort(t, "x"), lambda a: jnp.sort(a, 0)),
+    "argmax": (lambda t: md.argmax(t, "x"), lambda a: jnp.argmax(a, 0)),
+    "merge": (lambda t: md.flatten(t, "x y", md.Dim("z", SIZE * WIDTH)), lambda a: a.reshape(-1)),
+    "split inner": (lambda t: md.reshape(t, f"p:{SIZE // 4} q:{WIDTH * 4}"), lambda a: a.reshape(SIZE // 4, -1)),
+    "uneven split": (lambda t: md.reshape(t, f"p:{SIZE // 1024} q:{WIDTH * 1024}"), lambda a: a.reshape(4, -1)),
+}
+WHOLE = {"top_k", "argmax"}  # results that are not split
+
+
+def ours(f: Callable[[md.Tensor], Any]) -> Any:
+    """The executable of the operation under a layout that splits x, and what it makes of x."""
+    layout = {name: "m" for name in ("x", "z", "p")}
+    x = md.spec([md.Dim("x", SIZE), md.Dim("y", WIDTH)])
+    there = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.shape} | {"x"}
+    return md.compile(f, MESH, {d: axis for d, axis in layout.items() if d in there}).lower(x).compile()
+
+
+def theirs(f: Callable[[jax.Array], jax.Array], split: bool) -> Any:
+    """The executable that the compiler's partitioner makes."""
+    mesh = jax.make_mesh((8,), ("m",), axis_types=(AxisType.Auto,))
+    shape = jax.ShapeDtypeStruct((SIZE, WIDTH), np.float32, sharding=NamedSharding(mesh, PartitionSpec("m")))
+    ranks = len(jax.eval_shape(f, shape).shape)
+    even = jax.eval_shape(f, shape).shape[0] % 8 == 0
+    out = NamedSharding(mesh, PartitionSpec("m") if split and ranks and even else PartitionSpec())
+    return jax.jit(f, out_shardings=out).lower(shape).compile()
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    for name, (f, g) in CASES.items():
+        found = [hlo.collective_bytes(x) for x in (ours(f), theirs(g, name not in WHOLE))]
+        print(json.dumps({"figure": "reshard", "operation": name, "bytes": found[0], "gspmd_bytes": found[1]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
