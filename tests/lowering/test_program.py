@@ -220,3 +220,10 @@ def test_a_dim_that_does_not_divide_by_the_axes_it_inherits_is_whole() -> None:
     )
     x = np.arange(40.0, dtype=np.float32).reshape(5, 8)
     assert (md.simulate(program, x)[0] == np.arange(12)).all()
+
+
+def test_padding_of_an_empty_split_dim_is_all_fill() -> None:
+    pad = md.compile(lambda x: md.pad(x, "a", 1, 3, value=7), "r:4", "a:r")
+    empty = md.tensor(np.zeros((0, 2), np.float32), "a b")
+    assert (pad(empty).numpy() == np.full((4, 2), 7)).all()
+    assert (md.simulate(pad.program(empty), empty)[0] == 7).all()
