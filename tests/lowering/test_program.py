@@ -52,7 +52,7 @@ def test_the_number_of_instructions_does_not_grow_with_devices() -> None:
 
 
 def test_two_consumers_share_one_gather() -> None:
-    both = sent(lambda x: (md.sort(x, "a"), md.prod(x, "a")), "r:4", "a:r", spec("a:8 b:4"))
+    both = sent(lambda x: (md.prod(x, "a"), md.prod(x, "a b")), "r:4", "a:r", spec("a:8 b:4"))
     assert both == ["all_gather a over r [2, 4]"]
 
 
