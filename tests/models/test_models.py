@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from models import mlp, transformer
+from models import mlp, resnet, transformer
 
 TINY_MLP = mlp.mlp.replace(batch=6, io=5, hidden=7)  # no size divides
 TINY_LM = transformer.lm.replace(
@@ -190,7 +190,7 @@ def test_the_illegal_layout_says_why(golden: Callable[[str, str], None]):
 
 
 def test_model_files_name_mesh_axes_only_in_their_tables():
-    for module in (mlp, transformer):
+    for module in (mlp, resnet, transformer):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         tree = ast.parse(source)
         tree.body = [
