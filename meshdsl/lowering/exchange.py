@@ -100,7 +100,8 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
     parts: list[Var] = []
     dims: list[Dim] = []
     rows = np.full((n, width), -1, np.int64)
-    filled = 0
+    silent: list[np.ndarray] = []  # for each part the devices on which it holds zeros, having received nothing
+    sizes: list[int] = []
     for k, (x, dim, length) in enumerate(zip(xs, moves.dims, lengths, strict=True)):
         mine = np.where(operand == k, index, -1)
         pieces = []  # (mean offset of senders, part, dim, where its first row lies in each receiver's operand)
@@ -117,10 +118,15 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
             pieces.append((offset, part, rows_dim, first, size))
         for _, part, part_dim, first, size in sorted(pieces, key=lambda piece: piece[0]):
             inside = (mine >= 0) & (first[:, None] >= 0) & (mine >= first[:, None]) & (mine < first[:, None] + size)
-            rows = np.where(inside, filled + mine - first[:, None], rows)
+            rows = np.where(inside, sum(sizes) + mine - first[:, None], rows)
+            silent.append(first < 0)
+            sizes.append(size)
             parts.append(part)
             dims.append(part_dim)
-            filled += size
+    if moves.fill == 0 and not isinstance(moves.fill, bool):  # zeros are there already: no mask is needed
+        common = rows.max(axis=0, initial=-1)
+        zero = np.stack(silent, 1)[:, np.repeat(np.arange(len(sizes)), sizes)[common]]
+        rows = np.where((rows < 0) & (common >= 0) & zero, common, rows)
     table = Table(tuple(map(tuple, rows.tolist())))
     whole = tuple(not part.sharding.axes(d) for part, d in zip(parts, dims, strict=True))
     params = {"dims": tuple(dims), "whole": whole, "out": moves.out, "table": table, "fill": moves.fill, "axes": axes}
