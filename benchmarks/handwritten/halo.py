@@ -1,0 +1,46 @@
+"""A convolution of images split over rows and columns of the mesh, with its halo exchanged by hand.
+
+    y = conv(x, w), 3 x 3, stride 1, "same"     x [batch, height, width, in]     w [kh, kw, in, out]
+
+batch is split over `rows`, height over `cols`; a device sends its first and last line of the image to its neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+BATCH, HEIGHT, WIDTH, IN, OUT, KERNEL = 8, 64, 64, 32, 32, 3
+SPECS = {"x": P("rows", "cols"), "w": P()}
+
+
+def arrays() -> dict[str, np.ndarray]:
+    """x and w, the same for every candidate."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((BATCH, HEIGHT, WIDTH, IN)).astype(np.float32)
+    return {"x": x, "w": 0.1 * rng.standard_normal((KERNEL, KERNEL, IN, OUT)).astype(np.float32)}
+
+
+def handwritten() -> tuple[jax.stages.Compiled, dict[str, NamedSharding]]:
+    """The executable, and where its operands lie."""
+    mesh = jax.make_mesh((2, 4), ("rows", "cols"), axis_types=(AxisType.Auto,) * 2)
+    at = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=tuple(SPECS.values()), out_specs=P("rows", "cols"))
+    def device(x: Any, w: Any) -> Any:
+        down = [(i, i + 1) for i in range(3)]
+        above = lax.ppermute(x[:, -1:], "cols", down)
+        below = lax.ppermute(x[:, :1], "cols", [(b, a) for a, b in down])
+        return lax.conv_general_dilated(
+            jnp.concatenate([above, x, below], 1), w, (1, 1), [(0, 0), (1, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at[name]) for name, a in arrays().items()]
+    return jax.jit(device).lower(*shapes).compile(), at
