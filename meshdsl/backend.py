@@ -6,6 +6,7 @@ the oracle shares the kernels' mathematics but none of JAX's tracing, sharding o
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,8 +121,22 @@ class _Jax:
         return jnp.zeros((rows, *updates.shape[1:]), updates.dtype).at[index].add(updates, mode="drop")
 
     @staticmethod
+    def scatter_along(rows: int, index: Any, updates: Any) -> Any:
+        """As `scatter_add`, along the last axis, each row of `updates` by its own row of `index`."""
+        *rest, n = index.shape
+        flat = index.reshape(math.prod(rest), n)
+        row = np.arange(flat.shape[0], dtype=np.int32)[:, None]
+        zeros = jnp.zeros((flat.shape[0], rows), updates.dtype)
+        return zeros.at[row, flat].add(updates.reshape(flat.shape), mode="drop").reshape(*rest, rows)
+
+    @staticmethod
     def barrier(x: Any) -> Any:
         return lax.optimization_barrier(x)
+
+    @staticmethod
+    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+        """All of them in the ascending order of the first, then the second, ...; NaN last, zeros equal."""
+        return tuple(lax.sort(keys, dimension=axis, is_stable=False, num_keys=len(keys)))
 
     @staticmethod
     def top_k(x: Any, k: int) -> Any:
@@ -247,6 +262,14 @@ class _NumPy:
         return out.astype(updates.dtype)
 
     @staticmethod
+    def scatter_along(rows: int, index: Any, updates: Any) -> Any:
+        out = np.zeros((*updates.shape[:-1], rows), _wide(updates).dtype)
+        inside = (index >= 0) & (index < rows)
+        place = [*np.indices(index.shape, sparse=True)[:-1], index]
+        np.add.at(out, tuple(np.broadcast_to(p, index.shape)[inside] for p in place), _wide(updates)[inside])
+        return out.astype(updates.dtype)
+
+    @staticmethod
     def barrier(x: Any) -> Any:
         return x
 
@@ -263,6 +286,11 @@ class _NumPy:
     @staticmethod
     def argsort(x: Any, axis: int, stable: bool) -> Any:
         return np.argsort(_wide(x), axis=axis, kind="stable")
+
+    @staticmethod
+    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+        order = np.lexsort(tuple(_wide(key) for key in reversed(keys)), axis=axis)
+        return tuple(np.take_along_axis(key, order, axis) for key in keys)
 
     @staticmethod
     def top_k(x: Any, k: int) -> Any:

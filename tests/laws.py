@@ -24,7 +24,7 @@ from meshdsl.autodiff import vjp_of_graph
 from meshdsl.control import BARRIER
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph, Op, Type, walk
-from meshdsl.ops import elementwise, window
+from meshdsl.ops import elementwise, indexing, window
 from meshdsl.ops.masking import MASK
 from meshdsl.trace import Tensor, bind1, run_kernel, trace, tree
 
@@ -440,6 +440,30 @@ def _indices() -> Iterator[Row]:
     yield Row("top_k_same", lambda x: md.top_k(x, "b", x.dims[1])[0], (X,), lambda x: -np.sort(-x, 1), empty=False)
 
 
+def _alongs() -> Iterator[Row]:
+    def picked(x: Tensor, i: Tensor) -> Tensor:
+        return bind1(indexing.TAKE_ALONG, x, i, over=x.dims[1], to=i.dims[0])
+
+    def chosen(x: Any, i: Any) -> Any:
+        i = i.T
+        inside = (i >= 0) & (i < x.shape[1])
+        return np.where(inside, np.take_along_axis(x, np.where(inside, i, 0), 1), 0)
+
+    yield Row("take_along", picked, (X, In("c a", "place:b", "int32")), chosen, empty=False)
+
+    def put(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        return y + bind1(indexing.PUT_ALONG, x, i, over=y.dims[0], to=x.dims[1])
+
+    def summed(x: Any, i: Any, y: Any) -> Any:
+        out = np.array(y)
+        for a, c in np.ndindex(x.shape):
+            if i[c, a] in range(len(y)):
+                out[i[c, a], a] += x[a, c]
+        return out
+
+    yield Row("put_along", put, (In("a c"), In("c a", "place:b", "int32"), In("b a")), summed)
+
+
 def _conv_of(spec: tuple[str, str, str], stride: Any, pads: Any, base: Any = None, dilation: Any = None) -> Callable[..., Any]:
     """lax's convolution; an operand keeps its dims, and lacks those that the letters of the spec name after a dot."""
 
@@ -610,7 +634,7 @@ def _controls() -> Iterator[Row]:
 def rows() -> list[Row]:
     """Every row of the table."""
     families = (
-        _unaries, _binaries, _contractions, _shapes, _indices, _windows, _placements, _randoms, _controls,
+        _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _placements, _randoms, _controls,
     )  # fmt: skip
     found = [row for family in families for row in family()]
     assert len({row.name for row in found}) == len(found)

@@ -16,7 +16,7 @@ from ..ops import blocks
 from ..ops.masking import identity
 from ..ops.moves import Moves, Piece, replaced
 from ..ops.reshape import groups
-from . import windows
+from . import sorting, windows
 from .collectives import AllGather
 from .exchange import move
 from .scope import Scope
@@ -180,6 +180,11 @@ EXPANSIONS: dict[str, Expansion] = {
         sums=False,
     ),
     "reshape": Expansion(_reshape_labels, _reshape_needed, _reshape),
+    "sort": Expansion(
+        sorting.labels,
+        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
+        sorting.build,
+    ),
     **dict.fromkeys(
         ("conv", "sum_pool", "max_pool", "unfold", "fold"), Expansion(windows.labels, windows.needed, windows.build)
     ),

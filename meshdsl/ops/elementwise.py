@@ -112,7 +112,7 @@ def _inexact(dtype: np.dtype) -> str:
     return "float64" if dtype.itemsize == 8 else "float32"
 
 
-_CAST = Op(
+CAST = Op(
     "cast",
     type=lambda x, *, dtype: Type(x.shape, dtype),
     kernel=lambda c, x, *, dtype: x.astype(dtype),
@@ -142,7 +142,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     tensor(int32[a=1], [1])
     """
     x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
-    return x if x.dtype == dtype else bind1(_CAST, x, dtype=dtype)
+    return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
 
 
 def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:

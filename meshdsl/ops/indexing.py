@@ -13,13 +13,17 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find, names, pick, show
 from ..errors import ShapeError, located
-from ..ir import Op, Type
+from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
-from .contraction import broadcast, sum
+from .contraction import broadcast
 from .elementwise import as_dtype, cast, stop_gradient
-from .reshape import along, refill, reverse, shift, transpose, trim
+from .moves import replaced
+from .reshape import refill, transpose, trim
+from .slicing import along, shift
 
-__all__ = ["argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"]
+__all__ = [
+    "PUT_ALONG", "TAKE_ALONG", "argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k",
+]  # fmt: skip
 
 
 _IOTA = Op(
@@ -212,18 +216,59 @@ def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
     return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
 
 
+def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
+    """All dims pass but the one indexed into and the one that indexes; of those, the operands' are labelled apart."""
+    gone = to if put else over
+    ins = tuple({d.name: f"{d.name}*" if d == gone and (put or s is x) else d.name for d in s} for s in (x, i))
+    return Labels(ins, ({d.name: d.name for d in replaced(x, gone, over if put else to)},))
+
+
+def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
+    taken = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
+    return c.xp.where(inside, taken, c.xp.zeros((), x.dtype))
+
+
+TAKE_ALONG = Op(
+    "take_along",
+    type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
+    kernel=_take_along_kernel,
+    vjp=lambda ct, x, i, over, to: (_put_along(ct, i, to, over), None),
+    linear="first",
+    reduce="sum",
+    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
+    flops=lambda *_, **__: 0,
+)
+
+
+def _put_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
+    axis = c.ins[0].position(to)
+    i, inside = _rows(c, c.outs[0], over, c.align(i, c.ins[1], c.ins[0]))
+    rows = c.outs[0].size(over)
+    i = c.xp.moveaxis(c.xp.where(inside, i, rows), axis, -1)
+    return c.xp.moveaxis(c.xp.scatter_along(rows, i, c.xp.moveaxis(x, axis, -1)), -1, axis)
+
+
+PUT_ALONG = Op(
+    "put_along",
+    type=lambda x, i, *, over, to: Type(replaced(x.shape, to, over), x.dtype),
+    kernel=_put_along_kernel,
+    vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
+    linear="first",
+    reduce="sum",
+    mask=0,
+    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=True),
+)
+
+
+def _put_along(x: Tensor, i: Tensor, to: Dim, over: Dim) -> Tensor:
+    """Zeros with the elements of `x` along `to` added along `over`, each where the index of its own place says."""
+    return bind1(PUT_ALONG, x, i, over=over, to=to)
+
+
 def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tensor]:
-    place = stop_gradient(outs[1])
-    to = Dim(f"{k.name}_place" if k.name == over.name else k.name, k.size)
-    ct, place = (renamed(y, k, to) for y in (cts[0], place))
-    return (transpose(sum(one_hot(place, over, ct.dtype) * ct, to), x.dims),)
-
-
-def renamed(x: Tensor, old: Dim, new: Dim) -> Tensor:
-    """The tensor with one dim renamed, or as it is when the names are equal."""
-    from .reshape import rename
-
-    return x if old.name == new.name else rename(x, **{old.name: new.name})
+    return (transpose(_put_along(cts[0], stop_gradient(outs[1]), k, over), x.dims),)
 
 
 _TOP_K = Op(

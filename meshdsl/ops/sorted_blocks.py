@@ -1,0 +1,165 @@
+"""Local halves of a sort along a split dim; only lowering makes them, around exchanges of whole or half blocks.
+
+Every operation takes and gives a run of elements as one value, or as two: the elements and where each stood in the
+undivided dim. The two are ordered together, element first and NaN last, so equal elements keep their order and padding,
+which is filled with what sorts last and stands behind all elements, comes after an element that looks the same.
+Without the places, equal elements (and the two zeros, and any NaN) are interchangeable, padding among them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim
+from ..ir import Labels, Op, Type
+from .moves import replaced
+
+__all__ = ["BEGIN_SORT", "COLLECT", "DEAL", "JOIN_HALVES", "KEEP_PART", "last"]
+
+
+def last(dtype: np.dtype) -> Any:
+    """An element that no other sorts behind."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return complex(np.nan, np.nan)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.nan
+    return True if dtype == np.dtype(bool) else jnp.iinfo(dtype).max
+
+
+def _label(types: tuple[Type, ...], old: Dim, label: str) -> tuple[dict[str, str | None], ...]:
+    return tuple({d.name: label if d == old else d.name for d in t.shape} for t in types)
+
+
+def _begin(c: Local, x: Any, *, over: Dim, run: Dim, place: Any) -> Any:
+    """The block sorted; padding, of the dim and up to the run's stored size, last."""
+    axis = c.ins[0].position(over)
+    position = c.positions(c.ins[0], over)
+    fill = c.xp.asarray(last(x.dtype), x.dtype)
+    x = c.xp.where(position < over.size, x, fill)
+    more = c.outs[0].size(run) - x.shape[axis]
+    pads = [(0, more if i == axis else 0) for i in range(x.ndim)]
+    x = c.xp.pad(x, pads, constant_values=last(x.dtype)) if more else x
+    if place is None:
+        return (c.xp.sort_by((x,), axis)[0],)
+    position = c.xp.broadcast_to(position.astype(place), c.ins[0].sizes)
+    position = c.xp.pad(position, pads, constant_values=run.size - 1) if more else position
+    return c.xp.sort_by((x, position), axis)
+
+
+def _begin_type(x: Type, *, over: Dim, run: Dim, place: Any) -> tuple[Type, ...]:
+    shape = replaced(x.shape, over, run)
+    return (Type(shape, x.dtype),) if place is None else (Type(shape, x.dtype), Type(shape, place))
+
+
+BEGIN_SORT = Op(
+    "begin_sort",
+    type=_begin_type,
+    kernel=_begin,
+    rule=lambda x, *, over, run, place: Labels(
+        _label((x,), over, run.name), _label(_begin_type(x, over=over, run=run, place=place), run, run.name)
+    ),
+)
+
+
+def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[str, ...]) -> Any:
+    """Of mine and my partner's, the lower half (part -1) or the upper (1); mine alone where I have no partner (0)."""
+    n = len(items) // 2
+    mine, theirs = items[:n], items[n:]
+    axis = c.ins[0].position(run)
+    size = mine[0].shape[axis]
+    both = c.xp.sort_by(tuple(c.xp.concatenate([a, b], axis) for a, b in zip(mine, theirs, strict=True)), axis)
+    here = c.xp.asarray(np.array(part, np.int32))[c.index(axes)]
+    lower, upper = ((slice(None),) * axis + (half,) for half in (slice(0, size), slice(size, None)))
+    made = (c.xp.where(here < 0, b[lower], b[upper]) for b in both)
+    return tuple(c.xp.where(here == 0, a, b) if 0 in part else b for a, b in zip(mine, made, strict=True))
+
+
+KEEP_PART = Op("keep_part", type=lambda *items, run, part, axes: items[: len(items) // 2], kernel=_keep)
+
+
+def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:
+    """The block in as many equal hands as there are devices: every n-th element to one, or a stretch to one."""
+    axis = c.ins[0].position(run)
+    made = []
+    for x in items:
+        cut = (-1, to.size) if cyclic else (to.size, -1)
+        x = c.xp.reshape(x, (*x.shape[:axis], *cut, *x.shape[axis + 1 :]))
+        made.append(c.xp.swapaxes(x, axis, axis + 1) if cyclic else x)
+    return tuple(made)
+
+
+def _dealt(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
+    at = x.shape.index(run)
+    return Type((*x.shape[:at], to, rest, *x.shape[at + 1 :]), x.dtype)
+
+
+DEAL = Op(
+    "deal",
+    type=lambda *items, run, to, rest, cyclic: tuple(_dealt(x, run, to, rest) for x in items),
+    kernel=_deal,
+    flops=lambda *_, **__: 0,
+    rule=lambda *items, run, to, rest, cyclic: Labels(
+        _label(items, run, run.name),
+        tuple(
+            {d.name: None if d == to else run.name if d == rest else d.name for d in _dealt(x, run, to, rest).shape}
+            for x in items
+        ),
+    ),
+)
+
+
+def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
+    """The hands that came, as one sorted block."""
+    axis = c.ins[0].position(to)
+    return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :])) for x in items), axis)
+
+
+def _collected(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
+    return Type(tuple(run if d == to else d for d in x.shape if d != rest), x.dtype)
+
+
+COLLECT = Op(
+    "collect",
+    type=lambda *items, run, to, rest: tuple(_collected(x, run, to, rest) for x in items),
+    kernel=_collect,
+    rule=lambda *items, run, to, rest: Labels(
+        tuple({d.name: run.name if d == to else None if d == rest else d.name for d in x.shape} for x in items),
+        _label(tuple(_collected(x, run, to, rest) for x in items), run, run.name),
+    ),
+)
+
+
+def _join(c: Local, *items: Any, run: Dim, half: Dim, axes: tuple[str, ...]) -> Any:
+    """My block, each half sorted together with the half of the neighbour that it touches."""
+    n = len(items) // 3
+    mine, before, after = items[:n], items[n : 2 * n], items[2 * n :]
+    axis, here, count = c.ins[0].position(run), c.index(axes), c.count(axes)
+    size = before[0].shape[axis]
+
+    def cut(x: Any, start: int, stop: int | None) -> Any:
+        return x[(slice(None),) * axis + (slice(start, stop),)]
+
+    def merged(xs: Any, ys: Any, upper: bool) -> Any:
+        both = c.xp.sort_by(tuple(c.xp.concatenate([x, y], axis) for x, y in zip(xs, ys, strict=True)), axis)
+        return [cut(x, size, None) if upper else cut(x, 0, size) for x in both]
+
+    tops, bottoms = [cut(x, 0, size) for x in mine], [cut(x, size, None) for x in mine]
+    made = []
+    for old, new, edge in ((tops, merged(before, tops, True), 0), (bottoms, merged(bottoms, after, False), count - 1)):
+        made.append([c.xp.where(here == edge, x, y) for x, y in zip(old, new, strict=True)])
+    return tuple(c.xp.concatenate([x, y], axis) for x, y in zip(*made, strict=True))
+
+
+JOIN_HALVES = Op(
+    "join_halves",
+    type=lambda *items, run, half, axes: items[: len(items) // 3],
+    kernel=_join,
+    rule=lambda *items, run, half, axes: Labels(
+        tuple({d.name: run.name if d in (run, half) else d.name for d in x.shape} for x in items),
+        _label(items[: len(items) // 3], run, run.name),
+    ),
+)

@@ -1,0 +1,115 @@
+"""A sort along a split dim is the stable sort of the undivided one, and sends no more than gathering would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.layouts import Mesh
+from meshdsl.lowering import Program
+from meshdsl.lowering.sorting import merges
+from tests.lowering.test_layout_law import placed
+from tests.stablehlo import cost_law
+
+SORTS: dict[str, Any] = {
+    "sort": lambda x: [md.sort(x, "a")],
+    "argsort": lambda x: [md.argsort(x, "a")],
+    "both": lambda x: [md.sort(x, "a"), md.argsort(x, "a")],
+}
+
+
+def wanted(x: np.ndarray, name: str) -> list[np.ndarray]:
+    index = np.argsort(x, 0, kind="stable")
+    values = np.take_along_axis(x, index, 0)
+    return {"sort": [values], "argsort": [index], "both": [values, index]}[name]
+
+
+def rough(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+    """Many ties, NaN, both zeros and both infinities."""
+    x = rng.integers(-3, 4, shape).astype(dtype)
+    if x.dtype.kind == "f":
+        for value in (np.nan, -0.0, np.inf, -np.inf):
+            x[rng.random(shape) < 0.15] = value
+    return x
+
+
+def sent(program: Program) -> int:
+    return sum(record.wire_bytes * record.count for record in program.collectives)
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_the_merges_sort_all_zeros_and_ones(n: int) -> None:
+    for bits in range(1 << n):
+        x = [bits >> i & 1 for i in range(n)]
+        for pairs in merges(n):
+            assert len({block for pair in pairs for block in pair}) == 2 * len(pairs)
+            for low, high in pairs:
+                x[low], x[high] = min(x[low], x[high]), max(x[low], x[high])
+        assert x == sorted(x)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 16])
+@pytest.mark.parametrize("name", SORTS)
+def test_every_size_is_sorted_stably(name: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    for shape in ((1,), (n - 1,), (n,), (3 * n + 1,), (23,), (160,), (999,), (5, 2), (2 * n, n), (41, 8)):
+        for dtype in ("float32", "int32"):
+            x = rough(rng, shape, dtype)
+            spec = md.spec(" ".join(f"{d}:{size}" for d, size in zip("ab", shape, strict=False)), dtype)
+            program = md.compile(SORTS[name], f"x:{n}", "a:x").program(spec)
+            for got, right in zip(md.simulate(program, x), wanted(x, name), strict=True):
+                assert np.array_equal(got, right, equal_nan=True), (shape, dtype)
+            assert sent(program) <= -(-shape[0] // n) * (n - 1) * int(np.prod(shape[1:])) * 4
+
+
+@pytest.mark.parametrize("layout", ["a:x", "a:y,x", "a:x; b:y", "b:x"])
+def test_devices_sort_as_the_simulation_does(layout: str) -> None:
+    x = rough(np.random.default_rng(1), (403, 4))
+    step = md.compile(SORTS["both"], "x:4 y:2", layout)
+    spec = md.spec("a:403 b:4")
+    program = step.program(spec)
+    cost_law(program, step.lower(spec).as_text())
+    for got, right in zip(step(*placed(program, [x])), wanted(x, "both"), strict=True):
+        assert np.array_equal(got.numpy(), right, equal_nan=True)
+
+
+def test_the_cheapest_way_is_taken() -> None:
+    """Bytes that one device sends to sort 4,096 float32, and which collectives; gathering would send (n-1) blocks."""
+    ways = {}
+    for name in SORTS:
+        for n in (2, 4, 8, 64):
+            program = md.compile(SORTS[name], f"x:{n}", "a:x").program(md.spec("a:4096"))
+            kinds = dict.fromkeys(record.kind for record in program.collectives)
+            ways[name, n] = (sent(program), 4 * 4096 * (n - 1) // n, " ".join(kinds))
+    assert ways == {
+        ("sort", 2): (8192, 8192, "permute"),
+        ("sort", 4): (10240, 12288, "all_to_all permute"),
+        ("sort", 8): (5632, 14336, "all_to_all permute"),
+        ("sort", 64): (5376, 16128, "permute"),
+        ("argsort", 2): (8192, 8192, "all_gather"),
+        ("argsort", 4): (12288, 12288, "all_gather"),
+        ("argsort", 8): (8448, 14336, "all_to_all permute"),
+        ("argsort", 64): (8064, 16128, "permute"),
+        ("both", 2): (8192, 8192, "all_gather"),
+        ("both", 4): (12288, 12288, "all_gather"),
+        ("both", 8): (8448, 14336, "all_to_all permute"),
+        ("both", 64): (8064, 16128, "permute"),
+    }
+
+
+def test_the_cause_says_which_way() -> None:
+    def causes(name: str, spec: str, n: int) -> list[str]:
+        program = md.compile(SORTS[name], Mesh(f"x:{n}"), "a:x").program(md.spec(spec))
+        return list(dict.fromkeys(record.cause for record in program.collectives))
+
+    assert causes("sort", "a:8", 2) == ["merge 1 of 1 of the sorted blocks of 'a'"]
+    assert causes("both", "a:8", 4) == ["sort needs 'a' whole; merging blocks would send more"]
+    assert causes("sort", "a:8 b:4", 4) == ["sort needs 'a' whole, 'b' is cut instead", "and back"]
+    assert causes("sort", "a:1024", 8) == [
+        "deal 1 of 2 of the sorted blocks of 'a'",
+        "deal 2 of 2 of the sorted blocks of 'a'",
+        "the half of a neighbour's block of 'a'",
+    ]
