@@ -123,7 +123,7 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
             sizes.append(size)
             parts.append(part)
             dims.append(part_dim)
-    if moves.fill == 0 and not isinstance(moves.fill, bool):  # zeros are there already: no mask is needed
+    if sum(sizes) and moves.fill == 0 and not isinstance(moves.fill, bool):  # zeros are there: no mask is needed
         common = rows.max(axis=0, initial=-1)
         zero = np.stack(silent, 1)[:, np.repeat(np.arange(len(sizes)), sizes)[common]]
         rows = np.where((rows < 0) & (common >= 0) & zero, common, rows)

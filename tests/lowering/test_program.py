@@ -222,8 +222,9 @@ def test_a_dim_that_does_not_divide_by_the_axes_it_inherits_is_whole() -> None:
     assert (md.simulate(program, x)[0] == np.arange(12)).all()
 
 
-def test_padding_of_an_empty_split_dim_is_all_fill() -> None:
-    pad = md.compile(lambda x: md.pad(x, "a", 1, 3, value=7), "r:4", "a:r")
+@pytest.mark.parametrize("fill", [0, 7])
+def test_padding_of_an_empty_split_dim_is_all_fill(fill: int) -> None:
+    pad = md.compile(lambda x: md.pad(x, "a", 1, 3, value=fill), "r:4", "a:r")
     empty = md.tensor(np.zeros((0, 2), np.float32), "a b")
-    assert (pad(empty).numpy() == np.full((4, 2), 7)).all()
-    assert (md.simulate(pad.program(empty), empty)[0] == 7).all()
+    assert (pad(empty).numpy() == np.full((4, 2), fill)).all()
+    assert (md.simulate(pad.program(empty), empty)[0] == fill).all()
