@@ -52,7 +52,7 @@ def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tup
     tape: list[tuple[Eqn, Any]] = []
     for eqn in graph.eqns:
         xs = [env[v] for v in eqn.ins]
-        depends = not moving.isdisjoint(eqn.ins)
+        depends = not moving.isdisjoint(eqn.ins) and eqn.op.name != "stop_gradient"
         residuals = None
         with location(eqn.where, eqn.backward or None):
             if depends and eqn.op.fwd is not None:
@@ -74,7 +74,11 @@ def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tup
             if not any(v in pending for v in eqn.outs):
                 continue
             with location(eqn.where, backward=True):
-                for var, ct in zip(eqn.ins, _apply(eqn, pending, env, residuals, moving), strict=True):
+                try:
+                    found = _apply(eqn, pending, env, residuals, moving)
+                except TraceError as error:
+                    raise at(error, eqn.where) from None
+                for var, ct in zip(eqn.ins, found, strict=True):
                     if ct is not None and var in moving:
                         _accumulate(pending, var, fit(ct, env[var]))
         return [pending.get(v) if on else None for v, on in zip(graph.ins, active, strict=True)]

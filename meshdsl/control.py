@@ -1,7 +1,8 @@
 """Loops, branches and rematerialisation are equations that hold graphs.
 
 A `scan` over a stacked dim is one equation, forward and backward, so the size of a program does not grow with depth.
-Its gradient is a second scan, in reverse, over what the first one saved.
+Its gradient is a second scan, in reverse, over what the first one saved. A `while_loop` runs until its predicate says
+no, and has no gradient.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from typing import Any
 
 from .autodiff import pullback, vjp_of_graph, zeros
 from .dims import Dim, DimLike, find, pick
-from .errors import MeshdslError, ShapeError, at, caller
+from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Graph, Op, Type, Var, dce
 from .ops.contraction import located
-from .ops.reshape import stack, transpose, unstack
+from .ops.joining import stack, unstack
+from .ops.reshape import transpose
 from .trace import Tensor, as_tensor, bind, bind1, evaluate, trace, tree
 
-__all__ = ["checkpoint", "cond", "scan"]
+__all__ = ["checkpoint", "cond", "scan", "while_loop"]
 
 
 def _leaves(x: Any) -> tuple[list[Tensor], Any]:
@@ -176,22 +178,7 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
         result = f(tree.tree_unflatten(structure, args[:n]), tree.tree_unflatten(row_structure, args[n:]))
         if not isinstance(result, tuple) or len(result) != 2:
             raise at(ShapeError("the function of md.scan returns a pair (carry, y)"), caller())
-        after, after_structure = tree.tree_flatten(result[0])
-        after = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(after, first, strict=False)]
-        there = [x.type for x in after]
-        same = after_structure == structure and all(
-            set(a.shape) == set(b.dims) and a.dtype == b.dtype for a, b in zip(there, first, strict=True)
-        )
-        if not same:
-            raise at(
-                ShapeError(
-                    "the carry of md.scan changes\n"
-                    f"  it goes in as {[x.type for x in first]} and comes out as {there}\n"
-                    "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
-                ),
-                caller(),
-            )
-        return [transpose(x, k.dims) for x, k in zip(after, first, strict=True)], result[1]
+        return _carried(result[0], first, structure, "md.scan"), result[1]
 
     specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
     graph, captures, out = trace(body, specs)
@@ -209,6 +196,81 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     )
     carried, ys = tree.tree_unflatten(out, results)
     return tree.tree_unflatten(structure, carried), ys
+
+
+def _carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> list[Tensor]:
+    """What a loop's function returned as its carry, in the order of dims in which it went in."""
+    leaves, after_structure = tree.tree_flatten(after)
+    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(leaves, before, strict=False)]
+    same = after_structure == structure and all(
+        set(a.dims) == set(b.dims) and a.dtype == b.dtype for a, b in zip(leaves, before, strict=True)
+    )
+    if not same:
+        raise at(
+            ShapeError(
+                f"the carry of {loop} changes\n"
+                f"  it goes in as {[x.type for x in before]} and comes out as {[x.type for x in leaves]}\n"
+                "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
+            ),
+            caller(),
+        )
+    return [transpose(x, k.dims) for x, k in zip(leaves, before, strict=True)]
+
+
+def _while_type(*ins: Type, test: Graph, body: Graph, consts: int) -> Any:
+    (p,) = test.outs
+    if p.shape or p.dtype.kind != "b":
+        raise ShapeError(
+            f"the predicate of md.while_loop is one boolean without dims, got {p.type}; "
+            "compare, or reduce with md.any or md.all"
+        )
+    return tuple(v.type for v in body.outs)
+
+
+def _while_eager(run: Any, *ins: Tensor, test: Graph, body: Graph, consts: int) -> list[Tensor]:
+    held, carry = ins[:consts], list(ins[consts:])
+    while bool(run(test, [*held, *carry])[0]):
+        carry = run(body, [*held, *carry])
+    return carry
+
+
+def _while_vjp(*_: Any, **__: Any) -> Any:
+    raise TraceError(
+        "md.while_loop has no gradient: how often it runs is not known, so what its steps made cannot be kept\n"
+        "  use md.scan over a known number of steps (md.where holds the carry once it is done), "
+        "or md.stop_gradient of what goes in"
+    )
+
+
+_WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp, control=True)
+
+
+def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+    """`carry = body(carry)` for as long as `cond(carry)` holds; the carry at the end.
+
+    >>> import meshdsl as md
+    >>> md.while_loop(lambda x: md.sum(x) < 100, lambda x: 2 * x, md.tensor([1.0, 2.0], "a"))
+    tensor(float32[a=2], [ 64. 128.])
+
+    The carry is a pytree; `cond` gives one boolean without dims. All devices see the same predicate, so a split
+    carry is reduced in it. Raises `ShapeError` when the carry changes structure, dims or dtype, and `TraceError` when
+    a gradient is asked for through the loop: md.scan has one.
+    """
+    first, structure = _leaves(init)
+    specs = [x.type for x in first]
+
+    def step(*carry: Tensor) -> Any:
+        return _carried(body(tree.tree_unflatten(structure, carry)), first, structure, "md.while_loop")
+
+    test, held_test, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
+    if len(test.outs) != 1:
+        raise at(ShapeError(f"the predicate of md.while_loop is one boolean, got {out}"), caller())
+    again, held, _ = trace(step, specs)
+    test = test.replace(ins=(*test.ins[: len(held_test)], *_unused(held), *test.ins[len(held_test) :]))
+    again = again.replace(ins=(*_unused(held_test), *again.ins))
+    captures = [*held_test, *held]
+    results = bind(_WHILE, *captures, *first, test=test, body=again, consts=len(captures))
+    return tree.tree_unflatten(structure, results)
 
 
 BARRIER = Op(

@@ -157,6 +157,8 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
 def _control(name: str, ins: Sequence[Any], xp: Any, **params: Any) -> Sequence[Any]:
     if name == "scan":
         return _scan(ins, xp, **params)
+    if name == "while_loop":
+        return _while(ins, xp, **params)
     if name == "cond":
         yes, no = (lambda *xs, g=params[branch]: tuple(run(g, xs, xp)) for branch in ("yes", "no"))
         return jax.lax.cond(ins[0], yes, no, *ins[1:]) if xp is backend.Jax else (yes if ins[0] else no)(*ins[1:])
@@ -174,6 +176,16 @@ def _scan(ins: Sequence[Any], xp: Any, *, body: Graph, consts: int, carries: int
     rows = rows[::-1] if reverse else rows
     empty = [xp.zeros((0, *(d.size for d in v.shape)), v.dtype) for v in body.outs[carries:]]
     return [*carry, *([xp.stack(y) for y in zip(*rows, strict=True)] if rows else empty)]
+
+
+def _while(ins: Sequence[Any], xp: Any, *, test: Graph, body: Graph, consts: int) -> Sequence[Any]:
+    held, carry = ins[:consts], list(ins[consts:])
+    more, step = (lambda c: run(test, [*held, *c], xp)[0]), (lambda c: run(body, [*held, *c], xp))
+    if xp is backend.Jax:
+        return jax.lax.while_loop(more, step, [jnp.asarray(x) for x in carry])
+    while more(carry):
+        carry = step(carry)
+    return carry
 
 
 def operations(graph: Graph) -> set[Op]:
@@ -610,6 +622,23 @@ def _controls() -> Iterator[Row]:
         return c, np.array(rows)
 
     yield Row("scan_nested", nested, (In(""), In("t d", "unit")), unnested, ("float32",), exact=False, empty=False)
+
+    def doubled(x: Tensor, y: Tensor) -> Any:
+        more = lambda c: (c[1] < 5) & (md.sum(c[0] * c[0]) < 1000)
+        return md.while_loop(more, lambda c: (2 * c[0] - y, c[1] + 1), (x, 0))
+
+    def ran_on(x: Any, y: Any) -> Any:
+        n = 0
+        while n < 5 and (x * x).sum() < 1000:
+            x, n = 2 * x - y, n + 1
+        return x, np.int32(n)
+
+    def added(x: Tensor) -> Any:  # the sum can wait until the loop is over
+        start = (md.broadcast(md.cast(0, x.dtype), [d for d in x.dims if d.name == "b"]), 0)
+        return md.while_loop(lambda c: c[1] < 3, lambda c: (c[0] + md.sum(x * md.cast(c[1], x.dtype), "a"), c[1] + 1), start)[0]
+
+    yield Row("while_loop", doubled, (X, V), ran_on, ("float32",), differentiable=False)
+    yield Row("while_pending", added, (X,), lambda x: 3 * x.sum(0), ("float32",), differentiable=False)
     held = lambda p, x, y: md.cond(p, lambda x: x * y, lambda x: x + 1, x)
     yield Row("cond", held, (In("", dtype="bool"), X, V), lambda p, x, y: x * y if p else x + 1)
     both = lambda x: md.cond(md.sum(x) > 0, lambda x: (x, 2 * x), lambda x: (3 * x, x * x), x)

@@ -2,7 +2,8 @@
 
 `as_text()` of `compiled.lower(...)` is a module of functions. A collective counts once for every trip of the
 while loops around it, also through `func.call`; the trips are those of the loops that `lax.scan` makes (a counter
-from a constant to a constant). Both branches of a conditional count, as they do in `program.collectives`.
+from a constant to a constant, by LT). Any other while loop counts as one trip, and both branches of a conditional
+count, as they do in `program.collectives`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _functions(text: str) -> dict[str, _Function]:
     numbers: dict[str, int] = {}  # constants without dims
     opened: tuple[int, str] | None = None  # a collective whose reduction follows: its depth, its first line
     reduction = ""
-    trips = 1
+    trips: list[int] = []  # of the loops whose predicate or body is open
     for line in text.splitlines():
         code = re.sub(r'"[^"]*"', lambda m: m[0].replace("{", "").replace("}", ""), line)
         after = depth + code.count("{") - code.count("}")
@@ -84,11 +85,14 @@ def _functions(text: str) -> dict[str, _Function]:
         if match := re.match(r"\s*(%\w+) = stablehlo\.constant dense<(-?\d+)> : tensor<u?i\d+>", line):
             numbers[match[1]] = int(match[2])
         if "stablehlo.while(" in line:
+            trips.append(1)
             starts = dict(re.findall(r"(%\w+) = (%[\w#]+)", line.partition("stablehlo.while(")[2]))
-        if (match := re.search(r"stablehlo\.compare\s+LT, (%\w+), (%\w+)", line)) and match[1] in starts:
-            trips = numbers[match[2]] - numbers[starts[match[1]]]
+        if match := re.search(r"stablehlo\.compare\s+LT, (%\w+), (%\w+)", line):
+            first, last = numbers.get(starts.get(match[1], "")), numbers.get(match[2])
+            if first is not None and last is not None:
+                trips[-1] = last - first
         if re.match(r"\s*} do {", line):
-            loops.append(_Loop(depth, trips))
+            loops.append(_Loop(depth, trips.pop()))
         times = math.prod(loop.trips for loop in loops)
         if match := re.search(r"(?<!\w)call @(\w+)\(", line):
             here.calls[match[1]] += times

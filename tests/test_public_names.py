@@ -18,7 +18,7 @@ PAGES = [
     *sorted(DOCS.glob("*.md")),
     *sorted(DOCS.glob("design/*.md")),
 ]
-PLANNED = {"local", "while_loop"}  # README.md lists it among what is missing
+PLANNED = {"local"}  # README.md lists it among what is missing
 
 
 def _load_families():

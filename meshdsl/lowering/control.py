@@ -1,14 +1,15 @@
 """Loops and branches: their bodies are programs too, with the same collectives available inside.
 
 The sharding of a loop's carry is a fixed point. A carry that starts as zeros and only adds up pending sums stays
-pending, and is reduced once after the loop.
+pending, and is reduced once after the loop. Predicates are whole on every device, so all go the same way.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ..errors import Where
 from ..ir import Eqn, Graph, Var, cse, dce
 from ..layouts import Sharding
 from ..trace import FULL
@@ -17,7 +18,7 @@ from .partition import lower, settle
 from .program import Program
 from .scope import Scope
 
-__all__ = ["lower_cond", "lower_scan"]
+__all__ = ["lower_cond", "lower_scan", "lower_while"]
 
 Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
 
@@ -45,7 +46,11 @@ def _stackable(scope: Scope, v: Var) -> Given:
 
 
 def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
-    zero = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0]
+    zero = [
+        v
+        for v, g in zip(body.ins, given, strict=True)
+        if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
+    ]
     pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
     scope = Scope(outer.setting, body, Demand(body, is_body=True, zero=zero, pending=pending))
     for v, how in zip(body.ins, given, strict=True):
@@ -54,7 +59,8 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
         else:
             scope.define(v, how)
             if how.partial:
-                scope.reasons[v] = ("sum carried by the loop", body.eqns[0].where, True)
+                where = body.eqns[0].where if body.eqns else Where("", 0)
+                scope.reasons[v] = ("sum carried by the loop", where, True)
     for eqn in body.eqns:
         lower(scope, eqn)
     return scope
@@ -87,26 +93,11 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
     held = [_given(scope, v) for v in eqn.ins[:consts]]
     rows = [_stackable(scope, v) for v in eqn.ins[consts + carries :]]
     inner_rows = [_row(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
-    init = eqn.ins[consts : consts + carries]
-    carry: list[Given] = [_given(scope, v) for v in init]
 
     def attempt(carry: Sequence[Given]) -> Scope:
         return _build(scope, body, [*held, *carry, *inner_rows])
 
-    built = attempt(carry)
-    for _ in range(4):
-        after = [_natural(built, v) for v in body.outs[:carries]]
-        settled = [_next(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
-        if settled == carry:
-            break
-        carry = settled
-        built = attempt(carry)
-    else:
-        carry = [(now if isinstance(now, Sharding) else Sharding()).whole() for now in carry]
-        built = attempt(carry)
-    fixed = [now if isinstance(now, Sharding) else Sharding() for now in carry]
-    if any(isinstance(now, Eqn) for now in carry):
-        built = attempt(fixed)
+    fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
     if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
@@ -119,6 +110,28 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
     ys = [_natural(built, v) for v in body.outs[carries:]]
     program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
     _add_loop(scope, eqn, program, held, fixed, rows, built)
+
+
+def _fixed_point(
+    scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
+) -> tuple[list[Sharding], Scope]:
+    """The carry's shardings, going in and coming out, and the body built with them."""
+    carry: list[Given] = [_given(scope, v) for v in init]
+    built = attempt(carry)
+    for _ in range(4):
+        after = [_natural(built, v) for v in results]
+        settled = [_next(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
+        if settled == carry:
+            break
+        carry = settled
+        built = attempt(carry)
+    else:
+        carry = [(now if isinstance(now, Sharding) else Sharding()).whole() for now in carry]
+        built = attempt(carry)
+    fixed = [now if isinstance(now, Sharding) else Sharding() for now in carry]
+    if any(isinstance(now, Eqn) for now in carry):
+        built = attempt(fixed)
+    return fixed, built
 
 
 def _next(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
@@ -158,6 +171,36 @@ def _add_loop(
     for v in eqn.outs[carries:]:
         if not scope.home[v].partial:
             settle(scope, v, eqn)
+
+
+def lower_while(scope: Scope, eqn: Eqn) -> None:
+    """Find the carry's sharding as for a scan; body and predicate both see it."""
+    test, body, consts = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
+    held = [_given(scope, v) for v in eqn.ins[:consts]]
+
+    def attempt(carry: Sequence[Given]) -> Scope:
+        return _build(scope, body, [*held, *carry])
+
+    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
+        given: list[Given] = [*held, *carry]
+        predicate = _finish(_build(scope, test, given), [Sharding()], given, eqn)
+        return {"test": predicate, "body": _finish(built, carry, given, eqn)}
+
+    fixed, built = _fixed_point(scope, eqn.ins[consts:], body.outs, attempt)
+    programs = finished(fixed, built)
+    if any(s.partial for s in fixed):
+        whole = [s.whole() for s in fixed]
+        inside = finished(whole, attempt(whole))
+        if sum(map(_sent, inside.values())) < sum(map(_sent, programs.values())):
+            fixed, programs = whole, inside
+    given = [*held, *fixed]
+    ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, given, strict=True) if isinstance(how, Sharding)]
+    outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
+    for v, inner in zip(eqn.outs, body.outs, strict=True):
+        if scope.home[v].partial:
+            scope.reasons[v] = built.reasons.get(inner, ("sum carried by the loop", eqn.where, eqn.backward))
+    params = {**eqn.params, **programs, "consts": len(ins) - len(fixed)}
+    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
 
 
 def lower_cond(scope: Scope, eqn: Eqn) -> None:

@@ -60,6 +60,8 @@ def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
             results: Sequence[Any] = [eqn.op.emit(xs[0], source.shape, source.sharding, program.mesh)]
         elif eqn.op.name == "scan":
             results = _scan(program, eqn, xs)
+        elif eqn.op.name == "while_loop":
+            results = _while(eqn, xs)
         elif eqn.op.name == "cond":
             results = _cond(eqn, xs)
         else:
@@ -88,11 +90,26 @@ def _scan(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
         carried = [varying(x, v.sharding.varying) for x, v in zip(outs[:n], body.outs[:n], strict=True)]
         return carried, outs[n:]
 
-    rows = [x if x.shape[0] == trips else x[:trips] for x in xs[held + n :]]  # the stacked dim may be stored with padding
+    rows = [
+        x if x.shape[0] == trips else x[:trips] for x in xs[held + n :]
+    ]  # the stacked dim may be stored with padding
     carry, ys = lax.scan(step, init, rows, length=trips, reverse=eqn.params["reverse"])
     pads = [program.local_shape(v)[0] - trips for v in eqn.outs[n:]]
     ys = [jnp.pad(y, [(0, pad)] + [(0, 0)] * (y.ndim - 1)) if pad else y for y, pad in zip(ys, pads, strict=True)]
     return [*carry, *ys]
+
+
+def _while(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
+    test, body, held = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
+
+    def carried(carry: Sequence[Any]) -> list[Any]:
+        return [varying(x, v.sharding.varying) for x, v in zip(carry, body.outs, strict=True)]
+
+    return lax.while_loop(
+        lambda carry: _run(test, [*xs[:held], *carry])[0],
+        lambda carry: carried(_run(body, [*xs[:held], *carry])),
+        carried(xs[held:]),
+    )
 
 
 def _cond(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:

@@ -164,9 +164,9 @@ def lower(scope: Scope, eqn: Eqn) -> None:
     """Add one graph equation to the program being built."""
     op: Op = eqn.op
     if op.control:
-        from .control import lower_cond, lower_scan
+        from .control import lower_cond, lower_scan, lower_while
 
-        (lower_scan if op.name == "scan" else lower_cond)(scope, eqn)
+        {"scan": lower_scan, "while_loop": lower_while, "cond": lower_cond}[op.name](scope, eqn)
     elif not eqn.ins:
         scope.lazy[eqn.outs[0]] = eqn
     elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:

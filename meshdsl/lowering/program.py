@@ -60,11 +60,13 @@ class Program(Graph):
         return tuple(self._records())
 
     def _records(self) -> Iterator[CollectiveRecord]:
+        loops = [sub for eqn, _ in walk(self) if str(eqn.op) == "while_loop" for _, sub in eqn.graphs()]
+        unbounded = {eqn for sub in loops for eqn, _ in walk(sub)}
         for eqn, trips in walk(self):
             if not isinstance(eqn.op, Op) and eqn.op.name != "slice":
-                yield self.record(eqn, trips)
+                yield self.record(eqn, trips, eqn in unbounded)
 
-    def record(self, eqn: Eqn, trips: int) -> CollectiveRecord:
+    def record(self, eqn: Eqn, trips: int, unbounded: bool = False) -> CollectiveRecord:
         """What one collective costs."""
         (x,), (y,) = eqn.ins, eqn.outs
         wire = eqn.op.wire_dtype(x.dtype)
@@ -82,6 +84,7 @@ class Program(Graph):
             cause=eqn.cause,
             backward=eqn.backward,
             op=eqn.op,
+            unbounded=unbounded,
         )
 
 
@@ -94,17 +97,19 @@ class CollectiveRecord:
     dtype: np.dtype  # on the wire
     bytes: int  # the larger of one device's operand and result
     wire_bytes: int  # sent by one device around a ring
-    count: int  # trips of the loops around it
+    count: int  # trips of the scans around it; of a while loop, whose trips nobody knows, one trip
     shape: tuple[int, ...]  # of the operand
     name: str  # the tensor, where it has a name
     where: Where
     cause: str
     backward: bool
     op: Collective
+    unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)
 
     def __str__(self) -> str:
-        times = f" x{self.count}" if self.count != 1 else ""
-        return f"{self.op} {self.dtype.name}{list(self.shape)} {show_bytes(self.bytes)}{times}  # {self.where} {self.cause}"
+        times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
+        what = f"{self.op} {self.dtype.name}{list(self.shape)}"
+        return f"{what} {show_bytes(self.bytes)}{times}  # {self.where} {self.cause}"
 
 
 def show_bytes(n: float) -> str:

@@ -114,11 +114,10 @@ def _run(program: Program, ins: Sequence[Blocks]) -> list[Blocks]:
             results = [eqn.op.simulate(xs[0], source.shape, source.sharding, program.mesh)]
         elif eqn.op.name == "scan":
             results = _scan(program, eqn, xs)
+        elif eqn.op.name == "while_loop":
+            results = _while(eqn, xs)
         elif eqn.op.name == "cond":
-            taken = {bool(x) for x in xs[0]}
-            if len(taken) != 1:
-                raise InternalError(f"devices take different branches of cond at {eqn.where}")
-            results = _run(eqn.params["yes" if taken.pop() else "no"], xs[1:])
+            results = _run(eqn.params["yes" if _agreed(xs[0], eqn) else "no"], xs[1:])
         else:
             results = _kernel(program, eqn, xs)
         for v, blocks in zip(eqn.outs, results, strict=True):
@@ -127,6 +126,21 @@ def _run(program: Program, ins: Sequence[Blocks]) -> list[Blocks]:
                 raise InternalError(f"{eqn.op} at {eqn.where} made blocks {shapes}, stored as {program.local_shape(v)}")
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
+
+
+def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
+    """A predicate; every device must hold the same."""
+    taken = {bool(x) for x in blocks}
+    if len(taken) != 1:
+        raise InternalError(f"devices disagree on the predicate of {eqn.op} at {eqn.where}")
+    return taken.pop()
+
+
+def _while(eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
+    held, carry = xs[: eqn.params["consts"]], list(xs[eqn.params["consts"] :])
+    while _agreed(_run(eqn.params["test"], [*held, *carry])[0], eqn):
+        carry = _run(eqn.params["body"], [*held, *carry])
+    return carry
 
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:

@@ -104,7 +104,9 @@ class Maker:
         self.depth = depth
         self.kinds = [name for name in dir(self) if name.startswith("op_")]
         if depth:
-            self.kinds = [k for k in self.kinds if k not in ("op_scan", "op_cond", "op_checkpoint", "op_shard")]
+            self.kinds = [
+                k for k in self.kinds if k not in ("op_scan", "op_while", "op_cond", "op_checkpoint", "op_shard")
+            ]
 
     def step(self) -> None:
         # one seed for each operation, whatever it draws: the first n operations do not depend on what follows
@@ -358,6 +360,21 @@ class Maker:
 
         carry, ys = md.scan(body, start, x, over=d, reverse=self.rng.random() < 0.5)
         return ys + carry
+
+    def op_while(self, x: Tensor) -> Tensor:
+        held, n, seed = md.stop_gradient(self.pick()), self.rng.randint(1, 3), self.rng.getrandbits(48)
+        limit = self.rng.choice([3, 30, 1000])
+
+        def more(c: tuple[Tensor, Tensor]) -> Tensor:
+            return (c[1] > 0) & (md.sum(md.abs(c[0])) < limit)
+
+        def body(c: tuple[Tensor, Tensor]) -> Any:
+            self.rng = Draw(seed)
+            made = md.sign(self.inner([held, c[0]], n))
+            made = md.sum(made, [e for e in made.dims if e not in c[0].dims])
+            return c[0] + made, c[1] - 1
+
+        return x + md.while_loop(more, body, (md.stop_gradient(x), 4))[0]
 
     def op_cond(self, x: Tensor) -> Tensor:
         y, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)

@@ -49,6 +49,29 @@ def test_the_language_model_on_2048_devices() -> None:
     assert cost_law(step.program(*specs), step.lower(*specs).as_text()) > 30
 
 
+def test_a_loop_of_unknown_trips_states_one_trip() -> None:
+    def f(x: md.Tensor) -> md.Tensor:
+        def twice(x: md.Tensor, _: md.Tensor) -> md.Tensor:
+            return md.cumsum(x, "a"), None
+
+        def body(x: md.Tensor) -> md.Tensor:
+            return md.scan(twice, x / (1 + md.max(md.abs(x), "a")), None, over=md.Dim("t", 3))[0]
+
+        return md.sum(md.while_loop(lambda x: md.sum(x) > 0.1, body, x))
+
+    step = md.compile(f, "rows:4", "a:rows")
+    program = step.program(md.spec("a:12"))
+    found = [(c.kind, c.count, c.unbounded) for c in program.collectives]
+    assert found == [
+        ("all_reduce", 1, True),  # of the predicate
+        ("all_reduce", 1, True),
+        ("all_gather", 3, True),
+        ("all_reduce", 1, False),
+    ]
+    assert "each trip" in str(program.collectives[0])
+    assert cost_law(program, step.lower(md.spec("a:12")).as_text()) == 6
+
+
 def test_random_programs_emit_what_they_state(capsys: pytest.CaptureFixture[str]) -> None:
     sent = cases = 0
     for seed in range(5000, 5040):

@@ -309,6 +309,21 @@ def test_stop_gradient_and_integers_give_no_gradient() -> None:
     assert steps.numpy().tolist() == [0, 0]
 
 
+def test_a_while_loop_says_where_its_gradient_is_to_be_had() -> None:
+    def f(x: md.Tensor) -> md.Tensor:
+        return md.while_loop(lambda c: c < 10, lambda c: 2 * c, x)
+
+    with pytest.raises(md.TraceError, match=r"md\.while_loop has no gradient.*\n.*md\.scan.*\n.*test_semantics"):
+        md.grad(f)(t(3.0))
+    assert md.grad(lambda x: x * f(md.stop_gradient(x)))(t(3.0)).item() == 12
+    with pytest.raises(md.ShapeError, match=r"the carry of md\.while_loop changes"):
+        md.while_loop(lambda c: c < 10, lambda c: md.broadcast(c, "a:2"), t(1.0))
+    with pytest.raises(md.ShapeError, match="one boolean without dims"):
+        md.while_loop(lambda c: c < 10, lambda c: c, t([1.0], "a"))
+    with pytest.raises(md.ShapeError, match="one boolean, got"):
+        md.while_loop(lambda c: (c < 1, c < 2), lambda c: c, t(1.0))
+
+
 def test_a_loop_without_inputs() -> None:
     carry, ys = md.scan(lambda c, _: (c * 2, c), t(1.0), None, over="t:3")
     assert (carry.item(), ys.numpy().tolist()) == (8, [1, 2, 4])
