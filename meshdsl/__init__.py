@@ -26,10 +26,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
         "min", "prod", "softmax", "sum", "var",
     ),
-    "ops.reshape": (
-        "concat", "dynamic_slice", "dynamic_update_slice", "flatten", "pad", "rename", "reshape", "reverse", "roll",
-        "shift", "slice", "stack", "transpose", "unflatten", "unstack",
+    "ops.reshape": ("flatten", "rename", "reshape", "transpose", "unflatten"),
+    "ops.slicing": (
+        "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice",
     ),
+    "ops.joining": ("concat", "stack", "unstack"),
     "ops.indexing": ("argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"),
     "ops.window": ("avg_pool", "conv", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),

@@ -10,6 +10,8 @@ TITLES = {
     "ops.elementwise": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
     "ops.reshape": "Shape",
+    "ops.slicing": "Slices and moves along a dim",
+    "ops.joining": "Joining",
     "ops.indexing": "Indices",
     "ops.window": "Windows",
     "ops.placement": "Placement",

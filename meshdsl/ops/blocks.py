@@ -118,7 +118,8 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
 def _relabel_kernel(c: Local, x: Any) -> Any:
     """Whole dims inside a group are worked on at their real sizes; those that pass keep their padding."""
     ins, outs = c.ins[0], c.outs[0]
-    x = x[tuple(slice(0, d.size if d not in outs.shape and not cut else None) for d, cut in zip(ins.shape, ins.axes, strict=True))]
+    real = (None if d in outs.shape or cut else d.size for d, cut in zip(ins.shape, ins.axes, strict=True))
+    x = x[tuple(slice(0, size) for size in real)]
     sizes = [
         d.size if d not in ins.shape and not cut else size
         for d, size, cut in zip(outs.shape, outs.sizes, outs.axes, strict=True)

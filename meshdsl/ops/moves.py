@@ -21,7 +21,7 @@ __all__ = ["PLACE", "ROWS", "Moves", "Piece", "Table", "one_label", "replaced"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements `start, start + step, ...` of an operand go to `to, to + to_step, ...` of the result; `count` of them."""
+    """`count` elements `start, start + step, ...` of an operand go to `to, to + to_step, ...` of the result."""
 
     operand: int
     start: int

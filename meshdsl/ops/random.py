@@ -24,7 +24,8 @@ from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1, current, tensor
 from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
 from .indexing import argsort, find_one, iota, take
-from .reshape import refill, stack, transpose, unstack
+from .joining import stack, unstack
+from .reshape import refill, transpose
 
 __all__ = [
     "bernoulli", "bits", "fold_in", "gumbel", "key", "normal", "permutation", "randint", "split", "truncated_normal",

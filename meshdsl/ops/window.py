@@ -29,7 +29,8 @@ from ..trace import Tensor, as_tensor, bind1, tensor
 from .contraction import broadcast, einsum, sum
 from .elementwise import as_dtype, cast, equal, kind, promote
 from .masking import identity
-from .reshape import blocked_kernel, reverse, transpose
+from .reshape import blocked_kernel, transpose
+from .slicing import reverse
 
 __all__ = ["FOLD", "UNFOLD", "Window", "avg_pool", "conv", "max_pool", "sum_pool", "transposed", "windows"]
 

@@ -1,0 +1,153 @@
+"""Tensors joined along a dim, old or new, and taken apart again."""
+
+from __future__ import annotations
+
+from builtins import slice as builtin_slice
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, DimLike, find, show
+from ..errors import ShapeError, at, caller, located
+from ..ir import Op, Type
+from ..trace import Tensor, as_tensor, bind1
+from .elementwise import promote
+from .moves import Moves, Piece
+from .reshape import blocked_kernel, dim_name, transpose
+from .slicing import pad, slice
+
+__all__ = ["concat", "stack", "unstack"]
+
+
+def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
+    if not xs:
+        raise at(ShapeError(f"md.{name} needs at least one tensor"), caller())
+    return promote(*xs)
+
+
+def _check_same(name: str, first: Tensor, x: Tensor, but: str = "") -> None:
+    here, there = ({d for d in y.dims if d.name != but} for y in (first, x))
+    if here != there:
+        raise ShapeError(
+            f"md.{name} of tensors with different dims: {show(first.dims)} and {show(x.dims)}\n"
+            f"  they may differ {f'only in the size of {but!r}' if but else 'in their order alone'}; rename dims with "
+            "md.rename, or add those that one lacks with md.broadcast"
+        )
+
+
+def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
+    """Tensors one after another along a dim they all have; its size is the sum of theirs.
+
+    >>> import meshdsl as md
+    >>> md.concat([md.iota("n:2"), md.iota("n:3")], "n").dims
+    (n=5,)
+    """
+    xs = _several("concat", xs)
+    name = dim_name(over)
+
+    def resolve() -> list[Tensor]:
+        for x in xs:
+            find(name, x.dims)
+            _check_same("concat", xs[0], x, name)
+        parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
+        return parts
+
+    parts = located(resolve)
+    return bind1(_CONCAT, *parts, name=name)
+
+
+def _concat_type(*xs: Type, name: str) -> Type:
+    total = Dim(name, sum(find(name, x.shape).size for x in xs))
+    return Type(tuple(total if d.name == name else d for d in xs[0].shape), xs[0].dtype)
+
+
+def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
+    starts, at = [], 0
+    for x in xs:
+        starts.append(at)
+        at += find(name, x.dims).size
+    return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
+
+
+def _concat_moves(*xs: Type, name: str) -> Moves:
+    dims = tuple(find(name, x.shape) for x in xs)
+    pieces, to = [], 0
+    for k, dim in enumerate(dims):
+        pieces.append(Piece(k, 0, to, dim.size))
+        to += dim.size
+    return Moves(dims, Dim(name, to), tuple(pieces))
+
+
+_CONCAT = Op(
+    "concat",
+    type=_concat_type,
+    kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
+    vjp=_concat_vjp,
+    linear="joint",
+    moves=_concat_moves,
+    flops=lambda *_, **__: 0,
+)
+
+_STACK = Op(
+    "stack",
+    type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
+    kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
+    vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+)
+
+
+def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
+    """All of them; where the new dim is cut, this device's run of them."""
+    block = c.outs[0]
+    stacked = c.xp.stack(xs)
+    more = block.size(dim) * c.count(block.axes[0]) - dim.size
+    stacked = c.xp.pad(stacked, [(0, more)] + [(0, 0)] * (stacked.ndim - 1)) if more else stacked
+    return c.xp.dynamic_slice(stacked, c.start(block, dim), block.size(dim), 0) if block.axes[0] else stacked
+
+
+def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
+    """Tensors of equal dims under a new first dim, whose size is their number."""
+    xs = _several("stack", xs)
+
+    def resolve() -> list[Tensor]:
+        for x in xs:
+            _check_same("stack", xs[0], x)
+        if isinstance(dim, Dim) and dim.size != len(xs):
+            raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
+        return [transpose(x, xs[0].dims) for x in xs]
+
+    return bind1(_STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
+
+
+def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
+    """The element where it lies; zero on the devices that do not hold it, which add nothing to the sum."""
+    axis = c.ins[0].position(dim)
+    if not c.ins[0].axes[axis]:
+        return x[(builtin_slice(None),) * axis + (at,)]
+    here = c.xp.asarray(at, np.int32) - c.start(c.ins[0], dim)
+    inside = (here >= 0) & (here < x.shape[axis])
+    row = c.xp.take(x, c.xp.where(inside, here, 0), axis=axis)
+    return c.xp.where(inside, row, c.xp.zeros((), x.dtype))
+
+
+_INDEX = Op(
+    "index",
+    type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
+    kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
+    vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
+    linear="joint",
+    reduce="sum",
+    blocked=lambda x, *, dim, at: (dim.name,) if x.dtype.kind == "b" else (),
+    flops=lambda *_, **__: 0,
+)
+
+
+def unstack(x: Any, dim: DimLike) -> list[Tensor]:
+    """The tensors under each index of a dim, as a list."""
+    x = as_tensor(x)
+    d = located(lambda: find(dim, x.dims))
+    return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]

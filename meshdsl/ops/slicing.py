@@ -1,0 +1,282 @@
+"""Elements moved along one dim: sliced, padded, rolled, reversed, or picked from a place known only at run time.
+
+What each moves is data (`moves.Piece`), from which lowering exchanges just that between devices.
+"""
+
+from __future__ import annotations
+
+from builtins import slice as builtin_slice
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, DimLike, find, show
+from ..errors import ShapeError, located
+from ..ir import Labels, Op, Type
+from ..trace import Tensor, as_tensor, bind1
+from .contraction import broadcast
+from .elementwise import promote
+from .moves import Moves, Piece, replaced
+from .reshape import blocked_kernel, refill, transpose
+
+__all__ = ["along", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice"]
+
+
+def along(
+    name: str,
+    infer: Callable[..., Dim],
+    kernel: Callable[..., Any],
+    vjp: Any,
+    *,
+    linear: str = "joint",
+    pieces: Callable[..., tuple[Piece, ...]] | None = None,
+) -> Op:
+    """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
+
+    def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
+        new = infer(dim, **params)
+        return Type(tuple(new if d == dim else d for d in x.shape), x.dtype)
+
+    def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
+        return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
+
+    def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> Moves:
+        given = {"value": value} if name == "pad" else {}
+        out = infer(dim, **params, **given)
+        return Moves((dim,), out, pieces(dim, out, **params), value) if pieces else None
+
+    return Op(
+        name,
+        shape_of,
+        blocked_kernel(run),
+        vjp,
+        linear=linear,
+        blocked=lambda x, *more, dim, **_: (dim.name,),
+        moves=moves if pieces is not None else None,
+        flops=lambda *_, **__: 0,
+    )
+
+
+def _span(start: int, size: int, stride: int, axis: int) -> tuple[Any, ...]:
+    stop = start + (size - 1) * stride + 1 if size else start
+    return (builtin_slice(None),) * axis + (builtin_slice(start, stop, stride),)
+
+
+_SLICE = along(
+    "slice",
+    lambda dim, *, start, size, stride: Dim(dim.name, size),
+    lambda c, x, *, axis, dim, start, size, stride: x[_span(start, size, stride, axis)],
+    lambda ct, x, dim, start, size, stride: (
+        pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
+    ),
+    pieces=lambda dim, out, *, start, size, stride: (Piece(0, start, 0, size, step=stride),),
+)
+
+
+def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tensor:
+    """`size` elements of a dim from `start`, every `stride`-th."""
+    x = as_tensor(x)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        last = start + (size - 1) * stride
+        if start < 0 or size < 0 or stride < 1 or (size and last >= d.size):
+            raise ShapeError(
+                f"md.slice of {d!r} from {start}, size {size}, stride {stride} reaches outside; "
+                f"it needs 0 <= start and start + (size - 1) * stride < {d.size}"
+            )
+        return d
+
+    return bind1(_SLICE, x, dim=located(resolve), start=int(start), size=int(size), stride=int(stride))
+
+
+def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any) -> Dim:
+    return Dim(dim.name, low + high + dim.size + max(dim.size - 1, 0) * inner)
+
+
+def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, inner: int, value: Any) -> Any:
+    x = c.xp.moveaxis(x, axis, 0)
+    if inner and x.shape[0]:
+        gaps = c.xp.full((x.shape[0], inner, *x.shape[1:]), value, x.dtype)
+        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((-1, *x.shape[1:]))[: x.shape[0] * (inner + 1) - inner]
+    x = x[max(0, -low) : x.shape[0] - max(0, -high)]
+    pads = [(max(0, low), max(0, high))] + [(0, 0)] * (x.ndim - 1)
+    return c.xp.moveaxis(c.xp.pad(x, pads, constant_values=value), 0, axis)
+
+
+def _pad_vjp(ct: Tensor, x: Tensor, dim: Dim, low: int, high: int, inner: int) -> tuple[Tensor]:
+    ct = pad(ct, dim.name, max(0, -low), max(0, -high))  # what a negative pad cut off has no gradient
+    return (slice(ct, dim.name, max(0, low), dim.size, inner + 1),)
+
+
+def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple[Piece, ...]:
+    every = inner + 1
+    first = max(0, -(low // every)) if low < 0 else 0  # the first element that is not cut off
+    count = min(dim.size, -(-(out.size - low) // every)) - first
+    return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
+
+
+_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded", pieces=_pad_pieces)
+
+
+def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
+    """`low` and `high` elements of `value` added before and after (cut off where negative), `inner` between."""
+    x = as_tensor(x)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
+            raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
+        return d
+
+    return bind1(_PAD, x, dim=located(resolve), low=int(low), high=int(high), inner=int(inner), value=value)
+
+
+_REVERSE = along(
+    "reverse",
+    lambda dim: dim,
+    lambda c, x, *, axis, dim: c.xp.flip(x, axis),
+    lambda ct, x, dim: (reverse(ct, dim),),
+    pieces=lambda dim, out: (Piece(0, dim.size - 1, 0, dim.size, step=-1),),
+)
+
+
+def reverse(x: Any, dim: DimLike) -> Tensor:
+    """The elements of a dim in the opposite order."""
+    x = as_tensor(x)
+    return bind1(_REVERSE, x, dim=located(lambda: find(dim, x.dims)))
+
+
+_ROLL = along(
+    "roll",
+    lambda dim, *, by: dim,
+    lambda c, x, *, axis, dim, by: c.xp.roll(x, by, axis),
+    lambda ct, x, dim, by: (roll(ct, dim, -by),),
+    pieces=lambda dim, out, *, by: _roll_pieces(dim.size, by),
+)
+
+
+def _roll_pieces(size: int, by: int) -> tuple[Piece, ...]:
+    by = by % size if size else 0
+    return Piece(0, 0, by, size - by), Piece(0, size - by, 0, by)
+
+
+def roll(x: Any, dim: DimLike, by: int) -> Tensor:
+    """Elements moved `by` places towards higher indices; what leaves at the end comes back at the start."""
+    x = as_tensor(x)
+    return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=int(by))
+
+
+def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
+    """Elements moved `by` places towards higher indices; what leaves is lost, and `fill` comes in."""
+    x = as_tensor(x)
+    d = located(lambda: find(dim, x.dims))
+    by = max(-d.size, min(d.size, int(by)))
+    return pad(x, d, by, -by, fill)
+
+
+def _clipped(c: Local, start: Any, dim: Dim, size: int) -> Any:
+    return c.xp.clip(c.xp.asarray(start, np.int32), 0, dim.size - size)
+
+
+def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
+    """Elements at indices along an axis; `otherwise` where an index is outside."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    taken = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
+    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), taken, otherwise)
+
+
+def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
+    """What of it lies here; zero elsewhere, which adds nothing to the sum over devices."""
+    axis = c.ins[0].position(dim)
+    start = _clipped(c, start, dim, size)
+    if not c.ins[0].axes[axis]:
+        return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
+    index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
+    return refill(c, _picked(c, x, index, axis, c.xp.zeros((), x.dtype)), c.outs[0])
+
+
+_DYNAMIC_SLICE = Op(
+    "dynamic_slice",
+    type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
+    kernel=_dynamic_slice_kernel,
+    vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
+    linear="first",
+    reduce="sum",
+    rule=lambda x, start, *, dim, size: Labels(
+        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
+        ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
+    ),
+    flops=lambda *_, **__: 0,
+)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return broadcast(as_tensor(0, x.dtype), x.dims)
+
+
+def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
+    """`size` elements of a dim from a traced `start`, which is clipped so that they exist."""
+    x, start = as_tensor(x), as_tensor(start)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        if not 0 <= size <= d.size:
+            raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
+        if start.dims or start.dtype.kind not in "iu":
+            raise ShapeError(f"the start is an integer without dims, got {start.type}")
+        return d
+
+    return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
+
+
+def _named(x: Type) -> dict[str, str | None]:
+    return {d.name: d.name for d in x.shape}
+
+
+def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
+    """Each device writes the part that lies in its block."""
+    axis = c.ins[0].position(dim)
+    part = find(dim.name, c.ins[1].shape)
+    update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
+    start = _clipped(c, start, dim, part.size)
+    if not c.ins[0].axes[axis]:
+        return c.xp.dynamic_update(x, update, start, axis) if part.size else x
+    if not part.size:
+        return x
+    index = c.xp.arange(x.shape[axis], dtype=np.int32) + c.xp.asarray(c.start(c.ins[0], dim), np.int32) - start
+    return _picked(c, update, index, axis, x)
+
+
+def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
+    part = find(dim.name, update.dims)
+    return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
+
+
+_DYNAMIC_UPDATE = Op(
+    "dynamic_update_slice",
+    type=lambda x, update, start, *, dim: x,
+    kernel=lambda c, x, update, start, *, dim: _dynamic_update_kernel(c, x, update, start, dim),
+    vjp=_update_vjp,
+    rule=lambda x, update, start, *, dim: Labels(
+        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.shape}, {}), (_named(x),)
+    ),
+    flops=lambda *_, **__: 0,
+)
+
+
+def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
+    """`x` with `update` written along a dim from a traced `start`, which is clipped so that it fits."""
+    x, update = promote(x, update)
+
+    def resolve() -> tuple[Dim, Tensor]:
+        d = find(dim, x.dims)
+        part = find(d.name, update.dims)
+        if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
+            raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
+        return d, transpose(update, [part if e == d else e for e in x.dims])
+
+    d, update = located(resolve)
+    return bind1(_DYNAMIC_UPDATE, x, update, as_tensor(start), dim=d)
