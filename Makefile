@@ -6,7 +6,7 @@ PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 ARGS ?=
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here.
-BENCH ?= two_layer
+BENCH ?= two_layer language_model halo reshards scale resnet_spatial
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test docs doctest lint format fuzz bench clean
