@@ -35,7 +35,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.window": ("avg_pool", "conv", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
-    "control": ("checkpoint", "cond", "scan", "while_loop"),
+    "control": ("checkpoint", "cond", "name", "scan", "while_loop"),
     "params": ("Model", "eval_shape", "layers", "model", "param", "scope"),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),

@@ -41,11 +41,17 @@ def fit(ct: Tensor, primal: Tensor) -> Tensor:
     )
 
 
-def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tuple[list[Tensor], Callable[..., Any]]:
+def pullback(
+    graph: Graph,
+    ins: Sequence[Tensor],
+    active: Sequence[bool],
+    instead: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
+) -> tuple[list[Tensor], Callable[..., Any]]:
     """The graph's results, and a function from cotangents (None for zero) to input cotangents.
 
     Values flow through `bind`, so this runs at once on concrete tensors and adds equations inside a trace.
-    Inputs that are not active get None.
+    Inputs that are not active get None. What is computed may be replaced, `instead(v, x)`, by an equal value that
+    exists already.
     """
     env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
     moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
@@ -60,7 +66,7 @@ def pullback(graph: Graph, ins: Sequence[Tensor], active: Sequence[bool]) -> tup
                 outs, residuals = eqn.op.fwd(*xs, active=on, **eqn.params)
             else:
                 outs = bind(eqn.op, *xs, **eqn.params)
-        env.update(zip(eqn.outs, outs, strict=True))
+        env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
             tape.append((eqn, residuals))
             moving.update(v for v in eqn.outs if _floating(v))

@@ -175,7 +175,9 @@ def dce(graph: Graph) -> Any:
             continue
         eqn = _without_unused_rows(eqn, live)
         subs = {key: dce(sub) for key, sub in eqn.graphs()}
-        kept.append(dataclasses.replace(eqn, params={**eqn.params, **subs}) if subs else eqn)
+        if subs:
+            eqn = _without_unused_operands(dataclasses.replace(eqn, params={**eqn.params, **subs}))
+        kept.append(eqn)
         live.update(eqn.ins)
     return graph.replace(eqns=tuple(reversed(kept)))
 
@@ -188,6 +190,19 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
     used = [i for i, v in enumerate(eqn.outs) if i < n or v in live]
     body = body.replace(outs=tuple(body.outs[i] for i in used))
     return dataclasses.replace(eqn, outs=tuple(eqn.outs[i] for i in used), params={**eqn.params, "body": body})
+
+
+def _without_unused_operands(eqn: Eqn) -> Eqn:
+    """A loop without the constants and slices that its body does not read; its carry stays whole."""
+    if str(eqn.op) != "scan":
+        return eqn
+    body: Graph = eqn.params["body"]
+    consts, n = eqn.params["consts"], eqn.params["carries"]
+    read = {v for inner in body.eqns for v in inner.ins} | set(body.outs)
+    used = [i for i, v in enumerate(body.ins) if v in read or consts <= i < consts + n]
+    body = body.replace(ins=tuple(body.ins[i] for i in used))
+    params = {**eqn.params, "body": body, "consts": sum(i < consts for i in used)}
+    return dataclasses.replace(eqn, ins=tuple(eqn.ins[i] for i in used), params=params)
 
 
 def cse(graph: Graph) -> Any:

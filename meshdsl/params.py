@@ -300,7 +300,7 @@ def eval_shape(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return tree.tree_unflatten(out, [v.type for v in graph.outs])
 
 
-def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, remat: bool = False) -> Any:
+def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, remat: bool | str = False) -> Any:
     """Run `x = f(x)` once for each index of `over`, as one scan whose parameters are stacked along it.
 
     >>> import meshdsl as md
@@ -312,7 +312,8 @@ def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, rema
 
     The graph has the size of one layer, whatever their number. With `xs` (a pytree of tensors that have the dim), f
     also gets its slice, `f(x, slice)`. With `remat`, the gradient computes each layer again from its input instead of
-    keeping what is inside (rematerialisation). Raises `ShapeError` when f changes the dims or dtype of x.
+    keeping what is inside (rematerialisation); a text is the policy of md.checkpoint. Raises `ShapeError` when f
+    changes the dims or dtype of x.
     """
     run = _run("md.layers")
     try:
@@ -338,7 +339,8 @@ def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, rema
             with _running(inner):
                 return one(carry, row)
 
-        return (checkpoint(apply) if remat else apply)(carry, *rows), None
+        policy = remat if isinstance(remat, str) else "nothing"
+        return (checkpoint(apply, policy) if remat else apply)(carry, *rows), None
 
     result = scan(step, x, (xs, weights), over=dim)[0]
     _declare(run, declared)

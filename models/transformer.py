@@ -40,7 +40,7 @@ class Config:
     dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
-    remat: bool = False
+    remat: bool | str = False  # or a policy of md.checkpoint
     learning_rate: float = 1e-3
     clip_norm: float = 0.0  # 0: gradients are not clipped
     param_dtype: str = "float32"

@@ -21,7 +21,7 @@ import scipy.special
 import meshdsl as md
 from meshdsl import backend
 from meshdsl.autodiff import vjp_of_graph
-from meshdsl.control import BARRIER
+from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph, Op, Type, walk
 from meshdsl.ops import elementwise, indexing, window
@@ -561,6 +561,8 @@ def _placements() -> Iterator[Row]:
     mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
     yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
     yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
+    yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
+    yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
 
 
 def _randoms() -> Iterator[Row]:
@@ -645,6 +647,13 @@ def _controls() -> Iterator[Row]:
     yield Row("cond_inside", both, (X,), lambda x: (x, 2 * x) if x.sum() > 0 else (3 * x, x * x))
     again = lambda x, w: md.checkpoint(lambda x: md.square(md.einsum(x, w, out="a c")) * 2)(x)
     yield Row("checkpoint", again, (X, W), lambda x, w: 2 * np.square(x @ w))
+    two = lambda x, w: md.square(md.rename(md.name(md.einsum(md.square(x), w, out="a c"), "y"), c="d") + md.max(x, "b"))
+    two_of = lambda x, w: np.square(np.square(x) @ w + x.max(1, keepdims=True))
+    for policy in ("collectives", "names:y"):
+        kept = lambda x, w, p=policy: md.checkpoint(two, p)(x, w) * 2
+        yield Row(f"checkpoint_{policy[:5]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), smooth=False, empty=False)
+        run_on = lambda c, x, w, p=policy: md.scan(md.checkpoint(lambda c, x: (md.sum(md.sign(two(c, w)), "d") * c - md.sum(c) + x, c), p), c, x, over="t")
+        yield Row(f"scan_checkpoint_{policy[:5]}", run_on, (X, In("t a b"), W), None, ("float32",), exact=False, empty=False)
     layers = lambda x, w: md.scan(md.checkpoint(lambda x, w: (x * w + x, {})), x, w, over="t")[0]
     yield Row("scan_checkpoint", layers, (In("a"), series), lambda x, w: x * np.prod(1 + w, axis=0), ("float32",))
 

@@ -162,6 +162,19 @@ def _report(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | 
 
 def lower(scope: Scope, eqn: Eqn) -> None:
     """Add one graph equation to the program being built."""
+    n = len(scope.eqns)
+    _lower(scope, eqn)
+    made = scope.eqns[n:]
+    if _sends(made) or any(v in scope.received for e in made for v in e.ins):
+        scope.sent_for.update(eqn.outs)
+
+
+def _sends(eqns: Sequence[Eqn]) -> bool:
+    inner = [e for eqn in eqns for _, sub in eqn.graphs() for e, _ in walk(sub)]
+    return any(not isinstance(eqn.op, Op) and eqn.op.name != "slice" for eqn in (*eqns, *inner))
+
+
+def _lower(scope: Scope, eqn: Eqn) -> None:
     op: Op = eqn.op
     if op.control:
         from .control import lower_cond, lower_scan, lower_while
@@ -175,6 +188,8 @@ def lower(scope: Scope, eqn: Eqn) -> None:
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif op.name in ("prefer", "shard"):
         _place(scope, eqn)
+    elif op.name == "keep":
+        _keep(scope, eqn)
     else:
         _operate(scope, eqn)
 
@@ -204,6 +219,23 @@ def _place(scope: Scope, eqn: Eqn) -> None:
     scope.home[out] = x.sharding
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
+
+
+def _keep(scope: Scope, eqn: Eqn) -> None:
+    """What was kept, where computing it again sends something or leaves a sum to finish; else what was computed."""
+    kept, again = eqn.ins
+    chosen = kept if again in scope.sent_for else again
+    if again in scope.home and scope.home[again].partial:
+        waits = scope.home[again].kind == "sum" and scope.demand.waits(again) and scope.whole_version(again) is None
+        chosen = again if waits else kept
+    (out,) = eqn.outs
+    if chosen in scope.lazy:
+        scope.lazy[out] = scope.lazy[chosen]
+        return
+    scope.versions[out] = scope.versions[chosen]
+    scope.home[out] = scope.home[chosen]
+    if chosen in scope.reasons:
+        scope.reasons[out] = scope.reasons[chosen]
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:

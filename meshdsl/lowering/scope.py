@@ -47,6 +47,8 @@ class Scope:
         self.versions: dict[Var, list[Var]] = {}
         self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
         self.lazy: dict[Var, Eqn] = {}
+        self.received: set[Var] = set()  # versions that a collective made
+        self.sent_for: set[Var] = set()  # graph values that needed something sent
         self.reasons: dict[Var, tuple[str, Where, bool]] = {}  # why a value is pending, and the line that made it so
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
@@ -104,6 +106,8 @@ class Scope:
             cause, where, backward = self.reasons[v]
         self.eqns.append(Eqn(step, (x,), (made,), {}, where, backward, cause))
         self.versions[v].append(made)
+        if step.name != "slice" or x in self.received:
+            self.received.add(made)
         return made
 
     def _cause(self, step: Collective, eqn: Eqn) -> str:

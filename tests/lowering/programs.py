@@ -394,7 +394,8 @@ class Maker:
             self.rng = Draw(seed)
             return self.inner([a, b], n)
 
-        return md.checkpoint(part)(x, y)
+        policy = self.rng.choice(["nothing", "collectives", "collectives", "names:kept"])
+        return md.checkpoint(lambda a, b: md.abs(md.name(part(md.abs(a), b), "kept")), policy)(x, y)
 
 
 def weights(shape: Sequence[Dim]) -> Tensor:

@@ -13,8 +13,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.ir import walk
+from meshdsl.ir import Op, walk
 from models.mlp import mlp
+from models.transformer import lm
 
 spec = md.spec
 MLP = mlp.replace(batch=64, io=32, hidden=16)
@@ -49,6 +50,56 @@ def test_the_number_of_instructions_does_not_grow_with_devices() -> None:
         return sum(1 for _ in walk(step.program(*workload.specs())))
 
     assert instructions("rows:2 cols:4") == instructions("rows:64 cols:32")
+
+
+LM = lm.replace(batch=4, length=8, vocab=18, layers=3, d_model=8, heads=4, d_head=2, d_ff=8)
+
+
+def loops(layout: str, remat: bool | str) -> list[Any]:
+    """The forward and the backward loop over the layers, in a program's equations."""
+    workload = LM.replace(remat=remat)
+    program = md.compile(workload.train_step(), *workload.layouts[layout]).program(*workload.specs())
+    return [eqn for eqn in program.eqns if str(eqn.op) == "scan"]
+
+
+def kinds(loop: Any) -> list[str]:
+    return [str(eqn.op) for eqn in loop.params["body"].eqns if not isinstance(eqn.op, Op)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "kept"), [("empty", 1), ("data", 1), ("model", 2), ("data_model", 2), ("sequence", 6)]
+)
+def test_what_is_kept_is_not_sent_again(layout: str, kept: int) -> None:
+    _, plain = loops(layout, False)
+    _, again = loops(layout, True)
+    forward, backward = loops(layout, "collectives")
+    assert sorted(kinds(backward)) == sorted(kinds(plain))
+    assert len(kinds(again)) == len(kinds(plain)) + (layout in ("model", "data_model", "sequence"))
+    assert len(forward.outs) == 1 + kept
+
+
+def test_what_is_kept_by_name_is_not_computed_again() -> None:
+    def f(w: md.Tensor, x: md.Tensor, policy: Any) -> md.Tensor:
+        def layer(x: md.Tensor, w: md.Tensor) -> Any:
+            y = md.name(md.einsum(md.exp(x), w, out="b d"), "y")
+            return md.name(md.sin(md.rename(y, d="c")), "z"), None
+
+        return md.sum(md.scan(md.checkpoint(layer, policy), x, w, over="t")[0])
+
+    def backward(policy: Any) -> list[str]:
+        step = md.compile(md.grad(lambda w, x: f(w, x, policy)), "r:2", "c:r")
+        program = step.program(spec("t:3 c:4 d:4"), spec("b:2 c:4"))
+        (loop,) = [eqn for eqn in program.eqns if eqn.backward and "body" in eqn.params]
+        return [str(eqn.op) for eqn in loop.params["body"].eqns]
+
+    assert backward("nothing").count("einsum") == 3
+    assert backward("names:y,z").count("einsum") == backward(("y",)).count("einsum") == 2
+    assert backward("names:z").count("einsum") == 3
+    with pytest.raises(md.ShapeError, match=r"keep 'q', which the function does not name\n.*\n  names .*: y, z"):
+        backward("names:y,q")
+    for wrong in ("everything", "names:", ()):
+        with pytest.raises(md.ShapeError, match=r"md\.checkpoint has no policy"):
+            md.checkpoint(md.sin, wrong)
 
 
 def test_two_consumers_share_one_gather() -> None:

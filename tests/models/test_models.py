@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "modern": {
         "queries_per_key": 2, "positions": "rotary", "norm": "rms", "activation": "silu", "gated": True, "tied": True,
-        "clip_norm": 0.1,
+        "clip_norm": 0.1, "remat": "collectives",
     },
     "smoothed": {"z_loss": 0.01, "label_smoothing": 0.1, "remat": True},
 }  # fmt: skip
