@@ -96,6 +96,17 @@ def window_count(n: int, window: Numbers) -> int:
     return max(0, (low + span + high - extent) // stride + 1)
 
 
+def _at_least(dtype: Any, *xs: Any) -> Any:
+    """The dtype of a sum of products, where it is no narrower than the operands, else None: lax only widens."""
+    return dtype if all(_widens(x.dtype, dtype) for x in xs) else None
+
+
+def _widens(of: Any, dtype: Any) -> bool:
+    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX promotes no 8-bit float by itself
+        return jnp.issubdtype(dtype, jnp.floating)
+    return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
+
+
 class _Jax:
     """jax.numpy with the few names it lacks."""
 
@@ -109,7 +120,7 @@ class _Jax:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        return jnp.einsum(formula, *xs, preferred_element_type=dtype)
+        return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
 
     @staticmethod
     def bitcast(x: Any, dtype: Any) -> Any:
@@ -169,7 +180,7 @@ class _Jax:
         return lax.conv_general_dilated(
             x, w, stride, list(zip(low, high, strict=True)), base, dilation, dims,
             feature_group_count=groups,
-            preferred_element_type=dtype if jnp.promote_types(x.dtype, dtype) == dtype else None,  # lax only widens
+            preferred_element_type=_at_least(dtype, x),
         )  # fmt: skip
 
     @staticmethod
@@ -272,6 +283,14 @@ class _NumPy:
     @staticmethod
     def barrier(x: Any) -> Any:
         return x
+
+    @staticmethod
+    def power(x: Any, y: Any) -> Any:
+        """As jax.numpy also for negative powers of integers, which NumPy refuses."""
+        if x.dtype.kind != "i":
+            return np.power(x, y)
+        inverse = np.where(np.abs(x) == 1, np.where(y % 2 == 0, 1, x), 0).astype(x.dtype)
+        return np.where(y < 0, inverse, np.power(x, np.maximum(y, 0)))
 
     @staticmethod
     def floor_divide(x: Any, y: Any) -> Any:

@@ -444,7 +444,17 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
         if dtype is None
         else dtype
     )
-    return bind1(FULL, value=array.item(), shape=(), dtype=np.dtype(kind))
+    kind = np.dtype(kind)
+    limits = jnp.iinfo(kind) if kind.kind in "iu" and array.dtype.kind in "iu" else None
+    if limits is not None and not limits.min <= array.item() <= limits.max:
+        raise at(
+            ShapeError(
+                f"{array.item()} does not fit into {kind.name}, which holds {limits.min} to {limits.max}\n"
+                "  cast the tensor beside it to a wider integer first, for example md.cast(x, 'int32')"
+            ),
+            _where(),
+        )
+    return bind1(FULL, value=array.item(), shape=(), dtype=kind)
 
 
 def _what(x: Any, array: np.ndarray) -> str:

@@ -136,6 +136,8 @@ def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, si
         x = x * sign if values == "nonzero" else x
     else:
         x = rng.integers(0, 4, shape) * sign if integer else rng.normal(size=shape)
+    if kind.dtype.kind == "c" and values == "any":
+        x = x + 1j * (rng.integers(-3, 4, shape) if integer else rng.normal(size=shape))
     return np.asarray(x).astype(kind.dtype)
 
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
 import numpy as np
 
 from meshdsl.layouts import Mesh
@@ -116,10 +117,10 @@ def _sent(line: str, types: str, reduction: str) -> Sent:
     kind = re.search(r'"stablehlo\.(\w+)"', line)
     groups = re.search(r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", line)
     assert kind and groups, line
-    tensors = re.findall(r"tensor<((?:\d+x)*)(\w+)>", types.rpartition(" : ")[2])
+    tensors = re.findall(r"tensor<((?:\d+x)*)(complex<\w+>|\w+)>", types.rpartition(" : ")[2])
     (_, element), *_ = tensors
     dtype = _dtype(element)
-    itemsize = max(1, int(re.sub(r"\D", "", element)) // 8)
+    itemsize = jnp.dtype(dtype).itemsize
     sizes = [math.prod(map(int, re.findall(r"\d+", dims))) * itemsize for dims, _ in tensors]
     rows = _numbers(groups[1], int(groups[2]), int(groups[3]))
     return Sent(KINDS.get(kind[1], kind[1]), reduction, tuple(sorted(rows)), dtype, max(sizes))
@@ -134,6 +135,10 @@ def _numbers(text: str, rows: int, columns: int) -> Groups:
 
 
 def _dtype(element: str) -> str:
+    if element.startswith("complex"):
+        return f"complex{2 * int(re.sub(r'[^0-9]', '', element))}"
+    if element.startswith("f8"):
+        return f"float8_{element[2:].lower()}"
     letters, bits = re.fullmatch(r"([a-z]+)(\d+).*", element).groups()  # type: ignore[union-attr]
     return "bool" if element == "i1" else f"{DTYPES[letters]}{bits}"
 

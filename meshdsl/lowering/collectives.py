@@ -32,6 +32,8 @@ Array = Any  # a JAX tracer inside shard_map
 Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 DType = np.dtype[Any]
 
+_COUNTS = np.dtype(np.uint16)  # a sum of booleans says whether any is true; JAX would send it as int32, or refuse
+
 
 def _as_is(self: object, dtype: DType) -> DType:
     """The dtype on the wire is the value's own."""
@@ -171,6 +173,8 @@ class AllReduce:
     def wire_dtype(self, dtype: DType) -> DType:
         """The dtype that is sent: under max and min, the integer as wide as a float, and uint8 for bool."""
         dtype = np.dtype(dtype)
+        if self.kind == "sum" and dtype == np.bool_:
+            return _COUNTS
         if self.kind != "sum" and dtype == np.bool_:
             return np.dtype(np.uint8)
         if self.kind != "sum" and jnp.issubdtype(dtype, np.floating):
@@ -180,7 +184,7 @@ class AllReduce:
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
         x = varying(x, self.axes)
         if self.kind == "sum":
-            return lax.psum(x, self.axes)
+            return lax.psum(x.astype(self.wire_dtype(x.dtype)), self.axes).astype(x.dtype)
         combine = lax.pmax if self.kind == "max" else lax.pmin
         bits = ordered(x, self.wire_dtype(x.dtype), nan_is_largest=self.kind == "max")
         return restored(combine(bits, self.axes), x.dtype)
@@ -203,7 +207,6 @@ class ReduceScatter:
     kind: ClassVar[str] = "sum"
     dim: str
     axes: Axes
-    wire_dtype = _as_is
 
     def __str__(self) -> str:
         return f"reduce_scatter {self.dim} over {_show(self.axes)}"
@@ -219,7 +222,12 @@ class ReduceScatter:
         axis = _at(shape, self.dim)
         if not x.shape[axis]:  # nor an empty reduce_scatter
             return varying(x, self.axes)
-        return lax.psum_scatter(varying(x, self.axes), self.axes, scatter_dimension=axis, tiled=True)
+        wire = varying(x, self.axes).astype(self.wire_dtype(x.dtype))
+        return lax.psum_scatter(wire, self.axes, scatter_dimension=axis, tiled=True).astype(x.dtype)
+
+    def wire_dtype(self, dtype: DType) -> DType:
+        """The dtype that is sent: the value's own, or a count for bool."""
+        return _COUNTS if np.dtype(dtype) == np.bool_ else np.dtype(dtype)
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         axis = _at(shape, self.dim)

@@ -18,7 +18,20 @@ from ..dims import DimLike, DimsLike, Shape, find, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .elementwise import as_dtype, cast, exp, isfinite, kind, log, logical_not, promote, square, stop_gradient, where
+from .elementwise import (
+    as_dtype,
+    cast,
+    check_ordered,
+    exp,
+    isfinite,
+    kind,
+    log,
+    logical_not,
+    promote,
+    square,
+    stop_gradient,
+    where,
+)
 
 __all__ = [
     "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
@@ -40,7 +53,14 @@ def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
                 f"  the operands are {', '.join(show(x.shape) for x in xs)}\n"
                 f"  broadcast the result with md.broadcast, or give an operand the dim"
             )
+    if kind(dtype) in "fi" and any_complex(xs):
+        raise ShapeError(f"einsum of complex numbers cannot be a {dtype.name}: the imaginary part would be lost")
     return Type(out, dtype)
+
+
+def any_complex(xs: Sequence[Type]) -> bool:
+    """Whether one of the operands is complex."""
+    return builtins.any(kind(x.dtype) == "c" for x in xs)
 
 
 def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
@@ -106,6 +126,8 @@ def _reduction(
     name: str, kernel: str, vjp: Any, *, reduce: str = "", mask: Any, linear: str = "", blocked: Any = None
 ) -> Op:
     def infer(x: Type, *, over: Shape) -> Type:
+        if reduce in ("max", "min"):
+            check_ordered(name, x.dtype)
         return Type(_reduced(x, over), x.dtype)
 
     def run(c: Local, x: Any, *, over: Shape) -> Any:
@@ -119,9 +141,9 @@ def _reduction(
 
 
 def _extreme_vjp(ct: Tensor, x: Tensor, out: Tensor, over: Shape) -> tuple[Tensor]:
-    """Equal shares to all that tie for the extreme."""
+    """Equal shares to all that tie for the extreme; where that is NaN nothing ties, and 0 / 0 is NaN."""
     ties = cast(broadcast(out, x.dims) == x, ct.dtype)
-    return (ties * broadcast(ct / sum(ties, over), x.dims),)
+    return (ties * broadcast(ct, x.dims) / broadcast(sum(ties, over), x.dims),)
 
 
 def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:

@@ -97,7 +97,15 @@ _WAY_OUT = {"b": "compare first, for example x > 0", "i": "use md.cast(x, 'int32
 
 def _check_kind(name: str, dtype: np.dtype, kinds: str) -> None:
     if kind(dtype) not in kinds:
-        raise ShapeError(f"md.{name} does not take {dtype.name}; {_WAY_OUT[min(kinds, key='fib'.find)]}")
+        way_out = "it is for real numbers; keep the real and the imaginary parts apart, as two tensors"
+        if kind(dtype) != "c":
+            way_out = _WAY_OUT[min(kinds, key="fibc".find)]
+        raise ShapeError(f"md.{name} does not take {dtype.name}; {way_out}")
+
+
+def check_ordered(name: str, dtype: np.dtype) -> None:
+    """Raises `ShapeError` for complex numbers, of which none is the larger."""
+    _check_kind(name, dtype, "fib")
 
 
 def kind(dtype: Any) -> str:
@@ -115,9 +123,14 @@ def _inexact(dtype: np.dtype) -> str:
 CAST = Op(
     "cast",
     type=lambda x, *, dtype: Type(x.shape, dtype),
-    kernel=lambda c, x, *, dtype: x.astype(dtype),
-    vjp=lambda ct, x: (cast(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+    kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
+    vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
 )
+
+
+def _cast_back(ct: Tensor, dtype: np.dtype) -> Tensor:
+    """The cotangent in another dtype; of a complex one for a real operand, the real part."""
+    return ct if ct.dtype == dtype else bind1(CAST, ct, dtype=dtype)
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -142,6 +155,8 @@ def cast(x: Any, dtype: Any) -> Tensor:
     tensor(int32[a=1], [1])
     """
     x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
+    if kind(x.dtype) == "c" and kind(dtype) in "fi":
+        raise at(ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part"), caller())
     return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
 
 
@@ -280,17 +295,17 @@ divide = _binary(
 )
 floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
 remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
-maximum = _binary("maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)))
-minimum = _binary("minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)))
+maximum = _binary("maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)), kinds="fib")
+minimum = _binary("minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)), kinds="fib")
 _power = _binary(
     "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
 )
 equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
 not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
-less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL)
-less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL)
-greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL)
-greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL)
+less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib")
+less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib")
+greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib")
+greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib")
 bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None, kinds="ib")
 bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None, kinds="ib")
 bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib")
@@ -319,6 +334,8 @@ def power(x: Any, y: Any) -> Tensor:
         return square(x)
     if isinstance(y, int) and floating:
         return _integer_power(x, y)
+    if isinstance(x, Tensor) and kind(x.dtype) in "ib" and isinstance(y, int) and y < 0:
+        raise at(ShapeError(f"{x.dtype.name} to the power {y} is not whole; use md.cast(x, 'float32') first"), caller())
     return _power(x, y)
 
 

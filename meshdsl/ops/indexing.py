@@ -16,7 +16,7 @@ from ..errors import ShapeError, located
 from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
 from .contraction import broadcast
-from .elementwise import as_dtype, cast, stop_gradient
+from .elementwise import as_dtype, cast, check_ordered, stop_gradient
 from .moves import replaced
 from .reshape import refill, transpose, trim
 from .slicing import along, shift
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_IOTA = Op(
+IOTA = Op(
     "iota",
     type=lambda *, dim, dtype: Type((dim,), dtype),
     kernel=lambda c, *, dim, dtype: c.positions(c.outs[0], dim).astype(dtype),
@@ -52,7 +52,7 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
     """
-    return bind1(_IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
+    return bind1(IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
@@ -124,6 +124,8 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
 def _scatter_type(i: Type, updates: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.put_add needs integer indices, got {i.dtype.name}")
+    if updates.dtype == np.dtype(bool):
+        raise ShapeError("md.put_add does not add booleans; use md.cast(x, 'int32') first")
     return Type((over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
 
 
@@ -210,6 +212,7 @@ def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
 
 
 def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
+    check_ordered("top_k", x.dtype)
     if k.size > over.size:
         raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
     shape = tuple(k if d == over else d for d in x.shape)
@@ -298,9 +301,14 @@ def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
     return tuple(refill(c, y, block) for y, block in zip(both, c.outs, strict=True))
 
 
+def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
+    check_ordered("sort", x.dtype)
+    return x, Type(x.shape, np.dtype(np.int32))
+
+
 _SORT = Op(
     "sort",
-    type=lambda x, *, over: (x, Type(x.shape, np.dtype(np.int32))),
+    type=_sort_type,
     kernel=_sort_kernel,
     vjp=lambda cts, x, outs, over: _order_vjp(cts, x, outs, over, over),
     blocked=lambda x, *, over: (over.name,),

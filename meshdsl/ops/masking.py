@@ -22,8 +22,12 @@ def identity(fill: Any, dtype: np.dtype) -> Any:
     if dtype == np.dtype(bool):
         return fill == "high"
     if jnp.issubdtype(dtype, jnp.floating):
-        return -math.inf if fill == "low" else math.inf
-    info = np.iinfo(dtype)
+        limits = jnp.finfo(dtype)  # some 8-bit floats have no infinity
+        lowest, highest = -math.inf, math.inf
+        if not np.isinf(np.asarray(math.inf).astype(dtype).astype(np.float32)):
+            lowest, highest = float(limits.min), float(limits.max)
+        return lowest if fill == "low" else highest
+    info = jnp.iinfo(dtype)
     return info.min if fill == "low" else info.max
 
 

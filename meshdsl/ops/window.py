@@ -200,6 +200,8 @@ def _conv_type(
 ) -> Type:
     if kind(x.dtype) not in "fci" or x.dtype != w.dtype:
         raise ShapeError(f"md.conv takes two tensors of numbers of one dtype, got {x} and {w}")
+    if kind(x.dtype) == "c" and kind(dtype) != "c":
+        raise ShapeError(f"md.conv of {x.dtype.name} cannot be a {dtype.name}: the imaginary part would be lost")
     operands = f"  the operands are {show(x.shape)} and {show(w.shape)}"
     reads = {v.dim for v in window}
     rest_x = tuple(d for d in x.shape if d.name not in reads)
@@ -448,7 +450,7 @@ def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]
     places = tuple(Dim(f"{v.dim}_place", v.size) for v in window)
     unfolded = bind1(UNFOLD, x, window=window, places=places, value=math.nan)
     ties = cast(equal(unfolded, broadcast(out, unfolded.dims)), ct.dtype)
-    shares = ties * broadcast(ct / sum(ties, places), ties.dims)
+    shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN where the maximum is
     return (bind1(FOLD, shares, window=_back(window, x.dims, ct.dims), places=places),)
 
 

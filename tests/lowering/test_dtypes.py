@@ -1,0 +1,123 @@
+"""Every operation takes every dtype that JAX has under every layout, or refuses it with a typed error when traced.
+
+Booleans, integers, complex numbers and wide floats give the undivided function's bits; narrow floats, whose sums round,
+give it to a few roundings of the largest result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl import backend
+from meshdsl.ir import Graph
+from meshdsl.layouts import Layout, Mesh
+from meshdsl.lowering import partition
+from tests.laws import SIZES, Row, rows, run
+from tests.lowering.programs import MESHES, Draw, draw_layout, same_bits, tensors
+from tests.lowering.test_layout_law import placed
+from tests.stablehlo import cost_law
+
+DTYPES = [
+    "bool", "int8", "uint8", "int16", "uint32", "int64", "float16", "bfloat16", "float64", "float8_e4m3fn",
+    "float8_e5m2", "complex64", "complex128",
+]  # fmt: skip
+ROWS = [row for row in rows() if row.exact and any(not operand.dtype for operand in row.ins)]
+LAYOUTS_PER_DTYPE = 1
+ON_DEVICES = [
+    "add", "sum", "max", "einsum_one", "matmul", "cumsum", "sort", "top_k", "take", "put_add", "roll", "concat",
+    "unstack", "dynamic_slice", "reshape", "where", "argmax", "max_pool", "conv", "conv_dtype", "einsum_dtype",
+]  # fmt: skip
+
+
+def narrow(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
+
+
+def alike(got: np.ndarray, wanted: np.ndarray) -> bool:
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    if not narrow(got.dtype):
+        both = [np.where(x == x, x, 0) for x in (got, wanted)]  # NaN apart, for complex numbers too
+        return same_bits(both[:1], both[1:]) and np.array_equal(got != got, wanted != wanted)
+    a, b = (x.astype(np.float32) for x in (got, wanted))
+    size = float(np.max(np.abs(b), initial=1, where=np.isfinite(b)))
+    return np.allclose(a, b, rtol=0, atol=8 * float(jnp.finfo(got.dtype).eps) * size, equal_nan=True)
+
+
+def operands(row: Row, dtype: str) -> tuple[Graph, list[np.ndarray]]:
+    """The traced row and small operands; raises the typed error of an operation that does not take the dtype."""
+    graph = md.compile(row.call, "", "").graph(*row.types(SIZES, dtype))
+    arrays = row.arrays(np.random.default_rng(list(row.name.encode())), SIZES, dtype=dtype)
+    if narrow(dtype):
+        arrays = [np.sign(x.astype(np.float32)).astype(x.dtype) if narrow(x.dtype) else x for x in arrays]
+    return graph, arrays
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_dtype_is_right_or_refused(row: Row) -> None:
+    rng, taken = Draw(row.name), Counter[str]()
+    for dtype in DTYPES:
+        try:
+            graph, arrays = operands(row, dtype)
+        except md.ShapeError:
+            continue
+        with np.errstate(all="ignore"):
+            wanted = run(graph, arrays, backend.NumPy)
+        found = 0
+        while found < LAYOUTS_PER_DTYPE:
+            mesh, rules = (mesh := rng.choice(MESHES)), draw_layout(rng, mesh, tensors(graph))
+            try:
+                program = partition(graph, Mesh(mesh), Layout(dict(rules)))
+            except md.LayoutError:
+                continue
+            found += 1
+            got = md.simulate(program, *arrays)
+            wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not alike(a, b)]
+            assert not wrong, f"results {wrong} differ: {row.name} of {dtype} on {mesh} under {rules}"
+        taken[dtype] += 1
+    assert taken["float64"] or taken["int64"]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "bfloat16", "float8_e4m3fn", "complex64"])
+def test_devices_take_it_too(dtype: str) -> None:
+    names, run_on = {row.name: row for row in ROWS}, 0
+    for name in ON_DEVICES:
+        row = names[name]
+        try:
+            _, arrays = operands(row, dtype)
+        except md.ShapeError:
+            continue
+        step = md.compile(row.call, "x:4 y:2", "a:y; b:x" if name != "put_add" else "t:x; c:y")
+        types = row.types(SIZES, dtype)
+        program = step.program(*types)
+        cost_law(program, step.lower(*types).as_text())
+        outs = step(*placed(program, arrays))
+        outs = outs if isinstance(outs, tuple | list) else [outs]
+        for out, wanted in zip(outs, md.simulate(program, *arrays), strict=True):
+            assert alike(out.numpy(), wanted), (name, dtype)
+        run_on += 1
+    assert run_on >= 10
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype", "text"),
+    [
+        (lambda x: md.max(x, "a"), "complex64", "md.max does not take complex64"),
+        (lambda x: md.sort(x, "a"), "complex64", "md.sort does not take complex64"),
+        (lambda x: md.top_k(x, "a", md.Dim("k", 2)), "complex64", "md.top_k does not take complex64"),
+        (lambda x: x < x, "complex64", "md.less does not take complex64"),
+        (lambda x: md.cast(x, "float32"), "complex64", "lose the imaginary part"),
+        (lambda x: x - x, "bool", "md.subtract does not take bool; use md.cast"),
+        (lambda x: md.put_add(x, md.iota("b:2"), x, "a"), "bool", "does not add booleans"),
+        (lambda x: x**-2, "int32", "is not whole"),
+    ],
+)
+def test_the_error_says_why(f: Any, dtype: str, text: str) -> None:
+    with pytest.raises(md.ShapeError, match=text):
+        md.compile(f, "", "").graph(md.spec("a:4", dtype))
