@@ -67,7 +67,7 @@ class _Stages:
     def program(self) -> Program:
         places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
-        return partition(self.graph, self.owner.mesh, self.owner.layout, paths)
+        return partition(self.graph, self.owner.mesh, self.owner.layout, paths, self.owner.gather_limit)
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -132,7 +132,15 @@ class _Stages:
 class Compiled:
     """A function on a mesh, under a layout. Call it, or read its stages; see `md.compile`."""
 
-    def __init__(self, function: Callable[..., Any], mesh: Mesh, layout: Layout, donate: Sequence[int]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mesh: Mesh,
+        layout: Layout,
+        donate: Sequence[int],
+        gather_limit: float | None = None,
+    ):
+        self.gather_limit = gather_limit
         self.function = function
         self.mesh = mesh
         self.layout = layout
@@ -203,6 +211,7 @@ def compile(
     donate: Sequence[int] | int = (),
     weight_update: str = "replicated",
     overlap: str = "none",
+    gather_limit: float | None = None,
 ) -> Compiled:
     """`f` as one SPMD program on a mesh, under a layout.
 
@@ -212,9 +221,13 @@ def compile(
     'all_reduce'
 
     `donate` lists arguments whose memory results may take over; they cannot be used afterwards. Results equal those
-    of `f` itself under every legal layout. Raises `LayoutError` for an illegal layout, before anything runs.
+    of `f` itself under every legal layout. Where a contraction of two operands would gather one of them to more than
+    `gather_limit` bytes on a device, the operand goes around the devices block by block instead (0: always; None:
+    never). Raises `LayoutError` for an illegal layout, before anything runs.
     """
     try:
+        if gather_limit is not None and not gather_limit >= 0:
+            raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         if weight_update != "replicated":
             raise LayoutError(f"weight_update={weight_update!r} is not available; there is: 'replicated'")
         if overlap != "none":
@@ -223,7 +236,7 @@ def compile(
         layout = layout if isinstance(layout, Layout) else Layout(layout)
     except MeshdslError as error:
         raise at(error, caller()) from None
-    return Compiled(f, mesh, layout, (donate,) if isinstance(donate, int) else donate)
+    return Compiled(f, mesh, layout, (donate,) if isinstance(donate, int) else donate, gather_limit)
 
 
 def host_devices(count: int) -> list[Any]:

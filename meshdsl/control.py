@@ -50,7 +50,7 @@ def _scan_fwd(*ins: Tensor, active: Sequence[bool], body: Graph, consts: int, ca
     on = list(active)
     on[consts : consts + carries] = [True] * carries
     forward, backward, kept, want = _split(body, consts, carries, on)
-    outs = bind(_SCAN, *ins, body=forward, consts=consts, carries=carries, **params)
+    outs = bind(SCAN, *ins, body=forward, consts=consts, carries=carries, **params)
     n = len(body.outs)
     xs = ins[consts + carries :]
     held = [ins[i] for i in kept if i < consts] + [xs[i - consts - carries] for i in kept if i >= consts]
@@ -149,7 +149,7 @@ def _scan_vjp(
     return [found.get(i) for i in range(len(body.ins))]
 
 
-_SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp, control=True)
+SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp, control=True)
 
 
 def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: bool = False) -> tuple[Any, Any]:
@@ -183,7 +183,7 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
     graph, captures, out = trace(body, specs)
     results = bind(
-        _SCAN,
+        SCAN,
         *captures,
         *first,
         *rows,

@@ -55,6 +55,8 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
         return [None] * len(eqn.outs)
     if eqn.op.name in ("prefer", "shard"):
         return [v.sharding for v in eqn.ins]
+    if eqn.op.name == "turn":  # its block is another one on each device, by turns: no label says so
+        return [eqn.ins[-2].sharding]
     labels = labels_of(eqn)
     assigned: dict[str, Axes] = {}
     pending: set[str] = set()

@@ -22,12 +22,15 @@ from .exchange import move
 from .expand import EXPANSIONS
 from .labels import Labels, apply, labels_of, vanishing
 from .program import Program, check
+from .ring import find_ring, multiply_around
 from .scope import Scope, Setting
 
 __all__ = ["lower", "partition"]
 
 
-def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] | None = None) -> Program:
+def partition(
+    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] | None = None, gather_limit: float | None = None
+) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
@@ -43,7 +46,7 @@ def partition(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] |
     if misplaced:
         raise _error({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
-    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), problems)
+    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
     scope = Scope(setting, graph)
     ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
     for eqn in graph.eqns:
@@ -325,8 +328,11 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 
     assigned = choose(claims, preferred, price)
     kept = {d.name for v in eqn.outs for d in v.shape}
+    ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
     ins = []
-    for v, names in zip(eqn.ins, labels.ins, strict=True):
+    for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
+        if ring is not None and k == ring.operand:
+            continue
         x = scope.get(v, demanded(v, names, assigned), eqn)
         if eqn.op.mask is not None:
             x = scope.masked(
@@ -345,6 +351,10 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
+    if ring is not None:
+        around = demanded(eqn.ins[ring.operand], labels.ins[ring.operand], assigned)
+        multiply_around(scope, eqn, ring, ins, around, outs[0], mask=True)
+        return
     if expansion is not None and expansion.needed(scope, eqn, assigned):
         expansion.build(scope, eqn, ins, assigned, outs)
         return

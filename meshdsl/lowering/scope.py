@@ -33,6 +33,7 @@ class Setting:
     layout: Layout
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
+    gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
 
 
