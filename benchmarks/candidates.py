@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,16 +27,17 @@ class Candidate:
 
     @staticmethod
     def of_meshdsl(compiled: md.Compiled, state: object, *batch: object) -> Candidate:
-        """A compiled step (state, *batch) -> (state, loss), called as the others are: its executable, on placed arrays."""
+        """A compiled step (state, *batch) -> (state, loss), called as the others are: by its executable."""
         executable = compiled.lower(state, *batch).compile()
         leaves, structure = jax.tree_util.tree_flatten(state)
         tensors = [*leaves, *jax.tree_util.tree_leaves(batch)]
         arrays = [
-            jax.device_put(np.asarray(x.numpy()), at) for x, at in zip(tensors, executable.input_shardings[0], strict=True)
+            jax.device_put(np.asarray(x.numpy()), at)
+            for x, at in zip(tensors, executable.input_shardings[0], strict=True)
         ]
         n = len(leaves)
 
-        def step(state: list) -> tuple[list, object]:
+        def step(state: Any) -> tuple[Any, object]:
             *state, loss = executable(*state, *arrays[n:])
             return state, loss
 

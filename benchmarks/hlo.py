@@ -30,9 +30,7 @@ COLLECTIVES = {
 HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s+\(.*->.*\{\s*$")
 ASSIGN = re.compile(r"^\s*(?:ROOT\s+)?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
-ONE_CALLEE = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
-)
+ONE_CALLEE = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 MANY_CALLEES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|dot)[^"]*"', re.IGNORECASE)
@@ -247,8 +245,7 @@ def _instruction(name: str, rest: str) -> _Instruction:
     closing = _closing(rest, opening)
     operands = tuple(re.findall(r"%([\w.\-]+)", rest[opening + 1 : closing]))
     arrays = tuple(
-        Array(dtype, tuple(int(n) for n in sizes.split(",") if n))
-        for dtype, sizes in ARRAY.findall(rest[:end])
+        Array(dtype, tuple(int(n) for n in sizes.split(",") if n)) for dtype, sizes in ARRAY.findall(rest[:end])
     )
     return _Instruction(name, opcode, arrays, operands, rest[closing + 1 :])
 

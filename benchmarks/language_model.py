@@ -18,14 +18,10 @@ from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import language_model as baseline
 from models import transformer
 
-TOLERANCE = (
-    1e-2  # of the change: biases start at zero and their gradients nearly cancel; a missing sum is > 0.5
-)
+TOLERANCE = 1e-2  # of the change: biases start at zero and their gradients nearly cancel; a missing sum is > 0.5
 
 
-def from_executable(
-    executable: jax.stages.Compiled, state_at: dict, tokens_at: jax.NamedSharding
-) -> Candidate:
+def from_executable(executable: jax.stages.Compiled, state_at: dict, tokens_at: jax.NamedSharding) -> Candidate:
     whole = baseline.arrays()
     tokens, targets = (jax.device_put(whole[name], tokens_at) for name in ("tokens", "targets"))
     start = baseline.initial_state({name: whole[name] for name in baseline.DIMS})
@@ -59,7 +55,9 @@ def from_meshdsl() -> Candidate:
     whole = baseline.arrays()
     params, moments, batch = workload.specs()
     values = {path: md.tensor(whole[PATHS[path]], kind.shape) for path, kind in params.items()}
-    state = jax.tree.map(lambda kind: md.tensor(np.zeros([d.size for d in kind.shape], kind.dtype), kind.shape), moments)
+    state = jax.tree.map(
+        lambda kind: md.tensor(np.zeros([d.size for d in kind.shape], kind.dtype), kind.shape), moments
+    )
     tokens = {name: md.tensor(whole[name], kind.shape) for name, kind in batch.items()}
     train_step = workload.train_step()
 

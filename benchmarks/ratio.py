@@ -66,9 +66,7 @@ def _figures(cpu: np.ndarray, wall: np.ndarray, i: int, rounds: int) -> dict:
     }
 
 
-def bootstrap_median(
-    values: np.ndarray, coverage: float = 0.95, resamples: int = 4000
-) -> tuple[float, float]:
+def bootstrap_median(values: np.ndarray, coverage: float = 0.95, resamples: int = 4000) -> tuple[float, float]:
     """A percentile interval of the median; the resampling is seeded, so equal input gives equal output."""
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(values, (resamples, len(values))), axis=1)

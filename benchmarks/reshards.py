@@ -42,7 +42,7 @@ WHOLE = {"top_k", "argmax"}  # results that are not split
 
 def ours(f: Callable[[md.Tensor], Any]) -> Any:
     """The executable of the operation under a layout that splits x, and what it makes of x."""
-    layout = {name: "m" for name in ("x", "z", "p")}
+    layout = dict.fromkeys(("x", "z", "p"), "m")
     x = md.spec([md.Dim("x", SIZE), md.Dim("y", WIDTH)])
     there = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.shape} | {"x"}
     return md.compile(f, MESH, {d: axis for d, axis in layout.items() if d in there}).lower(x).compile()
@@ -63,7 +63,9 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     for name, (f, g) in CASES.items():
         found = [hlo.collective_bytes(x) for x in (ours(f), theirs(g, name not in WHOLE))]
-        print(json.dumps({"figure": "reshard", "operation": name, "bytes": found[0], "gspmd_bytes": found[1]}), flush=True)
+        print(
+            json.dumps({"figure": "reshard", "operation": name, "bytes": found[0], "gspmd_bytes": found[1]}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,7 @@ from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import two_layer as baseline
 from models import mlp
 
-TOLERANCE = (
-    1e-2  # of the change, which is about 1e-4 of the parameters it is added to; a missing sum is > 0.5
-)
+TOLERANCE = 1e-2  # of the change, which is about 1e-4 of the parameters it is added to; a missing sum is > 0.5
 
 
 def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NamedTuple, TypeVar
 
 __all__ = [
+    "NOWHERE",
     "InternalError",
     "LayoutError",
     "MeshdslError",
@@ -69,6 +70,7 @@ class Where(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
 
+NOWHERE = Where("", 0)  # of what no line of the user's asked for
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # next best: a layer's own line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.sep}contextlib.py")
@@ -85,7 +87,7 @@ def caller() -> Where:
         if layer is None and file.startswith(_IN_THE_LANGUAGE):
             layer = Where(file, frame.f_lineno)
         frame = frame.f_back
-    return layer or Where("", 0)
+    return layer or NOWHERE
 
 
 def raised(error: BaseException) -> Where | None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from .dims import Dim, Shape, check_shape, show
-from .errors import InternalError, Where
+from .errors import NOWHERE, InternalError, Where
 
 __all__ = ["Eqn", "Graph", "Labels", "Op", "Type", "Var", "cse", "dce", "format_graph", "verify", "walk"]
 
@@ -63,8 +63,8 @@ class Labels:
     """Which dims of the operands and results of one operation are split together: those with equal labels.
 
     A dim whose label is None must be whole. A label in `exact` can be split only where every dim that has it divides
-    without padding. A label in `fresh` takes the layout's axes whatever the operand brings, where the dims that have it are padded alike; one in `mapped`
-    does so when the layout has a rule for it.
+    without padding. A label in `fresh` takes the layout's axes whatever the operand brings, where the dims
+    that have it are padded alike; one in `mapped` does so when the layout has a rule for it.
     """
 
     ins: tuple[Names, ...]
@@ -124,7 +124,7 @@ class Eqn:
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
     params: Params = field(default_factory=dict[str, Any])
-    where: Where = Where("", 0)
+    where: Where = NOWHERE
     backward: bool = False  # made by differentiation
     cause: str = ""  # of a collective: why it is there
 
@@ -247,7 +247,8 @@ def verify(graph: Graph, made_by: str) -> Any:
             inferred = eqn.op.infer([v.type for v in eqn.ins], eqn.params)
             if inferred != tuple(v.type for v in eqn.outs):
                 raise InternalError(
-                    f"{made_by}: {eqn.op} at {eqn.where} declares {[v.type for v in eqn.outs]}, its rule says {inferred}"
+                    f"{made_by}: {eqn.op} at {eqn.where} declares {[v.type for v in eqn.outs]}, "
+                    f"its rule says {inferred}"
                 )
         for _, sub in eqn.graphs():
             verify(sub, made_by)
@@ -303,7 +304,22 @@ def _lines(
 
 
 # parameters that the types beside them already say, or that are tables for the machine
-UNSHOWN = {"out", "shape", "dtype", "trips", "starts", "axes", "table", "dims", "dim", "rows", "sides", "result", "label", "whole"}
+UNSHOWN = {
+    "out",
+    "shape",
+    "dtype",
+    "trips",
+    "starts",
+    "axes",
+    "table",
+    "dims",
+    "dim",
+    "rows",
+    "sides",
+    "result",
+    "label",
+    "whole",
+}
 
 
 def _worth_showing(key: str, value: Any) -> bool:
@@ -326,5 +342,5 @@ def _short(value: Any) -> str:
         return getattr(value, "__name__", "function")
     items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
     if items and all(isinstance(d, Dim) for d in items):
-        return show(items)
-    return str(value).replace(" ", "")
+        return show(cast(Shape, items))
+    return str(cast(object, value)).replace(" ", "")

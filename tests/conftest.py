@@ -26,9 +26,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
-    )
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing")
 
 
 @pytest.fixture

@@ -44,9 +44,7 @@ def unchecked_snippets(markdown: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_page(page: Path):
     unchecked = unchecked_snippets(page.read_text(encoding="utf-8"))
-    assert not unchecked, (
-        f"these Python listings never run; write them with >>>, or mark them as text: {unchecked}"
-    )
+    assert not unchecked, f"these Python listings never run; write them with >>>, or mark them as text: {unchecked}"
     with jax.enable_x64(False):
         result = doctest.testfile(
             str(page),
@@ -55,9 +53,7 @@ def test_page(page: Path):
             optionflags=doctest.ELLIPSIS,
             encoding="utf-8",
         )
-    assert result.failed == 0, (
-        f"{result.failed} of {result.attempted} examples failed; see the captured output"
-    )
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed; see the captured output"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -65,9 +61,7 @@ def test_docstrings(name: str):
     module = importlib.import_module(name)
     with jax.enable_x64(False):
         result = doctest.testmod(module, extraglobs={"md": meshdsl}, optionflags=doctest.ELLIPSIS)
-    assert result.failed == 0, (
-        f"{result.failed} of {result.attempted} examples failed; see the captured output"
-    )
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed; see the captured output"
 
 
 def test_a_fence_ends_the_expected_output():

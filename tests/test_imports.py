@@ -86,9 +86,7 @@ def package_problems(root: Path) -> list[str]:
         module = ".".join((relative.parent if is_package else relative.with_suffix("")).parts)
         here = relative.parts[1].removesuffix(".py")
         if here not in RANK and here not in IN_THE_LANGUAGE:
-            found.append(
-                f"{relative}: '{here}' has no place in the order; give it one in tests/test_imports.py"
-            )
+            found.append(f"{relative}: '{here}' has no place in the order; give it one in tests/test_imports.py")
             continue
         for item in imports(path.read_text(encoding="utf-8"), module, is_package=is_package):
             problem = package_problem(here, item)
@@ -110,9 +108,7 @@ def package_problem(here: str, item: Import) -> str | None:
         return None if there == here else public_problem(item)
     if there in IN_THE_LANGUAGE:
         return (
-            None
-            if here in ("__init__", "cli", "__main__")
-            else f"{here} may not import {there}, which is built on it"
+            None if here in ("__init__", "cli", "__main__") else f"{here} may not import {there}, which is built on it"
         )
     if there not in RANK:
         return f"{there} has no place in the order"
@@ -167,11 +163,7 @@ def unsafe_problems(source: str) -> list[str]:
             "builtins.exec",
         ):
             found.append((node.lineno, f"{ast.unparse(node.func)} runs text as code"))
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg == "allow_pickle"
-            and ast.unparse(node.value) != "False"
-        ):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             found.append((node.value.lineno, "allow_pickle runs code from the data it reads"))
     return [f"{line}: {problem}" for line, problem in sorted(set(found))]
 

@@ -39,7 +39,11 @@ def handwritten() -> tuple[jax.stages.Compiled, dict[str, NamedSharding]]:
         above = lax.ppermute(x[:, -1:], "cols", down)
         below = lax.ppermute(x[:, :1], "cols", [(b, a) for a, b in down])
         return lax.conv_general_dilated(
-            jnp.concatenate([above, x, below], 1), w, (1, 1), [(0, 0), (1, 1)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+            jnp.concatenate([above, x, below], 1),
+            w,
+            (1, 1),
+            [(0, 0), (1, 1)],
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=at[name]) for name, a in arrays().items()]

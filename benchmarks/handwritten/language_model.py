@@ -128,9 +128,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Arr
     return normal * scale + bias, (normal, rstd)
 
 
-def layer_norm_backward(
-    ct: jax.Array, saved: tuple, scale: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def layer_norm_backward(ct: jax.Array, saved: tuple, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cotangents of x, scale and bias."""
     normal, rstd = saved
     d = ct * scale

@@ -59,9 +59,7 @@ LAYOUTS = {
     "data": Layout({"all": 8}, {"batch": "all"}),
     "model": Layout({"all": 8}, {"hidden": "all"}),
     "data_model": Layout({"rows": 2, "cols": 4}, {"batch": "rows", "hidden": "cols"}),
-    "three_d": Layout(
-        {"rows": 2, "cols": 2, "planes": 2}, {"batch": "rows", "hidden": "cols", "io": "planes"}
-    ),
+    "three_d": Layout({"rows": 2, "cols": 2, "planes": 2}, {"batch": "rows", "hidden": "cols", "io": "planes"}),
 }
 
 

@@ -48,7 +48,7 @@ class Mesh:
                     f"  leave an axis that is not needed out, or give it the size 1"
                 )
         self.device_order = None if device_order is None else _flat(device_order)
-        self.devices: tuple[Any, ...] | None = None if devices is None else tuple(devices)
+        self.devices: Sequence[Any] | None = None if devices is None else tuple(devices)
         if self.device_order is not None and sorted(self.device_order) != sorted(set(self.device_order)):
             raise LayoutError(
                 f"device_order names a device twice: {list(self.device_order)}\n"
@@ -105,7 +105,7 @@ class Mesh:
         import jax
         import numpy as np
 
-        there: list[Any] = list(self.devices or jax.devices())
+        there: list[Any] = [*(jax.devices() if self.devices is None else self.devices)]  # pyright: ignore[reportUnknownMemberType]
         if self.device_order is not None:
             by_id = {device.id: device for device in there}
             missing = [i for i in self.device_order if i not in by_id]

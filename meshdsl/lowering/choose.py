@@ -99,5 +99,3 @@ def wanted(layout: Layout, shape_names: Sequence[str], rules: Mapping[str, Axes]
     for name in shape_names:
         claims.add(name, (layout.rules if rules is None else rules).get(name, ()))
     return claims
-
-

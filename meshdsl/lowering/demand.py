@@ -8,6 +8,7 @@ cut between the value and the operations that need it whole, each value on the w
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 
 from ..dims import size_of
 from ..ir import Eqn, Graph, Op, Var
@@ -96,9 +97,7 @@ class Demand:
         return self.now(x) * ours / sum(floors.values()) if ours else self.now(x)
 
 
-def _flow(
-    source: Var, onward: dict[Var, list[Var]], sinks: set[Var], room: dict[Var, float], enough: float
-) -> float:
+def _flow(source: Var, onward: dict[Var, list[Var]], sinks: set[Var], room: dict[Var, float], enough: float) -> float:
     """The maximum flow from the source to the sinks, through values with limited room."""
     through: dict[tuple[Var, Var], float] = {}
     back: dict[Var, list[Var]] = {}
@@ -130,12 +129,12 @@ def _flow(
             path.append(before)
         path.reverse()
         amount = enough - total
-        for (a, a_paid), (b, b_paid) in zip(path, path[1:], strict=False):
+        for (a, a_paid), (b, b_paid) in pairwise(path):
             if a is b and b_paid:
                 amount = min(amount, room[b])
             elif a is not b and not a_paid and b_paid:
                 amount = min(amount, through[(b, a)])
-        for (a, a_paid), (b, b_paid) in zip(path, path[1:], strict=False):
+        for (a, a_paid), (b, b_paid) in pairwise(path):
             if a is b:
                 room[b] += -amount if b_paid else amount
             elif a_paid:

@@ -3,6 +3,9 @@
 Nothing is decided here. `check_vma=True` stays on: JAX checks our shardings by a type system of its own.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (NumPy and jax are only partly typed)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

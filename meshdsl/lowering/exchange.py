@@ -5,6 +5,9 @@ sends at most one run of rows to one other. A shift by a few elements is one rou
 whatever the size of the dim. GShard (Lepikhin et al., 2020), section 3.3 and appendix A.4, does windows so.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (NumPy and jax.lax are only partly typed)
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -90,47 +93,66 @@ class _Run:
     hi: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A piece of the buffer from which a device picks its block of the result."""
+
+    value: Var
+    dim: Dim
+    first: np.ndarray  # for each device the operand's row that is the part's first, or -1 where it holds zeros
+    size: int  # rows
+    offset: float = 0.0  # of those who sent it, which orders parts as the operand is ordered
+
+
 def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, out: Var) -> None:
     """Add the equations that compute `out`, cut by `axes` along `moves.out`, from operands cut alike."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n = mesh.count(axes)
-    width = extents.padded(moves.out) // n if out.shape != () else 0
-    lengths = [extents.padded(d) // n for d in moves.dims]
+    width = extents.padded(moves.out) // n
     operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
-    parts: list[Var] = []
-    dims: list[Dim] = []
+    parts: list[_Part] = []
     rows = np.full((n, width), -1, np.int64)
-    silent: list[np.ndarray] = []  # for each part the devices on which it holds zeros, having received nothing
-    sizes: list[int] = []
-    for k, (x, dim, length) in enumerate(zip(xs, moves.dims, lengths, strict=True)):
+    filled = 0
+    for k, (x, dim) in enumerate(zip(xs, moves.dims, strict=True)):
         mine = np.where(operand == k, index, -1)
-        pieces = []  # (mean offset of senders, part, dim, where its first row lies in each receiver's operand)
-        rounds = _rounds(mine, length, n)
-        if sum(max(run.hi - run.lo for run in runs) for runs in rounds) >= (n - 1) * length > 0 and rounds:
-            whole = _gathered(scope, eqn, x, dim, axes)
-            pieces.append((0.0, whole, dim, np.zeros(n, np.int64), n * length))
-            rounds = []
-        else:
-            pieces.append((0.0, x, dim, np.arange(n) * length, length))
-        for runs in rounds:
-            part, rows_dim, first, size = _send(scope, eqn, x, dim, runs, length, n, axes)
-            offset = float(np.mean([run.sender - run.receiver for run in runs]))
-            pieces.append((offset, part, rows_dim, first, size))
-        for _, part, part_dim, first, size in sorted(pieces, key=lambda piece: piece[0]):
-            inside = (mine >= 0) & (first[:, None] >= 0) & (mine >= first[:, None]) & (mine < first[:, None] + size)
-            rows = np.where(inside, sum(sizes) + mine - first[:, None], rows)
-            silent.append(first < 0)
-            sizes.append(size)
+        for part in _parts(scope, eqn, x, dim, mine, axes):
+            first = part.first[:, None]
+            inside = (mine >= 0) & (first >= 0) & (mine >= first) & (mine < first + part.size)
+            rows = np.where(inside, filled + mine - first, rows)
             parts.append(part)
-            dims.append(part_dim)
-    if sum(sizes) and moves.fill == 0 and not isinstance(moves.fill, bool):  # zeros are there: no mask is needed
-        common = rows.max(axis=0, initial=-1)
-        zero = np.stack(silent, 1)[:, np.repeat(np.arange(len(sizes)), sizes)[common]]
-        rows = np.where((rows < 0) & (common >= 0) & zero, common, rows)
-    table = Table(tuple(map(tuple, rows.tolist())))
-    whole = tuple(not part.sharding.axes(d) for part, d in zip(parts, dims, strict=True))
-    params = {"dims": tuple(dims), "whole": whole, "out": moves.out, "table": table, "fill": moves.fill, "axes": axes}
-    scope.eqns.append(Eqn(PLACE, tuple(parts), (out,), params, eqn.where, eqn.backward))
+            filled += part.size
+    if type(moves.fill) is not bool and moves.fill == 0 and filled:
+        rows = _zeros_used(rows, parts)
+    params = {
+        "dims": tuple(part.dim for part in parts),
+        "whole": tuple(not part.value.sharding.axes(part.dim) for part in parts),
+        "out": moves.out,
+        "table": Table(tuple(map(tuple, rows.tolist()))),
+        "fill": moves.fill,
+        "axes": axes,
+    }
+    scope.eqns.append(Eqn(PLACE, tuple(part.value for part in parts), (out,), params, eqn.where, eqn.backward))
+
+
+def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
+    """A device's own block and what it receives, as the operand is ordered; or the whole dim, if that sends less."""
+    n = scope.setting.mesh.count(axes)
+    length = scope.setting.extents.padded(dim) // n
+    rounds = _rounds(mine, length, n)
+    if rounds and sum(max(run.hi - run.lo for run in runs) for runs in rounds) >= (n - 1) * length:
+        return [_Part(_gathered(scope, eqn, x, dim, axes), dim, np.zeros(n, np.int64), n * length)]
+    parts = [_Part(x, dim, np.arange(n) * length, length)]
+    parts += [_send(scope, eqn, x, dim, runs, length, n, axes) for runs in rounds]
+    return sorted(parts, key=lambda part: part.offset)
+
+
+def _zeros_used(rows: np.ndarray, parts: Sequence[_Part]) -> np.ndarray:
+    """Where the fill is zero, and what all others pick is zero here because nothing came, pick it too: no mask."""
+    common = rows.max(axis=0, initial=-1)
+    owner = np.repeat(np.arange(len(parts)), [part.size for part in parts])
+    silent = np.stack([part.first < 0 for part in parts], 1)
+    zero = silent[:, owner[common]]
+    return np.where((rows < 0) & (common >= 0) & zero, common, rows)
 
 
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
@@ -157,7 +179,7 @@ def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
     rounds: list[list[_Run]] = []
     busy: list[tuple[set[int], set[int]]] = []
     for run in sorted(lacking, key=lambda run: (run.lo - run.hi, run.sender - run.receiver, run.receiver)):
-        free = (i for i, (senders, receivers) in enumerate(busy) if run.sender not in senders and run.receiver not in receivers)
+        free = (i for i, (out, into) in enumerate(busy) if run.sender not in out and run.receiver not in into)
         i = next(free, len(rounds))
         if i == len(rounds):
             rounds.append([])
@@ -168,10 +190,9 @@ def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
     return rounds
 
 
-def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length: int, n: int, axes: Axes):
-    """One round: the rows to send, sent. Also where each receiver's first row lies in the operand, or -1."""
+def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length: int, n: int, axes: Axes) -> _Part:
+    """One round: the rows to send, cut out and sent."""
     size = max(run.hi - run.lo for run in runs)
-    starts = [0] * n
     default = min(min(run.lo for run in runs), length - size)
     starts = [default] * n
     first = np.full(n, -1, np.int64)
@@ -188,4 +209,4 @@ def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length
     pairs = tuple(sorted((run.sender, run.receiver) for run in runs))
     cause = f"{size} of {length} along {dim.name!r} for {eqn.op}"
     scope.eqns.append(Eqn(Exchange(rows.name, axes, pairs), (cut,), (came,), {}, eqn.where, eqn.backward, cause))
-    return came, rows, first, size
+    return _Part(came, rows, first, size, float(np.mean([run.sender - run.receiver for run in runs])))

@@ -28,7 +28,7 @@ Assigned = Mapping[str, Axes]
 
 @dataclass(frozen=True)
 class Expansion:
-    """`needed` says whether an assignment of axes to labels asks for `build`; otherwise the equation stands as it is."""
+    """`needed` says whether an assignment of axes to labels asks for `build`; else the equation stands as it is."""
 
     labels: Callable[[Scope, Eqn], Labels]
     needed: Callable[[Scope, Eqn, Assigned], bool]
@@ -108,7 +108,7 @@ def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
 
 def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
     """The groups that hold more than single elements, without their dims of size 1 (but for one on each side)."""
-    found = []
+    found: list[tuple[Shape, Shape]] = []
     for left, right in groups(source, target):
         left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
         if left and right:

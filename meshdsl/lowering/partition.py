@@ -329,7 +329,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     assigned = choose(claims, preferred, price)
     kept = {d.name for v in eqn.outs for d in v.shape}
     ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
-    ins = []
+    ins: list[Var] = []
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
         if ring is not None and k == ring.operand:
             continue
@@ -341,7 +341,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         ins.append(x)
     sums = expansion is None or expansion.sums
     summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
-    outs = []
+    outs: list[Var] = []
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         split = apply(names, assigned)
         kind = eqn.op.reduce if summed else "sum"

@@ -65,7 +65,7 @@ def find_ring(
 def multiply_around(
     scope: Scope, eqn: Eqn, ring: Ring, ins: Sequence[Var], demanded: Sharding, out: Var, mask: bool
 ) -> None:
-    """The loop: multiply the block at hand and pass it on; one product more after it. `ins` lacks the ring's operand."""
+    """The loop: multiply the block at hand, pass it on; after it one product more. `ins` lacks the ring's operand."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, v = mesh.count(ring.axes), eqn.ins[ring.operand]
     x = scope.get(v, demanded.with_split(ring.dim.name, ring.axes), eqn)
@@ -74,41 +74,38 @@ def multiply_around(
     shape = replaced(v.shape, ring.dim, block)
     sharding = Sharding.of({**dict(demanded.split), block.name: ring.axes})
     held, acc = Var(shape, v.dtype, "", sharding), Var(out.shape, out.dtype, "", out.sharding)
-    counter, turns = Dim("turn", n - 1), Var((Dim("turn", n - 1),), np.dtype(np.int32), "", Sharding())
-    where = {"where": eqn.where, "backward": eqn.backward}
-    label = (ring.dim.name, block.name)
-    zeros = {"value": 0, "shape": out.shape, "dtype": out.dtype}
+    turns = Var((Dim("turn", n - 1),), np.dtype(np.int32), "", Sharding())
+
+    def made(op: Any, ins: Sequence[Var], out: Var, cause: str = "", **params: Any) -> Eqn:
+        return Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward, cause)
+
+    turns_dim = turns.shape[0]
     scope.eqns += [
-        Eqn(RELABEL, (x,), (held,), {"shape": shape, "label": label}, **where),
-        Eqn(FULL, (), (acc,), zeros, **where),
-        Eqn(IOTA, (), (turns,), {"dim": counter, "dtype": turns.dtype}, **where),
+        made(RELABEL, [x], held, shape=shape, label=(ring.dim.name, block.name)),
+        made(FULL, [], acc, value=0, shape=out.shape, dtype=out.dtype),
+        made(IOTA, [], turns, dim=turns_dim, dtype=turns.dtype),
     ]
-    params = {"operand": ring.operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
 
     def clone(var: Var) -> Var:
         return Var(var.shape, var.dtype, "", var.sharding)
 
     def product(others: Sequence[Var], held: Var, acc: Var, turn: Var, result: Var) -> Eqn:
-        operands = [*others[: ring.operand], held, *others[ring.operand :]]
-        return Eqn(TURN, (*operands, acc, turn), (result,), params, **where)
+        operands = [*others[: ring.operand], held, *others[ring.operand :], acc, turn]
+        how = {"operand": ring.operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
+        return Eqn(TURN, tuple(operands), (result,), how, eqn.where, eqn.backward)
 
     inner, b, a, t = [clone(var) for var in ins], clone(held), clone(acc), Var((), turns.dtype, "", Sharding())
     sent, summed = clone(held), clone(acc)
     routes = tuple(((i + 1) % n, i) for i in range(n))
     cause = f"{ring.dim.name!r} goes around for {eqn.op}: gathered, it would pass the limit"
-    body = Program(
-        (*inner, b, a, t),
-        (Eqn(Exchange(block.name, ring.axes, routes), (b,), (sent,), {}, cause=cause, **where), product(inner, b, a, t, summed)),
-        (sent, summed),
-        mesh=mesh,
-        extents=extents,
-    )
+    steps = (made(Exchange(block.name, ring.axes, routes), [b], sent, cause), product(inner, b, a, t, summed))
+    body = Program((*inner, b, a, t), steps, (sent, summed), mesh=mesh, extents=extents)
     last, most = clone(held), clone(acc)
-    loop = {"body": body, "consts": len(ins), "carries": 2, "dim": counter, "reverse": False, "trips": n - 1}
+    loop = {"body": body, "consts": len(ins), "carries": 2, "dim": turns_dim, "reverse": False, "trips": n - 1}
     end = Var((), turns.dtype, "", Sharding())
     scope.eqns += [
-        Eqn(SCAN, (*ins, held, acc, turns), (last, most), loop, **where),
-        Eqn(FULL, (), (end,), {"value": n - 1, "shape": (), "dtype": turns.dtype}, **where),
+        Eqn(SCAN, (*ins, held, acc, turns), (last, most), loop, eqn.where, eqn.backward),
+        made(FULL, [], end, value=n - 1, shape=(), dtype=turns.dtype),
         product(ins, last, most, end, out),
     ]
 
@@ -133,8 +130,9 @@ def _turn_rule(*types: Type, operand: int, ring: Dim, block: Dim, **_: Any) -> L
 
 
 def _turn_flops(ins: Any, outs: Any, *, shapes: Any, ring: Dim, block: Dim, **_: Any) -> float:
-    sizes = {d.name: n for shape, local in zip(shapes[:-2], ins[:-2], strict=True) for d, n in zip(shape, local, strict=True)}
-    sizes.pop(ring.name, None)
+    sizes: dict[str, int] = {}
+    for shape, local in zip(shapes[:-2], ins[:-2], strict=True):
+        sizes.update({d.name: n for d, n in zip(shape, local, strict=True) if d != ring})
     return 2.0 * math.prod(sizes.values())
 
 

@@ -4,6 +4,10 @@ It shares the kernels with `emit`, evaluated by NumPy, and nothing else: collect
 list of all devices' blocks. `poison` fills padding with NaN (or a large integer), so that padding that leaks is seen.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# (NumPy, and parameters of equations, are only partly typed)
+
 from __future__ import annotations
 
 from collections.abc import Sequence

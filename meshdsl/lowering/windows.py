@@ -7,6 +7,10 @@ its base dilation, or nowhere (a device that owns no window) is the identity of 
 al., 2020), section 3.3 and appendix A.4, treats its cases one by one; here all are the same table of pieces.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# (NumPy, and parameters of equations, are only partly typed)
+
 from __future__ import annotations
 
 import dataclasses
@@ -80,8 +84,7 @@ def _axes(eqn: Eqn, v: Window, side: str, kernel: str, assigned: Any) -> Axes:
 
 def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var]) -> None:
     """Fetch along each split window dim, then the operation on what was fetched."""
-    x, window = ins[0], []
-    sides = []
+    x, window, sides = ins[0], list[Window](), list[str]()
     for v, side, kernel in _cases(scope, eqn):
         axes = _axes(eqn, v, side, kernel, assigned)
         if axes:
@@ -93,9 +96,7 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
     scope.eqns.append(dataclasses.replace(eqn, op=_alone(eqn.op), ins=(x, *ins[1:]), outs=tuple(outs), params=params))
 
 
-def _fetched(
-    scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | None, axes: Axes
-) -> tuple[Var, Window]:
+def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | None, axes: Axes) -> tuple[Var, Window]:
     """The run of the input that each device's windows read, and the window as it reads that run."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, dim = mesh.count(axes), find(v.dim, x.shape)
@@ -107,7 +108,7 @@ def _fetched(
         begin = size * v.dilation
     width = max(0, (windows - 1) * v.stride + (size - 1) * v.dilation + 1) if windows and size else 0
     run = Dim(f"{v.dim}__window", n * width)
-    pieces = []
+    pieces: list[Piece] = []
     for i in range(n if width else 0):
         low = i * begin - v.low
         first = -(-max(low, 0) // v.base_dilation)

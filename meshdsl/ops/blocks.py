@@ -92,9 +92,7 @@ def _twice(labels: Labels) -> Labels:
 def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
     axis = c.ins[0].position(parts)
     best, place = c.xp.top_k(c.xp.moveaxis(values, axis, -1), k.size)
-    return tuple(
-        refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, place), c.outs, strict=True)
-    )
+    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, place), c.outs, strict=True))
 
 
 MERGE_TOP_K = Op(

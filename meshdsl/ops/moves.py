@@ -97,7 +97,8 @@ class Table:
 
 def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Table, fill: Any, axes: Any) -> Any:
     at = c.ins[0].position(dims[0])
-    buffer = c.xp.concatenate(xs, at) if len(xs) > 1 else xs[0]
+    parts: list[Any] = list(xs)
+    buffer = c.xp.concatenate(parts, at) if len(parts) > 1 else parts[0]
     if not buffer.shape[at]:  # nothing to take from, and so nothing is wanted
         return c.xp.full(c.outs[0].sizes, fill, buffer.dtype)
     rows = np.array(table.rows, np.int32)

@@ -45,7 +45,7 @@ def along(
     def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> Moves:
         given = {"value": value} if name == "pad" else {}
         out = infer(dim, **params, **given)
-        return Moves((dim,), out, pieces(dim, out, **params), value) if pieces else None
+        return Moves((dim,), out, pieces(dim, out, **params) if pieces else (), value)
 
     return Op(
         name,

@@ -134,9 +134,11 @@ def test_windows_along_split_dims(mesh: str, layout: str) -> None:
         done += 1
         both_ways(f, [x, w], mesh, layout)
         pool = {"h": min(3, high), "w": min(2, wide)}
-        same_everywhere(
-            lambda x, p=pool: md.max_pool(x, p, stride={"h": 2, "w": 1}, padding="same"), [x], mesh, legal(layout, "bhwc")
-        )
+
+        def pooled(x: md.Tensor, pool: dict[str, int] = pool) -> md.Tensor:
+            return md.max_pool(x, pool, stride={"h": 2, "w": 1}, padding="same")
+
+        same_everywhere(pooled, [x], mesh, legal(layout, "bhwc"))
 
 
 def test_a_halo_is_all_that_a_convolution_sends() -> None:
@@ -174,7 +176,8 @@ def test_a_product_goes_around_instead_of_being_gathered(sizes: tuple[int, int, 
     def kept(x: md.Tensor, w: md.Tensor) -> md.Tensor:
         return md.prefer(md.einsum(x, w, out="a b"), "a")
 
-    for mesh, layout in (("m:4", "a:m b:m"), ("m:2 p:2", "a:m,p b:m,p"), ("m:2 p:2", "a:m b:m k:p"), ("m:8", "a:m b:m")):
+    cases = (("m:4", "a:m b:m"), ("m:2 p:2", "a:m,p b:m,p"), ("m:2 p:2", "a:m b:m k:p"), ("m:8", "a:m b:m"))
+    for mesh, layout in cases:
         program = same_everywhere(kept, [x, w], mesh, layout)
         assert " turn " in str(program) and "all_gather" not in str(program)
         whole = md.compile(kept, mesh, layout, gather_limit=1e9).program(x, w)

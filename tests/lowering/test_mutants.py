@@ -128,7 +128,7 @@ def mutants(right: Collective, mesh: Mesh) -> Iterator[Mutant]:
             yield Mutant(right, "wrong axis in", (axis, *right.axes[1:]))
 
 
-def with_op(program: Program, old: Eqn, op: Any) -> Program:
+def with_op(program: Any, old: Eqn, op: Any) -> Program:
     """The program with another operation in one equation, wherever it is."""
 
     def swapped(eqn: Eqn) -> Eqn:
