@@ -36,6 +36,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "control": ("checkpoint", "cond", "name", "scan", "while_loop"),
+    "region": ("local",),
     "params": ("Model", "eval_shape", "layers", "model", "param", "scope"),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),

@@ -563,6 +563,11 @@ def _placements() -> Iterator[Row]:
     mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
     yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
     yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
+    near, wide = In("a=24*a b"), In("a=24*a b=24*b")  # blocks that few meshes cannot cut evenly
+    by_row = lambda x, y: md.local(lambda x, y: x * x * y - md.max(x, "b"), x, y, out="b a", whole="b")
+    yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.max(1, keepdims=True)).T, ("float32",), empty=False, smooth=False)
+    added = lambda x, y: md.local(lambda x, y: md.sum(md.sign(y) * x * x, "a"), x, y, out="b")
+    yield Row("local_sum", added, (wide, In("b=24*b")), lambda x, y: (np.sign(y) * x * x).sum(0), ("float32",), empty=False, smooth=False)
     yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
     yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
 

@@ -28,7 +28,7 @@ ORDER = [
     ["trace"],
     ["ops"],
     ["autodiff"],
-    ["control"],
+    ["control", "region"],
     ["params", "init"],
     ["layouts"],
     ["passes"],

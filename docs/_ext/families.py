@@ -15,6 +15,7 @@ TITLES = {
     "ops.indexing": "Indices",
     "ops.window": "Windows",
     "ops.placement": "Placement",
+    "region": "Placement",
     "autodiff": "Gradients",
     "control": "Loops, branches and rematerialisation",
     "params": "Parameters",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ..dims import show
+from ..dims import Dim, show
 from ..errors import LayoutError, MeshdslError, Where, at, nearest
-from ..ir import Eqn, Graph, Op, Var, cse, dce, verify, walk
+from ..ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
+from ..region import LOCAL
 from ..trace import FULL
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
@@ -327,6 +328,8 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         return sent
 
     assigned = choose(claims, preferred, price)
+    if eqn.op is LOCAL:
+        assigned = _blocks(scope, eqn, labels, assigned)
     kept = {d.name for v in eqn.outs for d in v.shape}
     ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
     ins: list[Var] = []
@@ -366,6 +369,38 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if None in names.values() and not scope.home[v].partial:
             settle(scope, v, eqn)
+
+
+def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
+    """How the operands of a region are cut; its gradient works on the blocks that it worked on itself."""
+    setting, key = scope.setting, eqn.params["key"]
+    if eqn.params["follows"]:
+        assigned = setting.regions.get(key, assigned)
+    setting.regions[key] = assigned
+    extents, mesh = setting.extents, setting.mesh
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        for d in v.shape:
+            axes = assigned.get(names[d.name] or "", ())
+            if axes and (extents.is_padded(d) or d.size % mesh.count(axes)):
+                setting.problems.setdefault(
+                    f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
+                    f"  an operand has shape {show(v.shape)}; {d.name} is stored as {extents.padded(d)} to have equal "
+                    f"blocks, and the function would see the padding\n"
+                    f"  take it whole, md.local(..., whole={d.name!r}), or give the dim a size that divides",
+                    eqn.where,
+                )
+                assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
+
+    def block(v: Var, names: Mapping[str, str | None]) -> Type:
+        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.shape)
+        return Type(tuple(Dim(d.name, n) for d, n in zip(v.shape, sizes, strict=True)), v.dtype)
+
+    types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
+    try:
+        eqn.op.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+    except MeshdslError as error:
+        raise at(error, eqn.where) from None
+    return assigned
 
 
 def settle(scope: Scope, v: Var, eqn: Eqn) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..dims import Dim
 from ..errors import InternalError, Where
@@ -35,6 +35,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
+    regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
 
 
 class Scope:

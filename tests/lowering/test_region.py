@@ -1,0 +1,94 @@
+"""A region sees blocks and sends nothing; what it cannot see evenly, or may not hold, is an error that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.lowering.programs import same_bits
+from tests.stablehlo import cost_law
+
+X, W = md.spec("b:4 c:6", "float64"), md.spec("c:6", "float64")
+
+
+def loss(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    scaled = md.local(lambda x, w: x * w - md.max(x, "c"), x, w, out="b c", whole="c")
+    total = md.local(lambda y, w: md.sum(y * y, "b") * w, scaled, w, out="c")
+    return md.sum(md.abs(total))
+
+
+@pytest.mark.parametrize(
+    ("layout", "sent"),
+    [
+        ("", set()),
+        ("b:r", {"all_reduce"}),
+        ("c:s", {"all_gather", "all_reduce"}),
+        ("b:r; c:s", {"all_gather", "all_reduce"}),
+    ],
+)
+def test_what_a_region_needs_is_sent_around_it(layout: str, sent: set[str]) -> None:
+    step = md.compile(md.value_and_grad(loss, argnums=(0, 1)), "r:2 s:3", layout)
+    program = step.program(X, W)
+    kinds = [c.kind for c in program.collectives]
+    assert set(kinds) == sent
+    assert layout != "b:r" or len(kinds) == 2  # the sum over b, and the gradient of w
+    assert cost_law(program, step.lower(X, W).as_text()) == len(kinds)
+    rng = np.random.default_rng(0)
+    x, w = (md.tensor(rng.integers(-3, 4, [d.size for d in v.shape]).astype("float64"), v.shape) for v in (X, W))
+    value, grads = md.value_and_grad(loss, argnums=(0, 1))(x, w)
+    wanted = [t.numpy() for t in (value, *grads)]
+    assert same_bits(md.simulate(program, x, w), wanted)
+    got, found = step(x, w)
+    assert same_bits([t.numpy() for t in (got, *found)], wanted)
+
+
+def test_a_split_dim_has_the_size_of_a_block() -> None:
+    seen: list[str] = []
+
+    def f(x: md.Tensor) -> md.Tensor:
+        seen.append(str(x.dims))
+        return md.broadcast(md.sum(x, "b"), "part:1 c") * x.shape[0]
+
+    step = md.compile(lambda x: md.local(f, x, out="part:1 c"), "r:2", "b:r; part:r")
+    ones = md.tensor(np.ones((4, 6)), "b c")
+    assert step(ones).numpy().tolist() == [[8.0] * 6]  # two blocks of two rows, each 2 * 2
+    assert set(seen) == {"(b=4, c=6)", "(b=2, c=6)"}
+
+
+@pytest.mark.parametrize("policy", ["nothing", "collectives"])
+def test_regions_in_a_loop_differentiate_twice(policy: str) -> None:
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        def layer(x: md.Tensor, w: md.Tensor) -> Any:
+            y = md.local(lambda x, w: md.sum(x * x, "b") * w, x, w, out="c")
+            return md.local(lambda x, y: md.sin(x + md.sum(y, "c")), x, y, out="b c", whole="c"), None
+
+        return md.sum(md.scan(md.checkpoint(layer, policy), x, w, over="t")[0])
+
+    def twice(x: md.Tensor, w: md.Tensor) -> Any:
+        return md.grad(lambda x, w: md.sum(md.square(md.grad(f)(x, w))), argnums=(0, 1))(x, w)
+
+    rng = np.random.default_rng(0)
+    x, w = md.tensor(rng.normal(size=(4, 6)) / 9, "b c"), md.tensor(rng.normal(size=(3, 6)) / 9, "t c")
+    wanted = twice(x, w)
+    for layout in ("b:r", "c:s", "b:r; c:s"):
+        for got, there in zip(md.compile(twice, "r:2 s:3", layout)(x, w), wanted, strict=True):
+            np.testing.assert_allclose(got.numpy(), there.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_what_a_region_refuses() -> None:
+    whole: Any = lambda x, w: md.local(lambda x: x + w, x, out="b c")  # noqa: E731 - shown in the error
+    with pytest.raises(md.TraceError, match="uses a tensor from outside"):
+        md.compile(whole, "r:2").program(X, W)
+    with pytest.raises(md.LayoutError, match=r"cannot split dim 'b' over mesh axis 'r'(.*\n)*.*whole='b'"):
+        md.compile(lambda x: md.local(md.abs, x, out="b c"), "r:3", "b:r").program(X)
+    with pytest.raises(md.ShapeError, match=r"returned \[b=4\], and out= asks for \[b=4 c=6\]"):
+        md.compile(lambda x: md.local(lambda x: md.sum(x, "c"), x, out="b c"), "r:2").program(X)
+    four: Any = lambda x: md.local(lambda x: md.concat([md.slice(x, "b", 0, 1)] * 4, "b"), x, out="b c")  # noqa: E731
+    md.compile(four, "r:2").program(X)
+    with pytest.raises(md.ShapeError, match=r"returned \[b=4 c=6\], and out= asks for \[b=2 c=6\]"):
+        md.compile(four, "r:2", "b:r").program(X)
+    with pytest.raises(md.TraceError, match="holds no loops or branches, and this is scan"):
+        md.local(lambda x: md.scan(lambda c, r: (c + r, None), 0.0, x, over="b")[0], md.tensor([1.0], "b"), out="")
