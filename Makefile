@@ -5,6 +5,8 @@ BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 ARGS ?=
+CASES ?= 20000
+PROGRAMS ?= 1000
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here.
 BENCH ?= two_layer language_model halo reshards scale resnet_spatial
 
@@ -16,7 +18,7 @@ help:
 	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
 	@echo "make docs     HTML documentation, warnings are errors    (make doctest: its snippets through Sphinx)"
-	@echo "make fuzz     the long property tests                    (ARGS='-k layout_law')"
+	@echo "make fuzz     the long property tests                    (CASES=20000 PROGRAMS=1000 ARGS='-k layout_law')"
 	@echo "make bench    every benchmark, as JSON lines             (BENCH=two_layer)"
 	@echo "make clean    remove .venv and everything built"
 
@@ -42,6 +44,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.lowering.fuzz --cases $(CASES) --programs $(PROGRAMS)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" $(ARGS)
 
 bench: $(VENV)/.dev
