@@ -304,7 +304,10 @@ def _lines(
 
 
 # parameters that the types beside them already say, or that are tables for the machine
-UNSHOWN = set("out shape dtype trips starts axes table dims dim rows sides result label whole key follows".split())
+UNSHOWN = {
+    *("out", "shape", "dtype", "trips", "starts", "axes", "table", "dims", "dim", "rows", "sides", "result", "label"),
+    *("whole", "key", "follows"),
+}
 
 
 def _worth_showing(key: str, value: Any) -> bool:
