@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..dims import Dim, Shape, size_of
+from ..dims import Dim, Shape, names, size_of
 from ..ir import Eqn, Labels, Op, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
@@ -72,6 +72,20 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
     totals = _gathered(scope, eqn, totals, parts, axes, f"a total for each block of {dim.name!r}")
     _add(scope, eqn, blocks.ADD_PARTS, [sums, totals], outs, dim=dim, parts=parts, reverse=reverse, axes=axes)
+
+
+def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """A product for each block; those go to all, and everyone multiplies them."""
+    (x,), over = ins, eqn.params["over"]
+    cut = {d: assigned[d.name] for d in over if assigned.get(d.name)}
+    parts = {d: Dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
+    split = dict(x.sharding.split) | {parts[d].name: axes for d, axes in cut.items()}
+    shape = tuple(parts.get(d, d) for d in x.shape if d in parts or d not in over)
+    y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
+    _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
+    for d, axes in cut.items():
+        y = _gathered(scope, eqn, y, parts[d], axes, f"a product for each block of {d.name!r}")
+    _add(scope, eqn, eqn.op, [y], outs, over=tuple(parts.values()))
 
 
 def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -169,6 +183,12 @@ EXPANSIONS: dict[str, Expansion] = {
         _by_name,
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
         _cumsum,
+    ),
+    "prod": Expansion(
+        _by_name,
+        lambda scope, eqn, assigned: any(assigned.get(d.name) for d in eqn.params["over"]),
+        _prod,
+        sums=False,
     ),
     "top_k": Expansion(
         lambda scope, eqn: Labels(

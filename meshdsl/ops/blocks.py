@@ -5,6 +5,7 @@ Each works on one device's block. A dim named `..__parts` has one element for ea
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..ir import Labels, Op, Type
 from .moves import one_label, replaced
 from .reshape import refill
 
-__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "PICK", "RELABEL"]
+__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "PICK", "RELABEL"]
 
 
 def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
@@ -43,6 +44,28 @@ BLOCK_TOTAL = Op(
     linear="joint",
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
+)
+
+
+def _block_prod_shape(x: Type, over: Shape, parts: tuple[tuple[Dim, Dim], ...]) -> Shape:
+    made = dict(parts)
+    return tuple(made.get(d, d) for d in x.shape if d in made or d not in over)
+
+
+def _block_prod(c: Local, x: Any, *, over: Shape, parts: Any) -> Any:
+    axis = tuple(c.ins[0].position(d) for d in over)
+    return c.xp.prod(x, axis=axis).astype(x.dtype).reshape(c.outs[0].sizes)
+
+
+BLOCK_PROD = Op(
+    "block_prod",
+    type=lambda x, *, over, parts: Type(_block_prod_shape(x, over, parts), x.dtype),
+    kernel=_block_prod,
+    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
+    rule=lambda x, *, over, parts: Labels(
+        ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.shape},),
+        ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
+    ),
 )
 
 
