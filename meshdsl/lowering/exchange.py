@@ -110,11 +110,14 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
     n = mesh.count(axes)
     width = extents.padded(moves.out) // n
     operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
+    wanted = [np.where(operand == k, index, -1) for k in range(len(xs))]
+    dims = list(moves.dims)
+    if len(xs) > 1:
+        xs, dims, wanted = _joined_if_less(scope, eqn, xs, dims, wanted, axes)
     parts: list[_Part] = []
     rows = np.full((n, width), -1, np.int64)
     filled = 0
-    for k, (x, dim) in enumerate(zip(xs, moves.dims, strict=True)):
-        mine = np.where(operand == k, index, -1)
+    for x, dim, mine in zip(xs, dims, wanted, strict=True):
         for part in _parts(scope, eqn, x, dim, mine, axes):
             first = part.first[:, None]
             inside = (mine >= 0) & (first >= 0) & (mine >= first) & (mine < first + part.size)
@@ -134,12 +137,48 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
     scope.eqns.append(Eqn(PLACE, tuple(part.value for part in parts), (out,), params, eqn.where, eqn.backward))
 
 
+def _joined_if_less(
+    scope: Scope, eqn: Eqn, xs: Sequence[Var], dims: list[Dim], wanted: list[np.ndarray], axes: Axes
+) -> tuple[Sequence[Var], list[Dim], list[np.ndarray]]:
+    """Several operands as one, each device's blocks one after another, where fewer rows travel so."""
+    n = scope.setting.mesh.count(axes)
+    lengths = [scope.setting.extents.padded(dim) // n for dim in dims]
+    total = sum(lengths)
+    together = np.full_like(wanted[0], -1)
+    for k, (mine, length) in enumerate(zip(wanted, lengths, strict=True)):
+        if length:
+            at = mine // length * total + sum(lengths[:k]) + mine % length
+            together = np.where(mine >= 0, at, together)
+    apart = sum(_travel(_rounds(mine, length, n)) for mine, length in zip(wanted, lengths, strict=True))
+    if _travel(_rounds(together, total, n)) >= apart:
+        return xs, dims, wanted
+    joined = Dim(f"{dims[0].name}__joined", total * n)
+    split = {**{d: cut for d, cut in xs[0].sharding.split if d != dims[0].name}, joined.name: axes}
+    sharding = Sharding.of(split, xs[0].sharding.partial, xs[0].sharding.kind)
+    both = Var(replaced(xs[0].shape, dims[0], joined), xs[0].dtype, "", sharding)
+    params = {
+        "dims": tuple(dims),
+        "whole": (False,) * len(xs),
+        "out": joined,
+        "table": Table((tuple(range(total)),) * n),
+        "fill": 0,
+        "axes": axes,
+    }
+    scope.eqns.append(Eqn(PLACE, tuple(xs), (both,), params, eqn.where, eqn.backward))
+    return [both], [joined], [together]
+
+
+def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
+    """The rows that a device sends at most."""
+    return sum(max(run.hi - run.lo for run in runs) for runs in rounds)
+
+
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
     """A device's own block and what it receives, as the operand is ordered; or the whole dim, if that sends less."""
     n = scope.setting.mesh.count(axes)
     length = scope.setting.extents.padded(dim) // n
     rounds = _rounds(mine, length, n)
-    if rounds and sum(max(run.hi - run.lo for run in runs) for runs in rounds) >= (n - 1) * length:
+    if rounds and _travel(rounds) >= (n - 1) * length:
         return [_Part(_gathered(scope, eqn, x, dim, axes), dim, np.zeros(n, np.int64), n * length)]
     parts = [_Part(x, dim, np.arange(n) * length, length)]
     parts += [_send(scope, eqn, x, dim, runs, length, n, axes) for runs in rounds]
