@@ -32,12 +32,16 @@ CASES: dict[str, tuple[Callable[[md.Tensor], Any], Callable[[jax.Array], jax.Arr
     "cumsum": (lambda t: md.cumsum(t, "x"), lambda a: jnp.cumsum(a, 0)),
     "top_k": (lambda t: md.top_k(t, "x", md.Dim("k", 8))[0], lambda a: jax.lax.top_k(a.T, 8)[0].T),
     "sort": (lambda t: md.sort(t, "x"), lambda a: jnp.sort(a, 0)),
+    "take": (
+        lambda t: md.take(t, md.iota(md.Dim("n", 64)) * 7, "x"),
+        lambda a: jnp.take(a, jnp.arange(64) * 7, axis=0),
+    ),
     "argmax": (lambda t: md.argmax(t, "x"), lambda a: jnp.argmax(a, 0)),
     "merge": (lambda t: md.flatten(t, "x y", md.Dim("z", SIZE * WIDTH)), lambda a: a.reshape(-1)),
     "split inner": (lambda t: md.reshape(t, f"p:{SIZE // 4} q:{WIDTH * 4}"), lambda a: a.reshape(SIZE // 4, -1)),
     "uneven split": (lambda t: md.reshape(t, f"p:{SIZE // 1024} q:{WIDTH * 1024}"), lambda a: a.reshape(4, -1)),
 }
-WHOLE = {"top_k", "argmax"}  # results that are not split
+WHOLE = {"top_k", "argmax", "take"}  # results that are not split
 
 
 def ours(f: Callable[[md.Tensor], Any]) -> Any:

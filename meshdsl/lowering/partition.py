@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..dims import Dim, show
-from ..errors import LayoutError, MeshdslError, Where, at, nearest
+from ..errors import MeshdslError, Where, at
 from ..ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
@@ -22,6 +22,7 @@ from .demand import may_stay_pending
 from .exchange import move
 from .expand import EXPANSIONS
 from .labels import Labels, apply, labels_of, vanishing
+from .legality import all_in_one, report_conflict, shard_problems
 from .program import Program, check
 from .ring import find_ring, multiply_around
 from .scope import Scope, Setting
@@ -43,9 +44,9 @@ def partition(
     dims = graph.mentions | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
     dims |= {d.name for v in graph.ins for d in v.shape}
     problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, dims, names))
-    misplaced = _shard_problems(graph, mesh)
+    misplaced = shard_problems(graph, mesh)
     if misplaced:
-        raise _error({**problems, **misplaced}, mesh, layout)
+        raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
     setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
     scope = Scope(setting, graph)
@@ -54,45 +55,9 @@ def partition(
         lower(scope, eqn)
     outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
     if setting.problems:
-        raise _error(setting.problems, mesh, asked)
+        raise all_in_one(setting.problems, mesh, asked)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
     return check(verify(dce(cse(program)), "partition"), "partition")
-
-
-def _error(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
-    """One error for all problems, each with its line of the model where it has one."""
-    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in problems.items()]
-    if len(errors) == 1:
-        return errors[0]
-    title = f"{len(errors)} problems with the layout '{layout}' on the mesh '{mesh}'"
-    error = LayoutError("\n\n".join([title, *(str(e) for e in errors)]))
-    error.where = next((e.where for e in errors if e.where is not None), None)
-    return error
-
-
-def _shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
-    found: dict[str, Where] = {}
-    for eqn, _ in walk(graph):
-        if str(eqn.op) == "shard":
-            shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
-            axes = [axis for cut in split.values() for axis in cut]
-            for axis in dict.fromkeys(axes):
-                if axis not in mesh.axes:
-                    found[
-                        f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n"
-                        f"  it was asked for {_shown(split)} of {shape}\n  {nearest(axis, mesh.axes)}"
-                    ] = eqn.where
-                elif axes.count(axis) > 1:
-                    found[
-                        f"md.shard uses the axis {axis!r} twice in one tensor\n"
-                        f"  it was asked for {_shown(split)} of {shape}, and a tensor can use an axis once\n"
-                        f"  leave one out, or take another axis (there are: {', '.join(mesh.axes)})"
-                    ] = eqn.where
-    return found
-
-
-def _shown(split: Mapping[str, Axes]) -> str:
-    return " ".join(f"{d}:{','.join(axes)}" for d, axes in split.items())
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
@@ -132,7 +97,7 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
     for conflict in claims.contested():
         if not {conflict.first, conflict.second} & set(hint):
-            _report(scope, conflict, v.name or "an input", v, first_use)
+            report_conflict(scope, conflict, v.name or "an input", v, first_use)
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 
 
@@ -147,21 +112,6 @@ def _output(scope: Scope, v: Var, path: str) -> Var:
 
 def _made_at(scope: Scope, v: Var) -> Where:
     return next((eqn.where for eqn in scope.graph.eqns if v in eqn.outs), Where("", 0))
-
-
-def _report(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
-    mesh, rules = scope.setting.mesh, scope.setting.layout.rules
-    used = {axis for d in v.shape for axis in rules.get(d.name, ())}
-    free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
-    way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
-    tensor = v.name.rpartition("/")[2] or "x"
-    scope.setting.problems.setdefault(
-        f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
-        f"  {what} has shape {show(v.shape)}; the layout maps {conflict.first} and {conflict.second} to "
-        f"{conflict.axis!r}, and a tensor can use an axis once\n"
-        f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}), or {way_out}",
-        where,
-    )
 
 
 def lower(scope: Scope, eqn: Eqn) -> None:
@@ -430,7 +380,7 @@ def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) ->
         if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
             by_label = {label: d for names in labels.outs for d, label in names.items()}
             named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
-            _report(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
+            report_conflict(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
     return preferred
 
 
