@@ -103,7 +103,7 @@ def test_what_is_kept_by_name_is_not_computed_again() -> None:
 
 
 def test_two_consumers_share_one_gather() -> None:
-    both = sent(lambda x: (md.prod(x, "a"), md.prod(x, "a b")), "r:4", "a:r", spec("a:8 b:4"))
+    both = sent(lambda x: (md.rename(x, a="z"), md.replicate(x)), "r:4", "a:r", spec("a:8 b:4"))
     assert both == ["all_gather a over r [2, 4]"]
 
 
