@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..dims import Shape
 from ..errors import InternalError
 from ..ir import Eqn, Labels, Op
 from ..layouts import Sharding
@@ -28,8 +29,8 @@ def labels_of(eqn: Eqn) -> Labels:
         return one_label(moves.dims, types, moves.out, eqn.outs[0].shape)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
 
-    def default(var_shape: Sequence[object]) -> dict[str, str | None]:
-        return {d.name: None if d.name in blocked else d.name for d in var_shape}  # type: ignore[attr-defined]
+    def default(shape: Shape) -> dict[str, str | None]:
+        return {d.name: None if d.name in blocked else d.name for d in shape}
 
     return Labels(tuple(default(v.shape) for v in eqn.ins), tuple(default(v.shape) for v in eqn.outs))
 

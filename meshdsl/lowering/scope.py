@@ -18,7 +18,7 @@ from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..ops.masking import MASK, identity
 from ..trace import FULL
-from .collectives import Collective
+from .collectives import AllGather, AllToAll, Collective, Permute
 from .demand import Demand
 from .planner import cost, plan
 
@@ -113,12 +113,12 @@ class Scope:
         return made
 
     def _cause(self, step: Collective, eqn: Eqn) -> str:
-        match step.name:
-            case "all_gather":
-                return f"{eqn.op} needs {step.dim!r} whole"  # type: ignore[union-attr]
-            case "all_to_all":
-                return f"{step.dim} -> {step.to} for {eqn.op}"  # type: ignore[union-attr]
-            case "permute":
+        match step:
+            case AllGather():
+                return f"{eqn.op} needs {step.dim!r} whole"
+            case AllToAll():
+                return f"{step.dim} -> {step.to} for {eqn.op}"
+            case Permute():
                 return f"other order of axes for {eqn.op}"
             case _:
                 return f"for {eqn.op}"
