@@ -389,6 +389,10 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     - "names:a,b", or ("a", "b"): what f gave these names with md.name, outside loops and branches of its own.
 
     Raises `ShapeError` for another policy, and for a name that f does not give.
+
+    >>> import meshdsl as md
+    >>> md.grad(md.checkpoint(lambda x: md.sum(x * x)))(md.tensor([3.0], "a"))
+    tensor(float32[a=1], [6.])
     """
     chosen = located(lambda: _policy(policy))
 

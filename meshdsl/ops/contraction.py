@@ -112,7 +112,12 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
-    """Multiply and sum over the dims in `over`; the result has x's other dims, then y's that x lacks."""
+    """Multiply and sum over the dims in `over`; the result has x's other dims, then y's that x lacks.
+
+    >>> import meshdsl as md
+    >>> md.dot(md.tensor([1.0, 2.0], "a"), md.tensor([3.0, 4.0], "a"), over="a")
+    tensor(float32[], 11.)
+    """
     gone = over_dims(x, over)
     rest = [d for d in (*x.dims, *(d for d in y.dims if d.name not in names(x.dims))) if d not in gone]
     return einsum(x, y, out=rest)
@@ -180,7 +185,12 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def mean(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The arithmetic mean, by the real number of elements under every layout."""
+    """The arithmetic mean, by the real number of elements under every layout.
+
+    >>> import meshdsl as md
+    >>> md.mean(md.tensor([1.0, 2.0, 6.0], "a"))
+    tensor(float32[], 3.)
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     total = sum(x, gone)
@@ -188,7 +198,12 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The maximum; NaN if any element is. The gradient is shared equally among ties."""
+    """The maximum; NaN if any element is. The gradient is shared equally among ties.
+
+    >>> import meshdsl as md
+    >>> md.max(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
+    tensor(float32[b=2], [3. 5.])
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     _check_nonempty("max", x, gone)
@@ -196,7 +211,12 @@ def max(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The minimum; NaN if any element is. The gradient is shared equally among ties."""
+    """The minimum; NaN if any element is. The gradient is shared equally among ties.
+
+    >>> import meshdsl as md
+    >>> md.min(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
+    tensor(float32[b=2], [1. 2.])
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     _check_nonempty("min", x, gone)
@@ -204,30 +224,55 @@ def min(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The product."""
+    """The product.
+
+    >>> import meshdsl as md
+    >>> md.prod(md.tensor([2.0, 3.0], "a"))
+    tensor(float32[], 6.)
+    """
     x = as_tensor(x)
     return bind1(_PROD, x, over=over_dims(x, over))
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether some element is true; counted, so it is exact under every layout."""
+    """Whether some element is true; counted, so it is exact under every layout.
+
+    >>> import meshdsl as md
+    >>> md.any(md.tensor([True, False], "a"))
+    tensor(bool[], True)
+    """
     return sum(cast(cast(x, bool), "int32"), over) > 0
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether every element is true."""
+    """Whether every element is true.
+
+    >>> import meshdsl as md
+    >>> md.all(md.tensor([True, False], "a"))
+    tensor(bool[], False)
+    """
     return sum(cast(logical_not(cast(x, bool)), "int32"), over) == 0
 
 
 def var(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The population variance, two-pass."""
+    """The population variance, two-pass.
+
+    >>> import meshdsl as md
+    >>> md.var(md.tensor([1.0, 3.0], "a"))
+    tensor(float32[], 1.)
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     return mean(square(x - broadcast(mean(x, gone), x.dims)), gone)
 
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
-    """log(sum(exp(x))), without overflow."""
+    """log(sum(exp(x))), without overflow.
+
+    >>> import meshdsl as md
+    >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
+    tensor(float32[], 1000.6932)
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     top = stop_gradient(max(x, gone))
@@ -236,7 +281,12 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def softmax(x: Any, over: DimsLike) -> Tensor:
-    """exp(x) / sum(exp(x)) over one dim or several."""
+    """exp(x) / sum(exp(x)) over one dim or several.
+
+    >>> import meshdsl as md
+    >>> md.softmax(md.tensor([0.0, 0.0], "a"), "a")
+    tensor(float32[a=2], [0.5 0.5])
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     e = exp(x - stop_gradient(max(x, gone)))
@@ -244,7 +294,12 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
-    """log(softmax(x))."""
+    """log(softmax(x)).
+
+    >>> import meshdsl as md
+    >>> md.log_softmax(md.tensor([0.0, 0.0], "a"), "a")
+    tensor(float32[a=2], [-0.6931 -0.6931])
+    """
     x = as_tensor(x)
     gone = over_dims(x, over)
     shifted = x - stop_gradient(max(x, gone))
@@ -252,12 +307,22 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
 
 
 def argmax(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a maximum (int32); the first NaN if there is one. Over a split dim nothing is gathered."""
+    """The lowest index of a maximum (int32); the first NaN if there is one. Over a split dim nothing is gathered.
+
+    >>> import meshdsl as md
+    >>> md.argmax(md.tensor([1.0, 3.0, 3.0], "a"), "a")
+    tensor(int32[], 1)
+    """
     return _arg(max, x, over)
 
 
 def argmin(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a minimum (int32); the first NaN if there is one."""
+    """The lowest index of a minimum (int32); the first NaN if there is one.
+
+    >>> import meshdsl as md
+    >>> md.argmin(md.tensor([1.0, 3.0, 1.0], "a"), "a")
+    tensor(int32[], 0)
+    """
     return _arg(min, x, over)
 
 

@@ -69,6 +69,7 @@ def _unary(
     dtype: Any = None,
     linear: str = "",
     flops: int = 1,
+    shown: bool = True,  # a public name of the package
 ) -> Callable[[Any], Tensor]:
     """The public function of an elementwise operation with one operand."""
 
@@ -88,7 +89,16 @@ def _unary(
         return bind1(op, x)
 
     public.__name__ = public.__qualname__ = name
+    example = {"f": "[0.5]", "b": "[True]"}["f" if "f" in kinds else "b"]
     public.__doc__ = f"`jnp.{name}` of every element; same dims."
+    if not shown:
+        return public
+    public.__doc__ += f"""
+
+    >>> import meshdsl as md
+    >>> md.{name}(md.tensor({example}, "a")).dims
+    (a=1,)
+    """
     return public
 
 
@@ -186,7 +196,7 @@ expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
-negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint")
+negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint", shown=False)
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
@@ -195,7 +205,11 @@ cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),))
 tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),))
 erf = _unary("erf", lambda xp: xp.erf, lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),), kinds="f")
 erf_inv = _unary(
-    "erf_inv", lambda xp: xp.erf_inv, lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),), kinds="f"
+    "erf_inv",
+    lambda xp: xp.erf_inv,
+    lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),),
+    kinds="f",
+    shown=False,
 )
 sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f")
 relu = _unary("relu", lambda xp: lambda x: xp.maximum(x, 0), lambda ct, x, out: (where(out > 0, ct, 0),), kinds="fi")
@@ -205,14 +219,19 @@ round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
 logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
-invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib")
+invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib", shown=False)
 stop_gradient = _unary(
     "stop_gradient", lambda xp: lambda x: x, lambda ct, x: (None,), kinds="fcib", linear="joint", flops=0
 )
 
 
 def gelu(x: Any, approximate: bool = True) -> Tensor:
-    """Gaussian error linear unit; the tanh form by default, as in `jax.nn.gelu`."""
+    """Gaussian error linear unit; the tanh form by default, as in `jax.nn.gelu`.
+
+    >>> import meshdsl as md
+    >>> md.gelu(md.tensor([0.0, 1.0], "a"))
+    tensor(float32[a=2], [0.     0.8412])
+    """
     x = as_tensor(x)
     if approximate:
         return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * square(x)))))
@@ -220,30 +239,55 @@ def gelu(x: Any, approximate: bool = True) -> Tensor:
 
 
 def silu(x: Any) -> Tensor:
-    """x * sigmoid(x)."""
+    """x * sigmoid(x).
+
+    >>> import meshdsl as md
+    >>> md.silu(md.tensor([0.0, 1.0], "a"))
+    tensor(float32[a=2], [0.     0.7311])
+    """
     x = as_tensor(x)
     return x * sigmoid(x)
 
 
 def softplus(x: Any) -> Tensor:
-    """log(1 + exp(x)), without overflow."""
+    """log(1 + exp(x)), without overflow.
+
+    >>> import meshdsl as md
+    >>> md.softplus(md.tensor([0.0], "a"))
+    tensor(float32[a=1], [0.6931])
+    """
     x = as_tensor(x)
     return where(x >= 0, x, 0) + log1p(exp(-abs(x)))  # both slopes are those from the right, so that their sum is right
 
 
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
-    """x where positive, else alpha * (exp(x) - 1)."""
+    """x where positive, else alpha * (exp(x) - 1).
+
+    >>> import meshdsl as md
+    >>> md.elu(md.tensor([-1.0, 1.0], "a"))
+    tensor(float32[a=2], [-0.6321  1.    ])
+    """
     x = as_tensor(x)
     return where(x > 0, x, alpha * expm1(where(x > 0, 0, x)))
 
 
 def selu(x: Any) -> Tensor:
-    """The self-normalising `elu` (Klambauer et al., 2017)."""
+    """The self-normalising `elu` (Klambauer et al., 2017).
+
+    >>> import meshdsl as md
+    >>> md.selu(md.tensor([1.0], "a"))
+    tensor(float32[a=1], [1.0507])
+    """
     return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
-    """x where not negative, else slope * x."""
+    """x where not negative, else slope * x.
+
+    >>> import meshdsl as md
+    >>> md.leaky_relu(md.tensor([-1.0, 1.0], "a"))
+    tensor(float32[a=2], [-0.01  1.  ])
+    """
     x = as_tensor(x)
     return where(x >= 0, x, slope * x)
 
@@ -373,7 +417,12 @@ _WHERE = Op(
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """`a` where the condition holds, else `b`; nothing of the other branch passes, not even NaN."""
+    """`a` where the condition holds, else `b`; nothing of the other branch passes, not even NaN.
+
+    >>> import meshdsl as md
+    >>> md.where(md.tensor([True, False], "a"), 1.0, md.tensor([5.0, 6.0], "a"))
+    tensor(float32[a=2], [1. 6.])
+    """
     a, b = promote(a, b)
     return bind1(_WHERE, as_tensor(condition), a, b)
 
@@ -409,7 +458,12 @@ _MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp)
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
-    """Any elementwise `jnp` function of one or more tensors; differentiated by JAX."""
+    """Any elementwise `jnp` function of one or more tensors; differentiated by JAX.
+
+    >>> import meshdsl as md
+    >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
+    tensor(float32[a=2], [1. 4.])
+    """
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())
     return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)

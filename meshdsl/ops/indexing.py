@@ -56,7 +56,13 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
-    """1 where the index equals the place along `dim` (the last dim of the result), else 0."""
+    """1 where the index equals the place along `dim` (the last dim of the result), else 0.
+
+    >>> import meshdsl as md
+    >>> md.one_hot(md.tensor([2, 9], "n"), "class:3")
+    tensor(float32[n=2 class=3], [[0. 0. 1.]
+     [0. 0. 0.]])
+    """
     i, dim = as_tensor(i), _new_dim(dim)
     i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer counts
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
@@ -156,7 +162,12 @@ def _scatter_add(i: Tensor, updates: Tensor, over: Dim) -> Tensor:
 
 
 def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
-    """`x` with `updates` added at indices `i` along `over`; equal indices add up."""
+    """`x` with `updates` added at indices `i` along `over`; equal indices add up.
+
+    >>> import meshdsl as md
+    >>> md.put_add(md.tensor([0.0, 0.0], "row"), md.tensor([1, 1], "n"), md.tensor([2.0, 3.0], "n"), "row")
+    tensor(float32[row=2], [0. 5.])
+    """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
     rest = _rest(x, dim)
@@ -196,7 +207,12 @@ def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
 
 
 def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Running sums along a dim: of the elements up to each (before it, when exclusive; after, when reversed)."""
+    """Running sums along a dim: of the elements up to each (before it, when exclusive; after, when reversed).
+
+    >>> import meshdsl as md
+    >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
+    tensor(float32[a=3], [0. 1. 3.])
+    """
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
     dim = located(lambda: find(over, x.dims))
@@ -285,7 +301,12 @@ _TOP_K = Op(
 
 
 def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
-    """The k largest along a dim, in descending order, and their indices (int32); ties to the lowest index."""
+    """The k largest along a dim, in descending order, and their indices (int32); ties to the lowest index.
+
+    >>> import meshdsl as md
+    >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
+    tensor(int32[k=2], [0 2])
+    """
     x = as_tensor(x)
     dim = located(lambda: find(over, x.dims))
     values, index = bind(_TOP_K, x, over=dim, k=_new_dim(k))
@@ -317,12 +338,22 @@ _SORT = Op(
 
 
 def argsort(x: Any, over: DimLike) -> Tensor:
-    """The indices (int32) that put a dim in ascending order, NaN last; stable."""
+    """The indices (int32) that put a dim in ascending order, NaN last; stable.
+
+    >>> import meshdsl as md
+    >>> md.argsort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
+    tensor(int32[a=3], [1 2 0])
+    """
     return _ascending(x, over)[1]
 
 
 def sort(x: Any, over: DimLike) -> Tensor:
-    """The elements of a dim in ascending order, NaN last."""
+    """The elements of a dim in ascending order, NaN last.
+
+    >>> import meshdsl as md
+    >>> md.sort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
+    tensor(float32[a=3], [1. 2. 3.])
+    """
     return _ascending(x, over)[0]
 
 

@@ -110,7 +110,12 @@ def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
 
 
 def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
-    """Tensors of equal dims under a new first dim, whose size is their number."""
+    """Tensors of equal dims under a new first dim, whose size is their number.
+
+    >>> import meshdsl as md
+    >>> md.stack([md.iota("n:2"), md.iota("n:2")], "m").dims
+    (m=2, n=2)
+    """
     xs = _several("stack", xs)
 
     def resolve() -> list[Tensor]:
@@ -147,7 +152,12 @@ _INDEX = Op(
 
 
 def unstack(x: Any, dim: DimLike) -> list[Tensor]:
-    """The tensors under each index of a dim, as a list."""
+    """The tensors under each index of a dim, as a list.
+
+    >>> import meshdsl as md
+    >>> md.unstack(md.tensor([1.0, 2.0], "a"), "a")[1]
+    tensor(float32[], 2.)
+    """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
     return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]

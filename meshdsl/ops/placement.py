@@ -69,5 +69,10 @@ def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
 
 
 def replicate(x: Any) -> Tensor:
-    """The same tensor, whole on every device."""
+    """The same tensor, whole on every device.
+
+    >>> import meshdsl as md
+    >>> md.replicate(md.tensor([1.0], "a")).dims
+    (a=1,)
+    """
     return shard(x, {})

@@ -105,7 +105,12 @@ _TRANSPOSE = Op(
 
 
 def transpose(x: Any, dims: DimsLike) -> Tensor:
-    """The same tensor stored in another order of its dims."""
+    """The same tensor stored in another order of its dims.
+
+    >>> import meshdsl as md
+    >>> md.transpose(md.tensor([[1, 2]], "a b"), "b a").dims
+    (b=2, a=1)
+    """
     x = as_tensor(x)
 
     def resolve() -> Shape:
@@ -196,7 +201,12 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
 
 
 def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
-    """Several dims as one, row-major in the order given, at the place of the first."""
+    """Several dims as one, row-major in the order given, at the place of the first.
+
+    >>> import meshdsl as md
+    >>> md.flatten(md.tensor([[1, 2], [3, 4]], "a b"), "a b", into="c").dims
+    (c=4,)
+    """
     x = as_tensor(x)
 
     def resolve() -> tuple[Shape, Shape]:

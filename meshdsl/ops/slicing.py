@@ -76,7 +76,12 @@ _SLICE = along(
 
 
 def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tensor:
-    """`size` elements of a dim from `start`, every `stride`-th."""
+    """`size` elements of a dim from `start`, every `stride`-th.
+
+    >>> import meshdsl as md
+    >>> md.slice(md.iota("n:6"), "n", 1, 2, stride=3)
+    tensor(int32[n=2], [1 4])
+    """
     x = as_tensor(x)
 
     def resolve() -> Dim:
@@ -122,7 +127,12 @@ _PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded", pieces=_p
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
-    """`low` and `high` elements of `value` added before and after (cut off where negative), `inner` between."""
+    """`low` and `high` elements of `value` added before and after (cut off where negative), `inner` between.
+
+    >>> import meshdsl as md
+    >>> md.pad(md.tensor([1.0, 2.0], "a"), "a", 1, 0)
+    tensor(float32[a=3], [0. 1. 2.])
+    """
     x = as_tensor(x)
 
     def resolve() -> Dim:
@@ -144,7 +154,12 @@ _REVERSE = along(
 
 
 def reverse(x: Any, dim: DimLike) -> Tensor:
-    """The elements of a dim in the opposite order."""
+    """The elements of a dim in the opposite order.
+
+    >>> import meshdsl as md
+    >>> md.reverse(md.iota("n:3"), "n")
+    tensor(int32[n=3], [2 1 0])
+    """
     x = as_tensor(x)
     return bind1(_REVERSE, x, dim=located(lambda: find(dim, x.dims)))
 
@@ -164,13 +179,23 @@ def _roll_pieces(size: int, by: int) -> tuple[Piece, ...]:
 
 
 def roll(x: Any, dim: DimLike, by: int) -> Tensor:
-    """Elements moved `by` places towards higher indices; what leaves at the end comes back at the start."""
+    """Elements moved `by` places towards higher indices; what leaves at the end comes back at the start.
+
+    >>> import meshdsl as md
+    >>> md.roll(md.iota("n:3"), "n", 1)
+    tensor(int32[n=3], [2 0 1])
+    """
     x = as_tensor(x)
     return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=int(by))
 
 
 def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
-    """Elements moved `by` places towards higher indices; what leaves is lost, and `fill` comes in."""
+    """Elements moved `by` places towards higher indices; what leaves is lost, and `fill` comes in.
+
+    >>> import meshdsl as md
+    >>> md.shift(md.tensor([1.0, 2.0, 3.0], "n"), "n", 1)
+    tensor(float32[n=3], [0. 1. 2.])
+    """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
     by = max(-d.size, min(d.size, int(by)))
@@ -218,7 +243,12 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
-    """`size` elements of a dim from a traced `start`, which is clipped so that they exist."""
+    """`size` elements of a dim from a traced `start`, which is clipped so that they exist.
+
+    >>> import meshdsl as md
+    >>> md.dynamic_slice(md.iota("n:5"), "n", md.tensor(2), 2)
+    tensor(int32[n=2], [2 3])
+    """
     x, start = as_tensor(x), as_tensor(start)
 
     def resolve() -> Dim:
@@ -268,7 +298,12 @@ _DYNAMIC_UPDATE = Op(
 
 
 def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
-    """`x` with `update` written along a dim from a traced `start`, which is clipped so that it fits."""
+    """`x` with `update` written along a dim from a traced `start`, which is clipped so that it fits.
+
+    >>> import meshdsl as md
+    >>> md.dynamic_update_slice(md.iota("n:4"), md.iota("n:2"), "n", md.tensor(2))
+    tensor(int32[n=4], [0 1 0 1])
+    """
     x, update = promote(x, update)
 
     def resolve() -> tuple[Dim, Tensor]:
