@@ -96,8 +96,9 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     should hold the same values do not.
 
     >>> import meshdsl as md
-    >>> md.simulate(md.compile(lambda x: md.sum(x), "rows:4", "n:rows").program(md.spec("n:6")), md.iota("n:6", "float32"))
-    [np.float32(15.0)]
+    >>> program = md.compile(lambda x: md.sum(x), "rows:4", "n:rows").program(md.spec("n:6"))
+    >>> float(md.simulate(program, md.iota("n:6", "float32"))[0])
+    15.0
     """
     values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
     wanted = [tuple(d.size for d in v.shape) for v in program.ins]
