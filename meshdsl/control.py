@@ -281,6 +281,7 @@ BARRIER = Op(
     linear="joint",
     flops=lambda *_, **__: 0,
     effects=True,
+    fuses="view",
 )
 
 
@@ -291,6 +292,7 @@ NAME = Op(
     vjp=lambda ct, x: (ct,),
     linear="joint",
     flops=lambda *_, **__: 0,
+    fuses="view",
 )
 KEEP = Op(  # partition decides: what was kept, where computing it again would send something, else what was computed
     "keep",
@@ -299,6 +301,7 @@ KEEP = Op(  # partition decides: what was kept, where computing it again would s
     vjp=lambda ct, kept, again: (None, ct),
     linear="second",
     flops=lambda *_, **__: 0,
+    fuses="view",
 )
 
 

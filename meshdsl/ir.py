@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +19,7 @@ import numpy as np
 from .dims import Dim, Shape, check_shape, show
 from .errors import NOWHERE, InternalError, Where
 
-__all__ = ["Eqn", "Graph", "Labels", "Op", "Type", "Var", "cse", "dce", "format_graph", "verify", "walk"]
+__all__ = ["Eqn", "Graph", "Labels", "Op", "Type", "Var", "cse", "dce", "format_graph", "operations", "verify", "walk"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Op:
     """One record per operation: its type rule, kernel, gradient, cost, and where it departs from the sharding rule.
 
     The sharding rule: a name in inputs and output passes through; a name that vanishes leaves the output partial
-    (`reduce`); a name that appears is born in its layout. The fields below `flops` are the exceptions.
+    (`reduce`); a name that appears is born in its layout. The fields below `fuses` are the exceptions.
     """
 
     name: str
@@ -89,7 +90,12 @@ class Op:
         None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
     )
     fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
-    flops: Callable[..., float] | None = None  # (input sizes, output sizes, **params) on one device; default: outputs
+    flops: Callable[..., float] | None = (
+        None  # (input sizes, output sizes[, shapes, dtypes of inputs], **params) on one
+    )
+    # device; default: one for each element of the outputs; see `operations`
+    fuses: str = ""  # what a compiler makes of it: "view" costs nothing, "map" is computed inside the kernel that reads
+    # it, "pick" too and reads no more than it writes, "reduce" computes its operands inside; "" is a kernel of its own
     linear: str = ""  # where a pending sum may pass: "joint" in all inputs together, "each" in any one of them,
     # "first" or "second" in that one only, "branches" in all but the first, "padded" as joint when the fill is zero
     reduce: str = ""  # how dims that vanish combine over devices: sum, max or min
@@ -164,6 +170,15 @@ def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
         inner = trips * eqn.params["trips"] if "trips" in eqn.params else trips
         for _, sub in eqn.graphs():
             yield from walk(sub, inner)
+
+
+def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
+    """The floating-point operations of one equation without graphs in it, on operands and results of these sizes."""
+    ins, outs = [sizes(v) for v in eqn.ins], [sizes(v) for v in eqn.outs]
+    if eqn.op.flops is None:
+        return float(sum(math.prod(n) for n in outs))
+    given = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
+    return float(eqn.op.flops(ins, outs, **eqn.op.keywords(eqn.op.flops, given)))
 
 
 def dce(graph: Graph) -> Any:

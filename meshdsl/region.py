@@ -15,7 +15,7 @@ from .autodiff import pullback, zeros
 from .backend import Local
 from .dims import Dim, DimsLike, Shape, merge, names, pick, show
 from .errors import ShapeError, TraceError, at, caller
-from .ir import Graph, Labels, Op, Type, walk
+from .ir import Graph, Labels, Op, Type, operations, walk
 from .ops.contraction import located
 from .ops.reshape import refill, transpose
 from .trace import Tensor, as_tensor, bind1, run_kernel, trace
@@ -109,7 +109,15 @@ def _rule(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: obj
     return Labels(tuple(labels(t.shape) for t in ins), (labels(result),))
 
 
-LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce="sum", rule=_rule)
+def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
+    types = [
+        Type(tuple(Dim(d.name, n) for d, n in zip(shape, there, strict=True)), dtype)
+        for shape, there, dtype in zip(shapes, ins, dtypes, strict=True)
+    ]
+    return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
+
+
+LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce="sum", rule=_rule, flops=_flops)
 
 
 def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) -> Tensor:

@@ -293,12 +293,14 @@ CONSTANT = Op(
     type=lambda *, value, shape: Type(shape, value.dtype),
     kernel=lambda c, *, value, shape: _block_of(c, value),
     flops=lambda *_, **__: 0,
+    fuses="view",
 )
 FULL = Op(
     "full",
     type=lambda *, value, shape, dtype: Type(shape, dtype),
     kernel=lambda c, *, value, shape, dtype: c.xp.full(c.outs[0].sizes, value, dtype),
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 

@@ -44,6 +44,7 @@ BLOCK_TOTAL = Op(
     linear="joint",
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
+    fuses="reduce",
 )
 
 
@@ -66,6 +67,7 @@ BLOCK_PROD = Op(
         ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.shape},),
         ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
     ),
+    fuses="reduce",
 )
 
 
@@ -84,6 +86,7 @@ ADD_PARTS = Op(
     kernel=_add_parts,
     linear="joint",
     blocked=lambda x, totals, *, dim, parts, reverse, axes: (parts.name,),
+    fuses="map",
 )
 
 
@@ -133,6 +136,7 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
     type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
     blocked=lambda index, place, *, parts, k: (parts.name, k.name),
+    fuses="pick",
 )
 
 
@@ -155,6 +159,7 @@ RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at 
     linear="joint",
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
+    fuses="view",
 )
 
 

@@ -142,7 +142,9 @@ def _reduction(
     def flops(ins: Any, outs: Any, **_: Any) -> float:
         return float(math.prod(ins[0]))
 
-    return Op(name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked)
+    return Op(
+        name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked, fuses="reduce"
+    )
 
 
 def _extreme_vjp(ct: Tensor, x: Tensor, out: Tensor, over: Shape) -> tuple[Tensor]:
@@ -359,6 +361,7 @@ _BROADCAST = Op(
     vjp=lambda ct, x: (ct,),
     linear="joint",
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 

@@ -80,7 +80,7 @@ def _unary(
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost)
+    op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost, fuses="map")
 
     def public(x: Any) -> Tensor:
         x = as_tensor(x)
@@ -135,6 +135,7 @@ CAST = Op(
     type=lambda x, *, dtype: Type(x.shape, dtype),
     kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+    fuses="map",
 )
 
 
@@ -181,6 +182,7 @@ _BITCAST = Op(
     type=_bitcast_type,
     kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 
@@ -317,7 +319,7 @@ def _binary(
         _check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear)
+    op = Op(name, infer, _aligned(function), vjp, linear=linear, fuses="map")
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -388,6 +390,7 @@ _INTEGER_POWER = Op(
     type=lambda x, *, n: x,
     kernel=lambda c, x, *, n: x**n,
     vjp=lambda ct, x, n: (ct * (n * _integer_power(x, n - 1)) if n else None,),
+    fuses="map",
 )
 
 
@@ -413,6 +416,7 @@ _WHERE = Op(
     kernel=_aligned(lambda xp: xp.where),
     vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
     linear="branches",
+    fuses="map",
 )
 
 
@@ -454,7 +458,7 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
     return tuple(map(slope(i), ct, *xs) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
 
 
-_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp)
+_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses="map")
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:

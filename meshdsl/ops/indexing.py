@@ -31,6 +31,7 @@ IOTA = Op(
     type=lambda *, dim, dtype: Type((dim,), dtype),
     kernel=lambda c, *, dim, dtype: c.positions(c.outs[0], dim).astype(dtype),
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 
@@ -111,6 +112,7 @@ _TAKE = Op(
     vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over), x.dims), None),
     linear="first",
     reduce="sum",
+    fuses="pick",
 )
 
 
@@ -197,6 +199,7 @@ _CUMSUM = along(
     lambda dim, *, reverse: dim,
     lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
     lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
+    fuses="",
 )
 
 
@@ -258,6 +261,7 @@ TAKE_ALONG = Op(
     reduce="sum",
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
     flops=lambda *_, **__: 0,
+    fuses="pick",
 )
 
 

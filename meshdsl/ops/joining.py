@@ -88,6 +88,7 @@ _CONCAT = Op(
     linear="joint",
     moves=_concat_moves,
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 _STACK = Op(
@@ -97,6 +98,7 @@ _STACK = Op(
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
     linear="joint",
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 
@@ -148,6 +150,7 @@ _INDEX = Op(
     reduce="sum",
     blocked=lambda x, *, dim, at: (dim.name,) if x.dtype.kind == "b" else (),
     flops=lambda *_, **__: 0,
+    fuses="pick",
 )
 
 

@@ -38,4 +38,4 @@ def _mask_kernel(c: Local, x: Any, *, over: Shape, fill: Any) -> Any:
     return x
 
 
-MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear="joint")
+MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear="joint", fuses="map")

@@ -82,6 +82,7 @@ ROWS = Op(
     flops=lambda *_, **__: 0,
     linear="joint",
     rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.shape, dim, rows)),
+    fuses="pick",
 )
 
 

@@ -24,6 +24,7 @@ _PREFER = Op(
     vjp=lambda ct, x, names: (bind1(_PREFER, ct, names=names),),
     linear="joint",
     flops=lambda *_, **__: 0,
+    fuses="view",
 )
 
 
@@ -45,6 +46,7 @@ _SHARD = Op(
     kernel=lambda c, x, *, split: x,
     vjp=lambda ct, x, split: (bind1(_SHARD, ct, split=split),),
     flops=lambda *_, **__: 0,
+    fuses="view",
 )
 
 

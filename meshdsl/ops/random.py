@@ -109,6 +109,7 @@ _BITS = Op(
     kernel=_bits_kernel,
     blocked=lambda key, **_: (WORD.name,),
     flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations of 20 rounds and 5 key injections
+    fuses="map",
 )
 
 
@@ -131,6 +132,7 @@ _FOLD_IN = Op(
     kernel=_fold_in_kernel,
     blocked=lambda key, i: (WORD.name,),
     flops=lambda ins, outs, **_: 60.0 * math.prod(outs[0]),
+    fuses="map",
 )
 
 

@@ -55,6 +55,7 @@ _RENAME = Op(
     linear="joint",
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape: _rename_rule(x, shape),
+    fuses="view",
 )
 
 
@@ -101,6 +102,7 @@ _TRANSPOSE = Op(
     vjp=lambda ct, x: (transpose(ct, x.dims),),
     linear="joint",
     flops=lambda *_, **__: 0,
+    fuses="map",
 )
 
 
@@ -180,6 +182,7 @@ _RESHAPE = Op(
     linear="joint",
     flops=lambda *_, **__: 0,
     rule=_reshape_rule,
+    fuses="view",
 )
 
 

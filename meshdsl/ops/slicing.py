@@ -31,6 +31,7 @@ def along(
     vjp: Any,
     *,
     linear: str = "joint",
+    fuses: str = "map",
     pieces: Callable[..., tuple[Piece, ...]] | None = None,
 ) -> Op:
     """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
@@ -56,6 +57,7 @@ def along(
         blocked=lambda x, *more, dim, **_: (dim.name,),
         moves=moves if pieces is not None else None,
         flops=lambda *_, **__: 0,
+        fuses=fuses,
     )
 
 
@@ -72,6 +74,7 @@ _SLICE = along(
         pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
     ),
     pieces=lambda dim, out, *, start, size, stride: (Piece(0, start, 0, size, step=stride),),
+    fuses="pick",
 )
 
 
@@ -235,6 +238,7 @@ _DYNAMIC_SLICE = Op(
         ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
     ),
     flops=lambda *_, **__: 0,
+    fuses="pick",
 )
 
 

@@ -78,7 +78,7 @@ def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[st
     return tuple(c.xp.where(here == 0, a, b) if 0 in part else b for a, b in zip(mine, made, strict=True))
 
 
-KEEP_PART = Op("keep_part", type=lambda *items, run, part, axes: items[: len(items) // 2], kernel=_keep)
+KEEP_PART = Op("keep_part", type=lambda *items, run, part, axes: items[: len(items) // 2], kernel=_keep, fuses="pick")
 
 
 def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:

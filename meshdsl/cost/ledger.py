@@ -1,0 +1,220 @@
+"""The ledger: what every instruction of a program costs, on one device, once.
+
+Nothing here is estimated. FLOPs come from the operations' own records, collectives from `Program.record`, bytes from
+the stored sizes of the values that cross memory (see `fusion`). Time is another module's; it reads this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import Where
+from ..ir import Eqn, Op, Var, operations
+from ..lowering import Program
+from ..lowering.program import CollectiveRecord
+from .fusion import Branch, Kernel, Loop, Send, Step, steps
+
+__all__ = ["Ledger", "Line", "Matmul", "ledger"]
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """The sizes of a product on one device: `batch` products of [m, k] by [k, n]."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One instruction; FLOPs and bytes are of one device and one trip, to be multiplied by `trips`."""
+
+    index: int  # its place in the program, loop bodies included, from 0
+    eqn: Eqn
+    kind: str  # "matmul", "conv", "vector", "move" or "collective"
+    trips: int  # of the loops around it; of a while loop, one
+    unbounded: bool  # inside a while loop, whose trips nobody knows
+    flops: float
+    hbm_bytes: int  # read and written, what stays inside a kernel left out
+    dtype: np.dtype[Any]  # the multiplied, or the result's; of a collective, on the wire
+    matmul: Matmul | None
+    collective: CollectiveRecord | None
+    step: Step  # the kernel that it is part of; several lines may share one
+
+    @property
+    def op(self) -> str:
+        """The operation's name, or the collective's kind."""
+        return str(self.eqn.op) if self.collective is None else self.collective.kind
+
+    @property
+    def name(self) -> str:
+        """The named tensor that it reads or makes, if any."""
+        if self.collective is not None:
+            return self.collective.name
+        return next((v.name for v in (*self.eqn.outs, *self.eqn.ins) if v.name), "")
+
+    @property
+    def where(self) -> Where:
+        """The user's line."""
+        return self.eqn.where
+
+    @property
+    def backward(self) -> bool:
+        """Whether differentiation made it."""
+        return self.eqn.backward
+
+    @property
+    def cause(self) -> str:
+        """Why a collective is there."""
+        return self.eqn.cause
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        record = self.collective
+        return {
+            "index": self.index,
+            "op": self.op,
+            "kind": self.kind,
+            "name": self.name,
+            "where": str(self.where),
+            "backward": self.backward,
+            "trips": self.trips,
+            "unbounded": self.unbounded,
+            "flops": self.flops,
+            "hbm_bytes": self.hbm_bytes,
+            "dtype": self.dtype.name,
+            "matmul": None if self.matmul is None else vars(self.matmul),
+            "axes": [] if record is None else list(record.axes),
+            "bytes": 0 if record is None else record.bytes,
+            "wire_bytes": 0 if record is None else record.wire_bytes,
+            "cause": self.cause,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Ledger:
+    """Every line of a program, in program order, with what the device launches."""
+
+    program: Program
+    lines: tuple[Line, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one device in one run."""
+        return sum(line.flops * line.trips for line in self.lines)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes one device reads and writes in one run."""
+        return sum(line.hbm_bytes * line.trips for line in self.lines)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes one device sends in one run."""
+        return sum(line.collective.wire_bytes * line.trips for line in self.lines if line.collective is not None)
+
+    def of(self, step: Step) -> tuple[Line, ...]:
+        """The lines of one kernel or collective."""
+        return self._by_step.get(step, ())
+
+    @property
+    def _by_step(self) -> dict[Step, tuple[Line, ...]]:
+        found = self.__dict__.get("_found")
+        if found is None:
+            groups: dict[Step, list[Line]] = {}
+            for line in self.lines:
+                groups.setdefault(line.step, []).append(line)
+            found = {step: tuple(lines) for step, lines in groups.items()}
+            object.__setattr__(self, "_found", found)
+        return found
+
+
+def ledger(program: Program) -> Ledger:
+    """What every instruction of a program costs.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> found = ledger(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
+    >>> [(line.op, line.flops, line.trips) for line in found.lines]
+    [('einsum', 2048.0, 1), ('all_reduce', 0.0, 1)]
+    >>> found.wire_bytes
+    1536
+    """
+    order = {eqn: i for i, eqn in enumerate(_equations(program))}
+    top = steps(program)
+    found = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)
+    return Ledger(program, tuple(found), top)
+
+
+def _equations(program: Program) -> Iterator[Eqn]:
+    for eqn in program.eqns:
+        yield eqn
+        for _, sub in eqn.graphs():
+            yield from _equations(sub)  # type: ignore[arg-type]
+
+
+def _lines(
+    program: Program, among: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
+) -> Iterator[Line]:
+    for step in among:
+        if isinstance(step, Loop):
+            yield from _lines(program, step.body, trips * step.trips, unbounded or step.unbounded, order)
+        elif isinstance(step, Branch):
+            for arm in step.arms:
+                yield from _lines(program, arm, trips, unbounded, order)
+        elif isinstance(step, Send):
+            record = program.record(step.eqn, trips, unbounded)
+            moved = sum(map(program.local_bytes, (*step.reads, *step.writes)))
+            index = order[step.eqn]
+            yield Line(index, step.eqn, "collective", trips, unbounded, 0.0, moved, record.dtype, None, record, step)
+        else:
+            yield from _kernel(program, step, trips, unbounded, order)
+
+
+def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
+    unread = set(step.reads)
+    for eqn in step.eqns:
+        moved = sum(map(program.local_bytes, (v for v in eqn.outs if v in step.writes)))
+        for v in eqn.ins:
+            if v in unread:
+                unread.discard(v)
+                moved += read_bytes(program, eqn, v)
+        matmul = _matmul(program, eqn)
+        flops = operations(eqn, program.local_shape) if isinstance(eqn.op, Op) else 0.0
+        dtype = eqn.ins[0].dtype if matmul is not None else eqn.outs[0].dtype
+        kind = "conv" if str(eqn.op) == "conv" else "matmul" if matmul is not None else "vector" if flops else "move"
+        yield Line(order[eqn], eqn, kind, trips, unbounded, flops, moved, dtype, matmul, None, step)
+
+
+def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
+    """What an equation reads of one stored operand: all of it, or as much as it writes if it picks."""
+    picks = not isinstance(eqn.op, Op) or eqn.op.fuses == "pick"
+    whole = program.local_bytes(v)
+    return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
+
+
+def _matmul(program: Program, eqn: Eqn) -> Matmul | None:
+    """Of a product of two tensors that sums something; None for anything else."""
+    if str(eqn.op) not in ("einsum", "turn"):
+        return None
+    x, y = eqn.ins[:2]
+    if str(eqn.op) == "einsum" and len(eqn.ins) != 2:
+        return None
+    sizes = {d.name: n for v in (x, y) for d, n in zip(v.shape, program.local_shape(v), strict=True)}
+    left, right, out = ({d.name for d in v.shape} for v in (x, y, eqn.outs[0]))
+
+    def count(names: set[str]) -> int:
+        return math.prod(sizes[name] for name in names)
+
+    summed = count((left | right) - out)
+    if summed == 1:
+        return None
+    return Matmul(count(left & right & out), count((left & out) - right), count((right & out) - left), summed)
