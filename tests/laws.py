@@ -421,6 +421,11 @@ def _indices() -> Iterator[Row]:
 
     yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
     yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", "int32")), taken, every)
+
+    def paired(x: Any, i: Any) -> Any:  # each place of the shared dim has a table and indices of its own
+        return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)
+
+    yield Row("take_paired", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c d", "place:b", "int32")), paired, every)
     yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", "int32")), taken, every)
 
     def added(x: Any, i: Any, u: Any) -> Any:
@@ -433,6 +438,8 @@ def _indices() -> Iterator[Row]:
     put = lambda x, i, u: md.put_add(x, i, u, "b")
     yield Row("put_add", put, (W, In("t", "place:b", "int32"), In("t c")), added, every)
     flat = lambda x, i, u: added(x, i.reshape(-1), u.transpose(1, 2, 0).reshape(-1, u.shape[0]))
+    rows = lambda x, i, u: np.stack([added(x[k], i[:, k], u[k]) for k in range(len(x))]) if len(x) else x
+    yield Row("put_add_paired", put, (In("a b c"), In("t a", "place:b", "int32"), In("a t c")), rows, every)
     one = lambda x, i: md.put_add(x, i, 1, "b")
     count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
     yield Row("put_add_number", one, (W, In("t", "place:b", "uint8")), count, every)

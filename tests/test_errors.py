@@ -81,8 +81,6 @@ def misuse() -> dict[str, Callable[[], Any]]:
         "a shift of floats": lambda: x << 1,
         "an unknown dtype": lambda: md.cast(x, "flot32"),
         "indices that are floats": lambda: md.take(w, x, "io"),
-        "indices that share a dim": lambda: md.take(x, row, "io"),
-        "put_add that shares a dim": lambda: md.put_add(x, row, 1, "io"),
         "put_add of too many dims": lambda: md.put_add(steps, row, md.broadcast(1.0, "batch:2 extra:3"), "time"),
         "more than there are": lambda: md.top_k(x, "io", md.Dim("k", 9)),
         "a slice beyond the end": lambda: md.slice(x, "io", 1, 3),

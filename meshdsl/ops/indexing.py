@@ -6,12 +6,13 @@ An index outside its dim reads zero and adds nothing, under every layout.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backend import Local
-from ..dims import Dim, DimLike, Shape, find, names, pick, show
+from ..backend import Block, Local
+from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
@@ -77,13 +78,7 @@ def _rest(x: Type | Tensor, over: Dim) -> Shape:
 def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
-    both = [d.name for d in i.shape if d.name in names(_rest(x, over))]
-    if both:
-        raise ShapeError(
-            f"md.take: the indices {show(i.shape)} and the table {show(x.shape)} share {both}; rename one of them, "
-            "or use md.einsum with md.one_hot to look up per element"
-        )
-    return Type((*i.shape, *_rest(x, over)), x.dtype)
+    return Type((*i.shape, *(d for d in _rest(x, over) if d not in i.shape)), x.dtype)
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
@@ -96,12 +91,24 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     return i, inside
 
 
+def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
+    """Indices into the rows of all paired dims together, one table behind the other."""
+    for dim in reversed(paired):
+        at = block.position(dim)
+        i = i + rows * c.xp.arange(block.sizes[at], dtype=np.int32).reshape((-1,) + (1,) * (len(block.sizes) - at - 1))
+        rows *= block.sizes[at]
+    return i
+
+
 def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     i, inside = _rows(c, c.ins[0], over, i)
-    x = c.xp.moveaxis(x, c.ins[0].position(over), 0)
+    paired = [d for d in c.ins[0].shape if d != over and d in c.ins[1].shape]
+    at = [c.ins[0].position(d) for d in (*paired, over)]
+    x = c.xp.moveaxis(x, at, range(len(at)))
+    x = x.reshape(math.prod(x.shape[: len(at)]), *x.shape[len(at) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    taken = x[c.xp.where(inside, i, 0)]
+    taken = x[_numbered(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), taken, c.xp.zeros((), x.dtype))
 
 
@@ -109,7 +116,7 @@ _TAKE = Op(
     "take",
     type=_take_type,
     kernel=_take_kernel,
-    vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over), x.dims), None),
+    vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
     linear="first",
     reduce="sum",
     fuses="pick",
@@ -123,28 +130,37 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
     >>> md.take(md.tensor([10.0, 20.0], "row"), md.tensor([1, 1, 7], "n"), "row").numpy()
     array([20., 20.,  0.], dtype=float32)
 
+    Dims that both have are paired: each of their places has a table of its own.
+
+    >>> tables = md.tensor([[10.0, 20.0], [30.0, 40.0]], "group row")
+    >>> md.take(tables, md.tensor([[1, 1], [0, 7]], "group n"), "row")
+    tensor(float32[group=2 n=2], [[20. 20.]
+     [30.  0.]])
+
     Split rows are looked up where they lie and summed over devices; nothing is gathered.
     """
     x, i = as_tensor(x), as_tensor(i)
     return bind1(_TAKE, x, i, over=located(lambda: find(over, x.dims)))
 
 
-def _scatter_type(i: Type, updates: Type, *, over: Dim) -> Type:
+def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.put_add needs integer indices, got {i.dtype.name}")
     if updates.dtype == np.dtype(bool):
         raise ShapeError("md.put_add does not add booleans; use md.cast(x, 'int32') first")
-    return Type((over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
+    return Type((*paired, over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
 
 
-def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim) -> Any:
+def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
     index, inside = _rows(c, c.outs[0], over, i)
     order = [c.ins[1].position(d) for d in c.ins[0].shape]
     order += [k for k in range(len(c.ins[1].shape)) if k not in order]
     updates = c.xp.transpose(updates, order)
     updates = updates.reshape((-1, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
-    return c.xp.scatter_add(rows, c.xp.where(inside, index, rows).reshape(-1), updates)
+    total = rows * math.prod(c.outs[0].size(d) for d in paired)
+    index = c.xp.where(inside, _numbered(c, index, c.ins[0], paired, rows), total)
+    return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
 
 
 _SCATTER_ADD = Op(
@@ -159,8 +175,10 @@ _SCATTER_ADD = Op(
 )
 
 
-def _scatter_add(i: Tensor, updates: Tensor, over: Dim) -> Tensor:
-    return bind1(_SCATTER_ADD, i, updates, over=over)
+def _scatter_add(i: Tensor, updates: Tensor, over: Dim, into: Shape) -> Tensor:
+    """Zeros with the dims `into`, in an order of their own, to which the updates are added."""
+    paired = tuple(d for d in into if d != over and d in i.dims)
+    return bind1(_SCATTER_ADD, i, updates, over=over, paired=paired)
 
 
 def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
@@ -169,23 +187,20 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.put_add(md.tensor([0.0, 0.0], "row"), md.tensor([1, 1], "n"), md.tensor([2.0, 3.0], "n"), "row")
     tensor(float32[row=2], [0. 5.])
+
+    Dims that x and the indices share are paired, as in `md.take`.
     """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
     rest = _rest(x, dim)
     located(lambda: _check_put(x.type, i.type, updates.type, rest))
-    lacking = [d for d in (*i.dims, *rest) if d not in updates.dims]
+    needed = dict.fromkeys((*i.dims, *rest))
+    lacking = [d for d in needed if d not in updates.dims]
     updates = broadcast(updates, (*lacking, *updates.dims)) if lacking else updates
-    return x + _scatter_add(i, cast(updates, x.dtype), dim)
+    return x + _scatter_add(i, cast(updates, x.dtype), dim, x.dims)
 
 
 def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
-    both = [d.name for d in i.shape if d.name in names(rest)]
-    if both:
-        raise ShapeError(
-            f"md.put_add: the indices {show(i.shape)} and the tensor {show(x.shape)} share {both}\n"
-            "  the dims of the indices are added up; rename one of them, or add md.one_hot(i, dim) * updates"
-        )
     extra = [d for d in updates.shape if d not in (*i.shape, *rest)]
     if extra:
         raise ShapeError(
