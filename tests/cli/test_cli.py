@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from meshdsl import cli
+from meshdsl.commands import doctor
 from meshdsl.train import configure, load
 
 HERE = Path(__file__).parent
@@ -261,7 +262,7 @@ def test_doctor():
 
 
 def test_doctor_says_what_is_out_of_range(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "_requirements", lambda: {"jax": "<0.2"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: {"jax": "<0.2"})
     run = here("doctor")
     assert run.code == 1
     assert "is outside the tested range <0.2" in run.out

@@ -1,0 +1,155 @@
+"""What commands share: options, exit codes, and how a result is said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "FAILURE",
+    "ILLEGAL_LAYOUT",
+    "INTERRUPTED",
+    "OK",
+    "SCHEMA_VERSION",
+    "USAGE",
+    "command",
+    "count",
+    "out_file",
+    "placed",
+    "say",
+    "version",
+    "workload_of",
+    "workload_options",
+    "write",
+]
+
+SCHEMA_VERSION = 1  # of every JSON line; raised when a field changes its meaning or goes
+
+OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = True) -> argparse.ArgumentParser:
+    """A new command with `--json`; with a workload and its settings where it needs one."""
+    sentence = about[0].upper() + about[1:] + "."
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
+    parser.set_defaults(run=run)
+    if workload:
+        parser.add_argument("workload", metavar="WORKLOAD", help="file.py:name, for example models/transformer.py:lm")
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    return parser
+
+
+def workload_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Where and how large: mesh, layout (or several of each), and settings of the workload's config."""
+    many: dict[str, Any] = {"action": "append", "default": []} if several else {}
+    each = "; give one for each" if several else " (default: no split)"
+    parser.add_argument(
+        "--layout",
+        metavar="RULES",
+        help=f"rules such as 'batch:rows;heads:cols', or the name of one in the workload{each}",
+        **many,
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXES",
+        help="axes such as 'rows:2;cols:4' (default: those of the named layout)",
+        **many,
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="a value of the workload's config, such as d_model=512; may be repeated",
+    )
+    parser.add_argument("--batch", type=count, metavar="N", help="the same as --set batch=N")
+    parser.add_argument("--length", type=count, metavar="N", help="the same as --set length=N")
+
+
+def count(text: str) -> int:
+    """A whole number of an option."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"a count is a whole number, got {text!r}")
+    return int(text)
+
+
+def out_file(text: str) -> Path:
+    """A file to write: its folder has to be there before anything is computed."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in")
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """The whole file or nothing: it is written beside its place and renamed. Raises `UsageError` where it cannot be."""
+    from ..train import UsageError
+
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def say(record: Mapping[str, Any]) -> None:
+    """One JSON line on stdout."""
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **_finite(record)}, allow_nan=False), flush=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: a number that is either is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def version() -> str:
+    """The version of this package."""
+    from .. import __version__
+
+    return __version__
+
+
+def workload_of(options: argparse.Namespace) -> Any:
+    """The workload that the options name, with their settings."""
+    from ..train import configure, load
+
+    workload = load(options.workload)
+    named = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
+    return configure(workload, [*options.settings, *named])
+
+
+def placed(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The workload, the mesh and the layout that the options ask for."""
+    from ..train import place
+
+    workload = workload_of(options)
+    return workload, *place(workload, options.layout, options.mesh)
