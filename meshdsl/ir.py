@@ -198,13 +198,34 @@ def dce(graph: Graph) -> Any:
 
 
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
-    """A loop without the stacked results that nobody uses; its carry stays whole."""
+    """A loop without the stacked results that nobody uses, and without the carries that only feed themselves."""
     if str(eqn.op) != "scan":
         return eqn
-    body, n = eqn.params["body"], eqn.params["carries"]
-    used = [i for i, v in enumerate(eqn.outs) if i < n or v in live]
-    body = body.replace(outs=tuple(body.outs[i] for i in used))
-    return dataclasses.replace(eqn, outs=tuple(eqn.outs[i] for i in used), params={**eqn.params, "body": body})
+    body, held, n = eqn.params["body"], eqn.params["consts"], eqn.params["carries"]
+    used = {i for i, v in enumerate(eqn.outs) if v in live}
+    while True:
+        read = _reads(body, [body.outs[i] for i in used])
+        more = {i for i in range(n) if body.ins[held + i] in read} - used
+        if not more:
+            break
+        used |= more
+    gone = set(range(n)) - used
+    outs = [i for i in range(len(body.outs)) if i in used]
+    ins = [i for i in range(len(body.ins)) if i - held not in gone or not held <= i < held + n]
+    body = body.replace(ins=tuple(body.ins[i] for i in ins), outs=tuple(body.outs[i] for i in outs))
+    params = {**eqn.params, "body": body, "carries": n - len(gone)}
+    return dataclasses.replace(
+        eqn, ins=tuple(eqn.ins[i] for i in ins), outs=tuple(eqn.outs[i] for i in outs), params=params
+    )
+
+
+def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
+    """Every value that these depend on, themselves included."""
+    needed = set(outs)
+    for eqn in reversed(graph.eqns):
+        if not needed.isdisjoint(eqn.outs):
+            needed.update(eqn.ins)
+    return needed
 
 
 def _without_unused_operands(eqn: Eqn) -> Eqn:
