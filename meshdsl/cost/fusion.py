@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..ir import Eqn, Graph, Op, Var
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "steps"]
+__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "holders", "kind", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +67,27 @@ def steps(graph: Graph) -> tuple[Step, ...]:
     return tuple(_Fusion(graph).steps())
 
 
+def holders(graph: Graph) -> dict[Var, Var]:
+    """Of every view in a graph, the stored value that it is a view of."""
+    source: dict[Var, Var] = {}
+    for eqn in graph.eqns:
+        if kind(eqn) == "view" and eqn.ins:
+            source[eqn.outs[0]] = source.get(eqn.ins[0], eqn.ins[0])
+    return source
+
+
 class _Fusion:
     """Which values of one graph are stored, and which live inside the kernel of their reader."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.source: dict[Var, Var] = {}  # of a view, what holds it
+        self.source = holders(graph)
         self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # through views
         for eqn in graph.eqns:
             ins = dict.fromkeys(self.holder(v) for v in eqn.ins)
-            if kind(eqn) == "view" and eqn.ins:
-                self.source[eqn.outs[0]] = self.holder(eqn.ins[0])
-                continue
-            for v in ins:
-                self.readers[v].append(eqn)
+            if eqn.outs[0] not in self.source:
+                for v in ins:
+                    self.readers[v].append(eqn)
         self.results = {self.holder(v) for v in graph.outs}
         self.free: set[Var] = set()  # made of nothing that is stored: every reader makes it for itself
         self.inside: set[Var] = set()  # computed in the kernel of its only reader
