@@ -1,0 +1,279 @@
+"""Two tables of the papers, from programs: python -m benchmarks.paper_tables
+
+Mesh-TensorFlow's Table 1 (Shazeer et al., 2018: what five layouts of the two-layer example cost each processor) states
+each cost as a sum of products of sizes. Here the sizes are drawn, the train step is partitioned and its ledger read;
+computation and communication are fitted as sums of the paper's terms: the coefficients are positive and leave nothing
+over. The peak of memory is between two multiples of the paper's sum, however the sizes are drawn.
+
+GShard's Table 4 (Lepikhin et al., 2020: operators as the partitions and the dims that are split grow together) states
+orders. Here each is the slope of log(cost) by log(partitions), from 8 to 512 partitions, of which nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+from meshdsl.cost.ledger import Ledger, ledger
+from meshdsl.cost.memory import memory
+from models.mlp import LAYOUTS, mlp
+
+CASES = 24
+PARTITIONS = (8, 32, 128, 512)
+Terms = Callable[[Mapping[str, float]], list[float]]
+Samples = list[tuple[dict[str, float], dict[str, float]]]  # sizes, and what the program costs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout of Table 1: the terms of each cost, in the sizes b, i(o), h and the mesh axes r, c, p."""
+
+    mesh: str
+    computation: Terms
+    communication: Terms
+    memory: Terms
+
+
+TABLE_1 = {
+    "empty": Row(
+        "all",
+        lambda s: [s["b"] * s["i"] * s["h"]],
+        lambda s: [],
+        lambda s: [s["b"] * s["i"], s["b"] * s["h"], s["i"] * s["h"]],
+    ),
+    "data": Row(
+        "all",
+        lambda s: [s["b"] * s["i"] * s["h"] / s["n"]],
+        lambda s: [s["i"] * s["h"]],
+        lambda s: [s["b"] * s["i"] / s["n"], s["b"] * s["h"] / s["n"], s["i"] * s["h"]],
+    ),
+    "model": Row(
+        "all",
+        lambda s: [s["b"] * s["i"] * s["h"] / s["n"]],
+        lambda s: [s["b"] * s["i"]],
+        lambda s: [s["b"] * s["i"], s["b"] * s["h"] / s["n"], s["i"] * s["h"] / s["n"]],
+    ),
+    "data_model": Row(
+        "rows cols",
+        lambda s: [s["b"] * s["i"] * s["h"] / s["n"]],
+        lambda s: [s["b"] * s["i"] / s["rows"], s["i"] * s["h"] / s["cols"]],
+        lambda s: [s["b"] * s["i"] / s["rows"], s["b"] * s["h"] / s["n"], s["i"] * s["h"] / s["cols"]],
+    ),
+    "three_d": Row(
+        "rows cols planes",
+        lambda s: [s["b"] * s["i"] * s["h"] / s["n"]],
+        lambda s: [
+            s["b"] * s["i"] / s["rows"] / s["planes"],
+            s["b"] * s["h"] / s["rows"] / s["cols"],
+            s["i"] * s["h"] / s["cols"] / s["planes"],
+        ],
+        lambda s: [
+            s["b"] * s["i"] / s["rows"] / s["planes"],
+            s["b"] * s["h"] / s["rows"] / s["cols"],
+            s["i"] * s["h"] / s["cols"] / s["planes"],
+        ],
+    ),
+}
+
+
+def table_1(layout: str) -> dict[str, Any]:
+    """The coefficients of the paper's terms, and the largest relative error that they leave."""
+    row, rng = TABLE_1[layout], np.random.default_rng(1)
+    samples: Samples = []
+    for _ in range(CASES):
+        axes = {axis: int(2 ** rng.integers(1, 4)) for axis in row.mesh.split()}
+        n = math.prod(axes.values())
+        b, i, h = (int(n * 2 ** rng.integers(3, 10)) for _ in range(3))
+        workload = mlp.replace(batch=b, io=i, hidden=h)
+        mesh = " ".join(f"{axis}:{size}" for axis, size in axes.items())
+        step = md.compile(workload.train_step(), mesh, LAYOUTS[layout][1], donate=(0, 1))
+        program = step.program(*workload.specs())
+        found = ledger(program)
+        costs = {
+            "computation": sum(line.flops for line in found.lines if line.matmul is not None),
+            "communication": sum(c.bytes * c.count for c in program.collectives),
+            "memory": memory(program, donated=program.ins[:3]).peak,
+        }
+        samples.append(({"b": b, "i": i, "h": h, "n": n, **axes}, costs))
+    return {
+        "table": "Mesh-TensorFlow 1",
+        "layout": layout,
+        **{cost: fit(getattr(row, cost), cost, samples) for cost in ("computation", "communication")},
+        "memory": bounds(row.memory, "memory", samples),
+    }
+
+
+def fit(terms: Terms, cost: str, samples: Samples) -> dict[str, Any]:
+    """Least squares of a cost by its terms, each sample weighed alike; beside communication goes what the paper drops.
+
+    The reductions of the bias and of the loss, that is: terms in h, and a constant.
+    """
+    exact = np.array([costs[cost] for _, costs in samples])
+    kept = len(terms(samples[0][0]))
+    if not kept:
+        return {"coefficients": [], "error": float(np.max(exact) > 0)}
+    dropped = [[s["h"], s["h"] / s.get("cols", 1), 1.0] if cost == "communication" else [] for s, _ in samples]
+    rows = np.array([[*terms(s), *few] for (s, _), few in zip(samples, dropped, strict=True)])
+    x, *_ = np.linalg.lstsq(rows / exact[:, None], np.ones(len(exact)), rcond=None)
+    error = float(np.max(np.abs(rows @ x / exact - 1)))
+    return {"coefficients": [round(float(v), 3) for v in x[:kept]], "error": error}
+
+
+def bounds(terms: Terms, cost: str, samples: Samples) -> dict[str, Any]:
+    """The least and the largest ratio of a cost to the sum of its terms, which were drawn over so many orders of ten.
+
+    A peak is the largest of several sums, so it is no sum of terms; it is of their order when the ratio is bounded.
+    """
+    sums = [sum(terms(s)) for s, _ in samples]
+    ratios = [costs[cost] / total for (_, costs), total in zip(samples, sums, strict=True)]
+    return {
+        "least": round(min(ratios), 2),
+        "most": round(max(ratios), 2),
+        "orders": round(math.log10(max(sums) / min(sums)), 1),
+    }
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row of Table 4: an operator whose named dims grow with the partitions D, and the orders the paper gives."""
+
+    name: str
+    grows: str
+    function: Callable[..., md.Tensor]
+    specs: Callable[[int], list[Any]]
+    layout: md.Layout
+    compute: float  # the order of the computation of a partition: 0 is O(1), 1 is O(D)
+    communication: float | None  # of what a partition sends and receives; None: nothing
+    kinds: tuple[str, ...] = ()
+
+
+def _matmul(x: md.Tensor, y: md.Tensor) -> md.Tensor:
+    return md.prefer(md.einsum(x, y, out="A C"), "A")
+
+
+def _moe(gates: md.Tensor, x: md.Tensor) -> md.Tensor:
+    return md.prefer(md.einsum(gates, x, out="E G C M"), "E")
+
+
+def _pair(a: int, b: int, c: int) -> list[Any]:
+    return [md.spec(f"A:{a} B:{b}"), md.spec(f"B:{b} C:{c}")]
+
+
+def _image(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    return md.conv(x, w, window={"X": "x", "Y": "y"}, out="B O X Y")
+
+
+TABLE_4 = (
+    Operator("Add(A,A->A)", "A", lambda x, y: x + y, lambda d: [md.spec(f"A:{64 * d}")] * 2, md.Layout("A:d"), 0, None),
+    Operator(
+        "Matmul(AB,BC->AC)", "B", _matmul, lambda d: _pair(64, 64 * d, 64), md.Layout("B:d"), 0, 0, ("all_reduce",)
+    ),
+    Operator("Matmul(AB,BC->AC)", "A", _matmul, lambda d: _pair(64 * d, 64, 64), md.Layout("A:d"), 0, None),
+    Operator(
+        "Matmul(AB,BC->AC)",
+        "A,B",
+        _matmul,
+        lambda d: _pair(16 * d, 16 * d, 16),
+        md.Layout("A:d", overrides={"y": "B:d"}),
+        1,
+        1,
+        ("all_gather",),
+    ),
+    Operator(
+        "Matmul(AB,BC->AC)",
+        "A,C",
+        _matmul,
+        lambda d: _pair(16 * d, 16, 16 * d),
+        md.Layout("A:d", overrides={"y": "C:d"}),
+        1,
+        1,
+        ("all_gather",),
+    ),
+    Operator(
+        "Reduce(AB->A)", "A", lambda x: md.sum(x, "B"), lambda d: [md.spec(f"A:{64 * d} B:64")], md.Layout("A:d"), 0, None,
+    ),
+    Operator(
+        "Reduce(AB->A)", "B", lambda x: md.sum(x, "B"), lambda d: [md.spec(f"A:64 B:{64 * d}")], md.Layout("B:d"), 0, 0,
+        ("all_reduce",),
+    ),
+    Operator(
+        "Einsum(GSEC,GSM->EGCM)",
+        "G,E",
+        _moe,
+        lambda d: [md.spec(f"G:{d} S:1024 E:{d} C:{1024 // d}"), md.spec(f"G:{d} S:1024 M:16")],
+        md.Layout("G:d E:d", overrides={"gates": "G:d E:", "x": "G:d"}),
+        0,
+        0,
+        ("all_to_all",),
+    ),
+    Operator(
+        "Convolution(BIXY,xyIO->BOXY)",
+        "X",
+        _image,
+        lambda d: [md.spec(f"B:2 I:4 X:{16 * d} Y:16"), md.spec("x:3 y:3 I:4 O:4")],
+        md.Layout("X:d"),
+        0,
+        0,
+        ("permute",),
+    ),
+)  # fmt: skip
+
+
+def table_4(operator: Operator) -> dict[str, Any]:
+    """The slopes of computation and communication by partitions, beside the paper's orders."""
+    found: list[Ledger] = []
+    for d in PARTITIONS:
+        step = md.compile(operator.function, f"d:{d}", operator.layout)
+        found.append(ledger(step.program(*operator.specs(d))))
+    kinds = sorted({line.op for line in found[-1].lines if line.collective is not None})
+    compute = slope([one.flops for one in found])
+    sent = [sum(c.bytes * c.count for c in one.program.collectives) for one in found]
+    communication = slope(sent) if any(sent) else None
+    right = (
+        abs(compute - operator.compute) < 0.05
+        and (communication is None) == (operator.communication is None)
+        and abs((communication or 0) - (operator.communication or 0)) < 0.05
+        and tuple(kinds) == operator.kinds
+    )
+    return {
+        "table": "GShard 4",
+        "operator": operator.name,
+        "grows": operator.grows,
+        "compute_order": round(compute, 3),
+        "communication_order": None if communication is None else round(communication, 3),
+        "collectives": kinds,
+        "paper": {"compute_order": operator.compute, "communication_order": operator.communication},
+        "equal": right,
+    }
+
+
+def slope(costs: list[float]) -> float:
+    """The exponent of growth with the partitions, by least squares."""
+    return float(np.polyfit(np.log(PARTITIONS), np.log(costs), 1)[0])
+
+
+def main() -> int:
+    """Print one JSON line for each row; the exit status is 1 when an order differs from the paper's."""
+    wrong = 0
+    for layout in TABLE_1:
+        row = table_1(layout)
+        print(json.dumps(row), flush=True)
+        parts = [row[cost] for cost in ("computation", "communication")]
+        wrong += any(part["error"] > 1e-9 or any(c <= 0 for c in part["coefficients"]) for part in parts)
+        wrong += row["memory"]["most"] > 3 * row["memory"]["least"]
+    for operator in TABLE_4:
+        row = table_4(operator)
+        print(json.dumps(row), flush=True)
+        wrong += not row["equal"]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
