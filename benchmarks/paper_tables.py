@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,7 +197,8 @@ TABLE_4 = (
         ("all_gather",),
     ),
     Operator(
-        "Reduce(AB->A)", "A", lambda x: md.sum(x, "B"), lambda d: [md.spec(f"A:{64 * d} B:64")], md.Layout("A:d"), 0, None,
+        "Reduce(AB->A)", "A", lambda x: md.sum(x, "B"), lambda d: [md.spec(f"A:{64 * d} B:64")], md.Layout("A:d"), 0,
+        None,
     ),
     Operator(
         "Reduce(AB->A)", "B", lambda x: md.sum(x, "B"), lambda d: [md.spec(f"A:64 B:{64 * d}")], md.Layout("B:d"), 0, 0,
@@ -254,7 +255,7 @@ def table_4(operator: Operator) -> dict[str, Any]:
     }
 
 
-def slope(costs: list[float]) -> float:
+def slope(costs: Sequence[float]) -> float:
     """The exponent of growth with the partitions, by least squares."""
     return float(np.polyfit(np.log(PARTITIONS), np.log(costs), 1)[0])
 
