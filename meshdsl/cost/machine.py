@@ -1,0 +1,128 @@
+"""A `Machine` is the figures of one kind of device and of its network, read from a short TOML file with their origins.
+
+One device is what JAX calls a device: a GPU; a chip of TPU v4 and later; of TPU v2 and v3 a core, which is half a chip.
+The files in `meshdsl/cost/machines` are the ones that come with the package, and show how to write another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import nearest
+from .machine_file import MachineError, read
+from .network import KINDS, Network
+
+__all__ = ["Machine", "MachineError", "machine", "machines"]
+
+PACKAGED = Path(__file__).parent / "machines"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Figures of one device; seconds, bytes and operations a second."""
+
+    name: str
+    title: str
+    device: str  # what one JAX device is: "GPU", "chip", "core"
+    peak: Mapping[str, float]  # FLOP/s of matrix products by dtype; "other" for every dtype not named
+    vector: float  # FLOP/s of elementwise operations and reductions
+    hbm: float  # bytes that a program can use
+    hbm_bandwidth: float  # bytes/s that a large copy reaches, reads and writes together
+    launch: float  # seconds that a kernel takes however little it does
+    efficiency: tuple[tuple[float, float], ...]  # (FLOPs of one matrix product, fraction of the peak it reaches)
+    network: Network
+    overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
+    uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
+    asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> where its figure comes from
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.title}; {self.network}"
+
+    def peak_of(self, dtype: np.dtype | str) -> float:
+        """FLOP/s of matrix products in this dtype; raises `MachineError` where there is neither it nor `other`."""
+        name = np.dtype(dtype).name
+        if name not in self.peak and "other" not in self.peak:
+            raise MachineError(
+                f"machine {self.name!r} gives no peak for {name}; there are: {', '.join(self.peak)}\n"
+                f"  add {name}, or other for every dtype not named, to [peak] of {self.file}"
+            )
+        return self.peak.get(name, self.peak.get("other", math.nan))
+
+    def matmul_efficiency(self, flops: float) -> float:
+        """The fraction of the peak that one matrix product of so many FLOPs reaches.
+
+        Linear between the points of the curve in the logarithm of the FLOPs, and flat outside them.
+        """
+        curve = self.efficiency
+        at = bisect_right([size for size, _ in curve], flops)
+        if at in (0, len(curve)):
+            return curve[min(at, len(curve) - 1)][1]
+        (f0, e0), (f1, e1) = curve[at - 1], curve[at]
+        return e0 + (e1 - e0) * math.log(flops / f0) / math.log(f1 / f0)
+
+    def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
+        """Seconds that one matrix product of so many FLOPs computes, without the launch and the memory."""
+        return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops)) if flops else 0.0
+
+
+def machine(name: str | os.PathLike[str]) -> Machine:
+    """The machine of this name, or in this file.
+
+    A name is looked for in the folders of $MESHDSL_MACHINES (or ~/.config/meshdsl/machines), then among those that come
+    with the package. What ends in `.toml`, or has a folder in it, is a file.
+
+    >>> machine("tpu-v5e").peak_of("bfloat16")
+    197000000000000.0
+
+    Raises `MachineError` for an unknown name, and for a malformed file with every problem of it.
+    """
+    text = os.fspath(name)
+    if text.endswith(".toml") or os.sep in text:
+        return _load(Path(text).expanduser())
+    for folder in (*_users_folders(), PACKAGED):
+        if (folder / f"{text}.toml").is_file():
+            return _load(folder / f"{text}.toml")
+    if text == "cpu":
+        raise MachineError(
+            "this computer has no machine file yet: its figures are measured, not published\n"
+            "  run: meshdsl doctor --calibrate\n"
+            f"  which writes cpu.toml to {_users_folders()[0]}"
+        )
+    raise MachineError(
+        f"no machine is called {text!r}; {nearest(text, machines())}\n"
+        f"  or give the path of a TOML file, written as those in {PACKAGED}"
+    )
+
+
+def machines() -> tuple[str, ...]:
+    """The names that `machine` knows: the user's own and those of the package, sorted."""
+    found = {file.stem for folder in (*_users_folders(), PACKAGED) for file in folder.glob("*.toml")}
+    return tuple(sorted(found))
+
+
+def _users_folders() -> list[Path]:
+    given = os.environ.get("MESHDSL_MACHINES", "")
+    folders = [Path(text).expanduser() for text in given.split(os.pathsep) if text]
+    return folders or [Path.home() / ".config" / "meshdsl" / "machines"]
+
+
+def _load(path: Path) -> Machine:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MachineError(f"there is no machine file {path}; the names known are: {', '.join(machines())}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MachineError(f"the machine file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise MachineError(f"the machine file {path} is not TOML: {error}") from None
+    return Machine(name=path.stem, file=str(path), **read(document, str(path)))

@@ -1,0 +1,238 @@
+"""The checks of a machine file: every problem is reported at once, with its key.
+
+title = "NVIDIA A100 80 GB, eight to a node"
+device = "GPU"
+vector = 19.5e12            # FLOP/s
+hbm = 80e9                  # bytes
+hbm_bandwidth = 2.0e12      # bytes/s
+launch = 6e-6               # seconds
+efficiency = [[1e8, 0.1], [1e11, 0.7]]      # FLOPs of a matrix product, fraction of the peak
+[peak]                      # FLOP/s by dtype; `other` is for those not named
+bfloat16 = 312e12
+[network]
+launch = 20e-6
+[[network.level]]           # inner to outer
+kind = "switch"
+axes = { gpu = 8 }
+bandwidth = 230e9
+[[network.measured]]        # group: its devices in each level
+kind = "all_reduce"
+group = [8]
+points = [[1048576, 92e-6], [1073741824, 8.2e-3]]       # bytes of the whole array, seconds
+[sources]
+hbm = "data sheet"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..errors import MeshdslError, nearest
+from .network import KINDS, Level, Network, Table
+
+__all__ = ["MachineError", "read"]
+
+
+class MachineError(MeshdslError, ValueError):
+    """A machine that nobody knows, or a machine file with something wrong in it."""
+
+
+NUMBERS = ("vector", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")
+OPTIONAL = ("overlap_slowdown", "uncertainty", "asynchronous", "sources")
+TOP = ("title", "device", *NUMBERS, "efficiency", "peak", "asynchronous", "network", "sources")
+LEVEL = ("kind", "axes", "bandwidth", "latency", "wrap", "share", "device_bandwidth")
+MEASURED = ("kind", "group", "points")
+LEVEL_KINDS = ("torus", "ring", "switch")
+
+
+def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """The fields of a `Machine`, but its name and file; raises `MachineError` with every problem of the document."""
+    checks = _Checks()
+    checks.names("", document, TOP)
+    missing = [key for key in TOP if key not in document and key not in OPTIONAL]
+    checks.problems += [f"{key}: missing" for key in missing]
+    there = {key: document[key] for key in document if key in TOP}
+    fields: dict[str, Any] = {key: checks.number(key, there[key], least=_least(key)) for key in NUMBERS if key in there}
+    fields |= {key: checks.text(key, there[key]) for key in ("title", "device") if key in there}
+    if "peak" in there:
+        fields["peak"] = checks.peak(there["peak"])
+    if "efficiency" in there:
+        fields["efficiency"] = checks.curve(there["efficiency"])
+    if "network" in there:
+        fields["network"] = checks.network(there["network"])
+    if "asynchronous" in there:
+        fields["asynchronous"] = checks.kinds("asynchronous", there["asynchronous"])
+    fields["sources"] = checks.sources(there.get("sources", {}))
+    if checks.problems:
+        raise MachineError("\n  ".join([f"the machine file {file} has something wrong", *checks.problems]))
+    return fields
+
+
+def _least(key: str) -> float:
+    return {"overlap_slowdown": 1.0, "launch": 0.0, "uncertainty": 0.0}.get(key, math.ulp(0.0))
+
+
+class _Checks:
+    """Each check returns the value, and notes what is wrong with it under its key."""
+
+    def __init__(self):
+        self.problems: list[str] = []
+
+    def wrong(self, key: str, what: str) -> None:
+        self.problems.append(f"{key}: {what}")
+
+    def names(self, key: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+        for name in table:
+            if name not in known:
+                self.wrong(f"{key}.{name}" if key else name, f"unknown key; {nearest(name, known)}")
+
+    def table(self, key: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        self.wrong(key, f"a table is expected, got {value!r}")
+        return {}
+
+    def tables(self, key: str, value: Any) -> list[dict[str, Any]]:
+        if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+            return value
+        self.wrong(key, f"written as [[{key}]], once for each, got {value!r}")
+        return []
+
+    def number(self, key: str, value: Any, least: float = math.ulp(0.0), most: float = math.inf) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if is_number and least <= value <= most:
+            return float(value)
+        bounds = "above 0" if least == math.ulp(0.0) else f"of at least {least:g}"
+        self.wrong(
+            key, f"a number {bounds}{'' if most == math.inf else f' and at most {most:g}'} is expected, got {value!r}"
+        )
+        return 1.0
+
+    def whole(self, key: str, value: Any, least: int = 1) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        self.wrong(key, f"a whole number of at least {least} is expected, got {value!r}")
+        return least
+
+    def text(self, key: str, value: Any, known: Sequence[str] = ()) -> str:
+        if not isinstance(value, str) or not value:
+            self.wrong(key, f"a text is expected, got {value!r}")
+        elif known and value not in known:
+            self.wrong(key, f"unknown {value!r}; {nearest(value, known)}")
+        return str(value)
+
+    def peak(self, value: Any) -> dict[str, float]:
+        peak = self.table("peak", value)
+        for name in peak:
+            if name != "other" and not _is_dtype(name):
+                self.wrong(f"peak.{name}", "no dtype has this name; write float32, bfloat16, int8, ... or other")
+        if not peak:
+            self.wrong("peak", "at least one dtype is needed")
+        return {name: self.number(f"peak.{name}", rate) for name, rate in peak.items()}
+
+    def kinds(self, key: str, value: Any) -> tuple[str, ...]:
+        """Kinds of collectives."""
+        if not isinstance(value, list):
+            self.wrong(key, f"a list of kinds of collectives is expected, got {value!r}")
+            return ()
+        return tuple(self.text(f"{key}[{i}]", kind, KINDS) for i, kind in enumerate(value))
+
+    def pairs(self, key: str, value: Any, what: str) -> list[tuple[float, float]]:
+        """Pairs of numbers, the first of them increasing."""
+        if not isinstance(value, list) or not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
+            self.wrong(key, f"a list of pairs [{what}] is expected, got {value!r}")
+            return []
+        pairs = [(self.number(f"{key}[{i}]", a), self.number(f"{key}[{i}]", b)) for i, (a, b) in enumerate(value)]
+        if not _increasing(a for a, _ in pairs):
+            self.wrong(key, f"the first of each pair [{what}] must increase")
+        return pairs
+
+    def curve(self, value: Any) -> tuple[tuple[float, float], ...]:
+        pairs = self.pairs("efficiency", value, "FLOPs, fraction")
+        for i, (_, fraction) in enumerate(pairs):
+            self.number(f"efficiency[{i}]", fraction, most=1.0)
+        return tuple(pairs)
+
+    def network(self, value: Any) -> Network:
+        given = self.table("network", value)
+        self.names("network", given, ("launch", "level", "measured"))
+        levels = [self.level(f"network.level[{i}]", level)
+                  for i, level in enumerate(self.tables("network.level", given.get("level", [])))]  # fmt: skip
+        if not levels:
+            self.wrong("network.level", "at least one level is needed")
+        axes = [axis for level in levels for axis in level.axes]
+        for axis in sorted({axis for axis in axes if axes.count(axis) > 1}):
+            self.wrong("network.level", f"two levels have a hardware axis {axis!r}; give them different names")
+        measured = [self.measured(f"network.measured[{i}]", table, levels)
+                    for i, table in enumerate(self.tables("network.measured", given.get("measured", [])))]  # fmt: skip
+        seen = [(table.kind, table.group) for table in measured]
+        for kind, group in sorted({key for key in seen if seen.count(key) > 1}):
+            self.wrong("network.measured", f"two tables are of {kind} over {list(group)}; keep one")
+        launch = self.number("network.launch", given.get("launch", 0.0), least=0.0)
+        return Network(tuple(levels), launch, tuple(measured))
+
+    def level(self, key: str, given: Mapping[str, Any]) -> Level:
+        self.names(key, given, LEVEL)
+        for name in ("kind", "axes", "bandwidth"):
+            if name not in given:
+                self.wrong(f"{key}.{name}", "missing")
+        kind = self.text(f"{key}.kind", given.get("kind", "switch"), LEVEL_KINDS)
+        axes = self.table(f"{key}.axes", given.get("axes", {"x": 1}))
+        sizes = {axis: self.whole(f"{key}.axes.{axis}", size) for axis, size in axes.items()}
+        if not sizes or (kind in ("switch", "ring") and len(sizes) > 1):
+            self.wrong(
+                f"{key}.axes", f"a {kind} has {'one axis' if kind != 'torus' else 'at least one axis'}, got {axes!r}"
+            )
+        if "wrap" in given and kind != "torus":
+            self.wrong(f"{key}.wrap", f"only the axes of a torus wrap, not those of a {kind}")
+        return Level(
+            kind=kind,
+            axes=sizes,
+            bandwidth=self.number(f"{key}.bandwidth", given.get("bandwidth", 1.0)),
+            latency=self.number(f"{key}.latency", given.get("latency", 0.0), least=0.0),
+            wrap=self.whole(f"{key}.wrap", given.get("wrap", 0), least=0),
+            share=self.whole(f"{key}.share", given.get("share", 1)),
+            device_bandwidth=self.number(f"{key}.device_bandwidth", given["device_bandwidth"])
+            if "device_bandwidth" in given
+            else math.inf,
+        )
+
+    def measured(self, key: str, given: Mapping[str, Any], levels: Sequence[Level]) -> Table:
+        self.names(key, given, MEASURED)
+        for name in MEASURED:
+            if name not in given:
+                self.wrong(f"{key}.{name}", "missing")
+        kind = self.text(f"{key}.kind", given.get("kind", KINDS[0]), KINDS)
+        group = given.get("group", [])
+        if not isinstance(group, list) or len(group) > len(levels):
+            self.wrong(f"{key}.group", f"devices in each of the {len(levels)} levels, inner to outer, got {group!r}")
+            group = []
+        counts = tuple(self.whole(f"{key}.group", n) for n in group)
+        for n, level in zip(counts, levels, strict=False):
+            if n > level.size:
+                self.wrong(f"{key}.group", f"{n} devices in a level of {level.size}")
+        points = self.pairs(f"{key}.points", given["points"], "bytes, seconds") if "points" in given else []
+        if any(later < sooner for (_, sooner), (_, later) in pairwise(points)):
+            self.wrong(f"{key}.points", "more bytes take less time; smooth the measurements (cost.network.monotone)")
+        return Table(kind, counts, tuple(points))
+
+    def sources(self, value: Any) -> dict[str, str]:
+        return {key: self.text(f"sources.{key}", text) for key, text in self.table("sources", value).items()}
+
+
+def _increasing(values: Iterable[float]) -> bool:
+    return all(a < b for a, b in pairwise(values))
+
+
+def _is_dtype(name: str) -> bool:
+    try:
+        import ml_dtypes  # noqa: F401  names bfloat16 and the 8-bit floats for NumPy
+
+        return np.dtype(name).name == name
+    except TypeError:
+        return False

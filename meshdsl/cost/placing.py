@@ -1,0 +1,160 @@
+"""On which hardware axes each mesh axis lies: it is a product of parts, and the parts of all mesh axes fill a slice.
+
+The arithmetic of `network.place`, which says what the caller may ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ..errors import LayoutError, nearest
+
+__all__ = ["Part", "Parts", "assigned", "by_default"]
+
+Levels = tuple[dict[str, int], ...]  # of each level, its hardware axes with their greatest sizes, major to minor
+
+
+@dataclass(frozen=True)
+class Part:
+    """`size` members along one hardware axis, `stride` apart."""
+
+    level: int
+    axis: str
+    size: int
+    stride: int
+
+    def __str__(self) -> str:
+        return f"{self.axis}:{self.size}" + (f" step {self.stride}" if self.stride > 1 else "")
+
+
+Parts = Mapping[str, tuple[Part, ...]]
+Placed = tuple[dict[str, tuple[Part, ...]], Levels, tuple[str, ...]]  # parts, the slice in use, notes
+
+
+def by_default(levels: Levels, sizes: Mapping[str, int]) -> Placed:
+    """Row-major, the minor mesh axis innermost, on the slice that cuts the fewest hardware axes."""
+    candidates = [_fill(used, sizes) for used in _slices(levels, math.prod(sizes.values()))]
+    if not candidates:
+        raise LayoutError(
+            f"{math.prod(sizes.values())} devices cannot be placed as a grid on {_show(levels)}\n"
+            f"  take a number of devices that is a product of sizes along those axes"
+        )
+    parts, used, notes = min(candidates, key=lambda placed: sum(map(len, placed[0].values())))
+    return parts, used, notes + _unfilled(levels, used)
+
+
+def _slices(levels: Levels, n: int) -> Iterator[Levels]:
+    """The slices of n members to choose from: inner levels as full as can be, and each as nearly cubic as can be."""
+    if not levels:
+        if n == 1:
+            yield ()
+        return
+    for members in sorted((d for d in _divisors(n) if d <= math.prod(levels[0].values())), reverse=True):
+        shapes = _shapes(tuple(levels[0].values()), members)
+        found = False
+        for outer in _slices(levels[1:], n // members) if shapes else ():
+            least = min(map(sum, shapes))
+            for shape in shapes:
+                if sum(shape) == least:
+                    found = True
+                    yield (dict(zip(levels[0], shape, strict=True)), *outer)
+        if found:
+            return
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
+
+
+def _shapes(greatest: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
+    along = [[d for d in _divisors(members) if d <= most] for most in greatest]
+    return [shape for shape in product(*along) if math.prod(shape) == members]
+
+
+def _fill(used: Levels, sizes: Mapping[str, int]) -> Placed:
+    """Hand out the slice to the mesh axes, the minor one first, from the innermost hardware axis outwards."""
+    hardware = [(level, axis) for level, axes in enumerate(used) for axis in reversed(axes)]
+    left = {at: used[at[0]][at[1]] for at in hardware}
+    taken = dict.fromkeys(hardware, 1)
+    parts: dict[str, tuple[Part, ...]] = {}
+    notes: list[str] = []
+    for name, size in reversed(list(sizes.items())):
+        mine: list[Part] = []
+        wanted = size
+        for at in hardware:
+            common = math.gcd(wanted, left[at])
+            if common == 1:
+                continue
+            if common < min(wanted, left[at]):
+                notes.append(f"mesh axis {name}:{size} does not factor the hardware axis {at[1]}: a best effort")
+            mine.append(Part(*at, size=common, stride=taken[at]))
+            wanted, left[at], taken[at] = wanted // common, left[at] // common, taken[at] * common
+        parts[name] = tuple(reversed(mine))
+    return {name: parts[name] for name in sizes}, used, tuple(notes)
+
+
+def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> Placed:
+    """The placement that the user wrote down; raises `LayoutError` with every problem of it."""
+    homes = {axis: level for level, axes in enumerate(levels) for axis in axes}
+    problems = [f"the mesh has no axis {name!r} of more than one device; {nearest(name, sizes)}" for name in assignment
+                if name not in sizes]  # fmt: skip
+    missing = [name for name in sizes if name not in assignment]
+    if missing:
+        problems.append(f"mesh axes without a place: {', '.join(missing)}; say where each lies")
+    wanted: list[tuple[str, str, int]] = []  # mesh axis, hardware axis, size; major to minor
+    for name in (name for name in assignment if name in sizes):
+        text = assignment[name]
+        words = _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems)
+        for axis, size in words:
+            if axis not in homes:
+                problems.append(
+                    f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, homes)}"
+                )
+            else:
+                wanted.append((name, axis, size))
+    taken = dict.fromkeys(homes, 1)
+    parts: dict[str, tuple[Part, ...]] = dict.fromkeys(sizes, ())
+    for name, axis, size in reversed(wanted):
+        parts[name] = (Part(homes[axis], axis, size, taken[axis]), *parts[name])
+        taken[axis] *= size
+    for axis, n in taken.items():
+        if n > levels[homes[axis]][axis]:
+            problems.append(f"hardware axis {axis!r} has {levels[homes[axis]][axis]} members, the assignment uses {n}")
+    if problems:
+        raise LayoutError("the assignment of mesh axes to hardware axes does not fit\n  " + "\n  ".join(problems))
+    used = tuple({axis: taken[axis] for axis in axes} for axes in levels)
+    return parts, used, _unfilled(levels, used)
+
+
+def _words(name: str, words: list[str], size: int, problems: list[str]) -> list[tuple[str, int]]:
+    """The parts of one mesh axis; the only word without a size takes what the others leave."""
+    split = [word.partition(":") for word in words]
+    bad = [word for word, (_, colon, n) in zip(words, split, strict=True) if colon and not (n.isdigit() and int(n))]
+    given = math.prod(int(n) for _, colon, n in split if colon and n.isdigit())
+    open_words = [axis for axis, colon, _ in split if not colon]
+    if bad:
+        problems.append(f"mesh axis {name!r}: a part is written axis or axis:size, got {', '.join(map(repr, bad))}")
+    elif len(open_words) > 1:
+        problems.append(f"mesh axis {name!r}: only one part may leave its size out, got {', '.join(open_words)}")
+    elif size % given or (not open_words and size != given):
+        problems.append(f"mesh axis {name!r} has {size} devices, the parts {' '.join(words)!r} make {given}")
+    else:
+        return [(axis, int(n) if colon else size // given) for axis, colon, n in split]
+    return []
+
+
+def _unfilled(levels: Levels, used: Levels) -> tuple[str, ...]:
+    notes: list[str] = []
+    for level in range(len(levels) - 1):
+        members, there = math.prod(used[level].values()), math.prod(levels[level].values())
+        if members < there and any(n > 1 for outer in used[level + 1 :] for n in outer.values()):
+            notes.append(f"{members} of {there} devices in use along {' '.join(levels[level])}")
+    return tuple(notes)
+
+
+def _show(levels: Levels) -> str:
+    return ", ".join(f"{axis}:{n}" for axes in levels for axis, n in axes.items())
