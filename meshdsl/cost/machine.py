@@ -39,7 +39,6 @@ class Machine:
     launch: float  # seconds that a kernel takes however little it does
     efficiency: tuple[tuple[float, float], ...]  # (FLOPs of one matrix product, fraction of the peak it reaches)
     network: Network
-    asynchronous: frozenset[str] = frozenset()  # the kinds of collective that run beside compute
     overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
     uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
     asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute
