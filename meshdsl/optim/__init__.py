@@ -4,16 +4,19 @@
     state = optimizer.init(params)
     params, state = optimizer.update(grads, state, params)
 
-An update is elementwise, so it runs wherever the parameter lies and costs no communication.
+The update of sgd, momentum and Adam is elementwise, so it runs wherever the parameter lies and costs no communication.
+Adafactor, LARS, LAMB and clipping need a norm or a mean of each weight, or of all: scalars are summed over devices.
 """
 
+from .adafactor import adafactor
 from .clipping import clip_by_global_norm, global_norm, with_clipping
 from .optimizers import Optimizer, adam, adamw, momentum, sgd
-from .schedules import constant, linear, rsqrt, warmup_cosine
+from .schedules import constant, inverse_sqrt, linear, rsqrt, warmup_cosine
+from .trust_ratio import lamb, lars
 
 __all__ = [
     "Optimizer",
-    "sgd", "momentum", "adam", "adamw",
+    "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars",
     "clip_by_global_norm", "global_norm", "with_clipping",
-    "constant", "linear", "rsqrt", "warmup_cosine",
+    "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ import jax
 import meshdsl as md
 
 from .optimizers import Optimizer
+from .per_tensor import wide
 
 __all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
 
@@ -22,7 +23,7 @@ def global_norm(tree: Any) -> md.Tensor:
     >>> md.optim.global_norm({"w": md.tensor([3.0], "a"), "v": md.tensor([4.0], "b")})
     tensor(float32[], 5.)
     """
-    squares = [md.sum(md.square(_wide(x))) for x in jax.tree.leaves(tree)]
+    squares = [md.sum(md.square(wide(x))) for x in jax.tree.leaves(tree)]
     return md.sqrt(functools.reduce(operator.add, squares))
 
 
@@ -48,7 +49,3 @@ def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
         return optimizer.update(clip_by_global_norm(grads, max_norm)[0], state, params)
 
     return Optimizer(optimizer.init, update)
-
-
-def _wide(x: md.Tensor) -> md.Tensor:
-    return md.cast(x, "float32") if x.dtype.itemsize < 4 else x

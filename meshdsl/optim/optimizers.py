@@ -6,13 +6,15 @@ moment. A learning rate is a number, or a schedule: a function of `step`, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 import meshdsl as md
+
+from .per_tensor import Chosen, every, path_of
 
 __all__ = ["LearningRate", "Optimizer", "adam", "adamw", "momentum", "sgd"]
 
@@ -39,11 +41,11 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
     """
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": _zero()}
+        return {"step": zero()}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        rate = _rate(learning_rate, state["step"])
-        return _subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
+        rate = rate_of(learning_rate, state["step"])
+        return subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
 
     return Optimizer(init, update)
 
@@ -55,13 +57,13 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
     """
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": _zero(), "m": _zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        rate = _rate(learning_rate, state["step"])
+        rate = rate_of(learning_rate, state["step"])
         m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
         along = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
-        return _subtract(params, jax.tree.map(lambda d: rate * d, along)), {"step": state["step"] + 1, "m": m}
+        return subtract(params, jax.tree.map(lambda d: rate * d, along)), {"step": state["step"] + 1, "m": m}
 
     return Optimizer(init, update)
 
@@ -87,7 +89,7 @@ def adamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.01,
-    decays: Callable[[str], bool] = lambda path: True,
+    decays: Chosen = every,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
 
@@ -96,40 +98,49 @@ def adamw(
     """
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": _zero(), "m": _zeros_like(params), "v": _zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        rate = _rate(learning_rate, state["step"])
-        step = state["step"] + 1
-        wide = any(p.dtype.itemsize > 4 for p in jax.tree.leaves(params))
-        count = md.cast(step, "float64" if wide else "float32")
-        correction_1, correction_2 = 1 - b1**count, 1 - b2**count
-        m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
-        v = jax.tree.map(lambda v, g: md.cast(b2 * v + (1 - b2) * (g * g), v.dtype), state["v"], grads)
+        rate = rate_of(learning_rate, state["step"])
+        state, correction_1, correction_2 = moments(grads, state, b1, b2)
 
         def move(path: Any, p: md.Tensor, m: md.Tensor, v: md.Tensor) -> md.Tensor:
-            if weight_decay and decays(jax.tree_util.keystr(path, simple=True, separator="/")):
+            if weight_decay and decays(path_of(path)):
                 delta = rate * ((m / correction_1) / (md.sqrt(v / correction_2) + eps) + weight_decay * p)
             else:
                 delta = rate * (m / correction_1) / (md.sqrt(v / correction_2) + eps)
             return md.cast(p - delta, p.dtype)
 
-        return jax.tree_util.tree_map_with_path(move, params, m, v), {"step": step, "m": m, "v": v}
+        return jax.tree_util.tree_map_with_path(move, params, state["m"], state["v"]), state
 
     return Optimizer(init, update)
 
 
-def _rate(learning_rate: LearningRate, step: md.Tensor) -> Any:
+def moments(grads: Any, state: dict[str, Any], b1: float, b2: float) -> tuple[dict[str, Any], md.Tensor, md.Tensor]:
+    """The state after Adam has seen these gradients, and what its m and its v are divided by for their zero start."""
+    step = state["step"] + 1
+    count = count_of(step, jax.tree.leaves(grads))
+    m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
+    v = jax.tree.map(lambda v, g: md.cast(b2 * v + (1 - b2) * (g * g), v.dtype), state["v"], grads)
+    return {"step": step, "m": m, "v": v}, 1 - b1**count, 1 - b2**count
+
+
+def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
+    """The number of updates as a float32, or as a float64 beside tensors that are."""
+    return md.cast(step, "float64" if any(x.dtype.itemsize > 4 for x in leaves) else "float32")
+
+
+def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
     return learning_rate(step) if callable(learning_rate) else learning_rate
 
 
-def _subtract(params: Any, deltas: Any) -> Any:
+def subtract(params: Any, deltas: Any) -> Any:
     return jax.tree.map(lambda p, d: md.cast(p - d, p.dtype), params, deltas)
 
 
-def _zero() -> md.Tensor:
+def zero() -> md.Tensor:
     return md.cast(0, "int32")
 
 
-def _zeros_like(params: Any) -> Any:
+def zeros_like(params: Any) -> Any:
     return jax.tree.map(lambda p: md.broadcast(md.cast(0, p.dtype), p.dims), params)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import meshdsl as md
 
-__all__ = ["Schedule", "constant", "linear", "rsqrt", "warmup_cosine"]
+__all__ = ["Schedule", "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine"]
 
 Schedule = Callable[[md.Tensor], md.Tensor]
 
@@ -54,3 +54,15 @@ def rsqrt(peak: float, warmup_steps: int) -> Schedule:
         return peak * md.minimum(count / warmup_steps, md.rsqrt(count / warmup_steps))
 
     return rate
+
+
+def inverse_sqrt(scale: float, hold: int) -> Schedule:
+    """scale / sqrt(max(t, hold)), t = 1 at the first update: level for `hold` updates, then falling.
+
+    (Shazeer and Stern, 2018, section 8, have scale 1 and hold 10,000: a relative step of 0.01 at first.)
+
+    >>> import meshdsl as md
+    >>> [inverse_sqrt(1.0, hold=4)(md.tensor(step)).item() for step in (0, 3, 15)]
+    [0.5, 0.5, 0.25]
+    """
+    return lambda step: scale * md.rsqrt(md.maximum(md.cast(step + 1, "float32"), float(hold)))

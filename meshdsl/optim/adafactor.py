@@ -1,0 +1,138 @@
+"""Adafactor (Shazeer and Stern, 2018), in the order in which GShard (Lepikhin et al., 2020, appendix A.2) runs it.
+
+    second moment -> divide -> clip by the update's RMS -> learning rate -> scale by the parameter's RMS -> momentum
+
+The second moment of a large weight is kept as its means over one dim and over another, a row and a column in place of
+a matrix: a weight of m n elements has a state of m + n.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import meshdsl as md
+
+from .optimizers import LearningRate, Optimizer, count_of, rate_of, zero
+from .per_tensor import own_dims, rms, wide
+
+__all__ = ["adafactor", "factored_dims"]
+
+
+def adafactor(
+    learning_rate: LearningRate,
+    *,
+    decay_exponent: float = 0.8,
+    max_b2: float = 1.0,
+    clip_threshold: float = 1.0,
+    scale_by_parameter: bool = True,
+    momentum: float = 0.0,
+    min_dim_to_factor: int = 128,
+    eps: float = 1e-30,
+    min_scale: float = 1e-3,
+    stacked: str = "layer*",
+) -> Optimizer:
+    """Adafactor: a step of relative size `learning_rate`, from second moments kept as row and column means.
+
+        b2 = min(max_b2, 1 - t ** -decay_exponent), t = 1, 2, ...; so the first step has b2 = 0
+        s = g ** 2 + eps; row = b2 row + (1 - b2) mean(s, over=largest); col the same, over=second largest
+        u = g / sqrt(row col / mean(row));   an unfactored weight has v = b2 v + (1 - b2) s, u = g / sqrt(v)
+        u = u / max(1, RMS(u) / clip_threshold);   u = learning_rate u;   u = u max(min_scale, RMS(p))
+        m = momentum m + (1 - momentum) u;   p = p - m
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.adafactor(0.01, min_dim_to_factor=2)
+    >>> params = {"w": md.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]], "io hidden"), "b": md.tensor([0.0], "hidden1")}
+    >>> state = optimizer.init(params)
+    >>> {name: x.dims for name, x in state["v"]["w"].items()}, state["v"]["b"].dims
+    ({'row': (io=2,), 'col': (hidden=3,)}, (hidden1=1,))
+    >>> optimizer.update(params, state, params)[0]["w"]
+    tensor(float32[io=2 hidden=3], [[0.99 0.99 0.99]
+     [0.99 0.99 0.99]])
+
+    A weight is factored when its two largest dims have at least `min_dim_to_factor` indices each (`factored_dims`).
+    `clip_threshold=0` does not clip, `scale_by_parameter=False` leaves RMS(p) out, `momentum=0` keeps no m. The
+    `stacked` dims hold weights of their own: see `meshdsl.optim.per_tensor`. GShard's appendix A.2 uses the defaults
+    with `inverse_sqrt(1.0, hold=10_000)` as the learning rate, and names a decay of 0.99, which is `max_b2=0.99`.
+    """
+
+    def factored(p: md.Tensor) -> tuple[md.Dim, md.Dim] | None:
+        return factored_dims(own_dims(p, stacked), min_dim_to_factor)
+
+    def init(params: Any) -> dict[str, Any]:
+        state = {"step": zero(), "v": jax.tree.map(lambda p: _no_moment(p, factored(p)), params)}
+        return {**state, "m": jax.tree.map(_zeros, params)} if momentum else state
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        leaves, structure = jax.tree.flatten(params)
+        step = state["step"] + 1
+        rate = rate_of(learning_rate, state["step"])
+        b2 = md.minimum(1 - count_of(step, leaves) ** -decay_exponent, max_b2)
+
+        def change(p: md.Tensor, u: md.Tensor) -> md.Tensor:
+            over = own_dims(p, stacked)
+            if clip_threshold:
+                u = u / md.maximum(rms(u, over) / clip_threshold, 1.0)
+            u = rate * u
+            return u * md.maximum(rms(p, over), min_scale) if scale_by_parameter else u
+
+        changes: list[md.Tensor] = []
+        moments: list[Any] = []
+        for p, g, v in zip(leaves, *map(structure.flatten_up_to, (grads, state["v"])), strict=True):
+            u, v = _divided(wide(g), v, b2, eps, factored(p))
+            changes.append(change(p, u))
+            moments.append(v)
+        state = {**state, "step": step, "v": structure.unflatten(moments)}
+        if momentum:
+            m = structure.flatten_up_to(state["m"])
+            changes = [md.cast(momentum * m + (1 - momentum) * u, m.dtype) for m, u in zip(m, changes, strict=True)]
+            state["m"] = structure.unflatten(changes)
+        return structure.unflatten([md.cast(p - u, p.dtype) for p, u in zip(leaves, changes, strict=True)]), state
+
+    return Optimizer(init, update)
+
+
+def factored_dims(dims: tuple[md.Dim, ...], min_size: int) -> tuple[md.Dim, md.Dim] | None:
+    """The second largest and the largest dim of a weight, or None when either is smaller than `min_size`.
+
+    Of equal dims the later in storage order counts as the larger, so [height=3 width=3 in=64 out=64] gives in and out.
+
+    >>> import meshdsl as md
+    >>> factored_dims(md.dims("heads:8 model:512 head:256"), 128)
+    (head=256, model=512)
+    >>> factored_dims(md.dims("a:200 b:200 c:200"), 128)
+    (b=200, c=200)
+    >>> factored_dims(md.dims("heads:8 model:512"), 128) is None
+    True
+    """
+    order = sorted(dims, key=lambda d: d.size)  # stable
+    return (order[-2], order[-1]) if len(order) > 1 and order[-2].size >= min_size else None
+
+
+def _divided(
+    g: md.Tensor, v: Any, b2: md.Tensor, eps: float, factored: tuple[md.Dim, md.Dim] | None
+) -> tuple[md.Tensor, Any]:
+    """The gradient over the square root of its second moment, and the new moment."""
+    square = md.square(g) + eps
+
+    def blend(old: md.Tensor, new: md.Tensor) -> md.Tensor:
+        return md.cast(b2 * old + (1 - b2) * new, old.dtype)
+
+    if factored is None:
+        v = blend(v, square)
+        return g * md.rsqrt(v), v
+    second, largest = factored
+    row, col = blend(v["row"], md.mean(square, largest)), blend(v["col"], md.mean(square, second))
+    return g * md.rsqrt(row / md.mean(row, second)) * md.rsqrt(col), {"row": row, "col": col}
+
+
+def _no_moment(p: md.Tensor, factored: tuple[md.Dim, md.Dim] | None) -> Any:
+    if factored is None:
+        return _zeros(p)
+    second, largest = factored
+    return {"row": _zeros(p, largest), "col": _zeros(p, second)}
+
+
+def _zeros(p: md.Tensor, without: md.Dim | None = None) -> md.Tensor:
+    return md.broadcast(md.cast(0, wide(p).dtype), [d for d in p.dims if d != without])

@@ -1,0 +1,76 @@
+"""What an optimizer computes over a whole weight: its norm, its root mean square, and which dims those run over.
+
+A norm is a sum over all elements, a mean divides by the real number of elements; both are sums by name, so they are
+those of the unsplit weight under every layout, padded ones included. They are taken in float32 at least.
+
+A parameter of `md.layers` is many weights in one tensor: the same weight of every layer, stacked along the dim of the
+layers. A paper's "per tensor" means one of them, and two layers of a scan must train as two layers written out would.
+The tensor does not say so itself (a checkpoint or a plain dict of tensors has only dims), so the optimizers take the
+names of such dims: `stacked="layer"`, or patterns as in `stacked="layer* expert"`. Each index of those dims has a norm
+of its own, and they are never factored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+
+import meshdsl as md
+
+__all__ = ["Chosen", "every", "norm", "own_dims", "path_of", "rms", "wide"]
+
+Chosen = Callable[[str], bool]  # whether something applies to the parameter of this path
+
+
+def every(path: str) -> bool:
+    """Accepts every path.
+
+    >>> every("layer/bias")
+    True
+    """
+    return True
+
+
+def path_of(keys: Any) -> str:
+    """The path of a leaf as layouts and checkpoints write it: `layer/w`."""
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def own_dims(x: md.Tensor, stacked: str) -> tuple[md.Dim, ...]:
+    """The dims of one weight: those whose names match none of the stacked patterns.
+
+    >>> import meshdsl as md
+    >>> own_dims(md.tensor([[[1.0, 2.0]]], "layer3 io hidden"), "layer* expert")
+    (io=1, hidden=2)
+    """
+    return tuple(d for d in x.dims if not any(fnmatchcase(d.name, pattern) for pattern in stacked.split()))
+
+
+def norm(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
+    """The square root of the sum of squares over these dims; the other dims stay.
+
+    >>> import meshdsl as md
+    >>> x = md.tensor([[3.0, 4.0], [0.0, 2.0]], "layer io")
+    >>> norm(x, own_dims(x, "layer"))
+    tensor(float32[layer=2], [5. 2.])
+    """
+    return md.sqrt(md.sum(md.square(wide(x)), over))
+
+
+def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
+    """The square root of the mean of squares over these dims.
+
+    >>> import meshdsl as md
+    >>> x = md.tensor([1.0, 7.0], "io")
+    >>> rms(x, x.dims)
+    tensor(float32[], 5.)
+    """
+    return md.sqrt(md.mean(md.square(wide(x)), over))
+
+
+def wide(x: md.Tensor) -> md.Tensor:
+    """The tensor in float32, or as it is when that is wide enough already."""
+    return md.cast(x, "float32") if x.dtype.itemsize < 4 else x
