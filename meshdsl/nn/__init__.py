@@ -4,10 +4,12 @@ Dims are passed as `md.Dim` where a layer introduces them and by name where the 
 axis; where two dims of one tensor may compete for one, the layer says which matters with `md.prefer`.
 """
 
+from . import moe
 from .attention import multi_head_attention, rotary
 from .dropout import dropout
 from .linear import dense, embedding, feed_forward, learned_positions
 from .losses import softmax_cross_entropy
+from .moe import moe_layer
 from .norms import layer_norm, rms_norm
 from .precision import Precision
 
@@ -17,4 +19,5 @@ __all__ = [
     "layer_norm", "rms_norm", "dropout",
     "multi_head_attention", "rotary",
     "softmax_cross_entropy",
+    "moe", "moe_layer",
 ]  # fmt: skip

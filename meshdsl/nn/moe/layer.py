@@ -1,0 +1,155 @@
+"""The mixture-of-experts layer: gate, dispatch, experts, combine (GShard, Lepikhin et al., 2020, section 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import meshdsl as md
+
+from ..linear import ACTIVATIONS
+from ..precision import FLOAT32, Precision, dim_of
+from .dispatch import dispatch_by
+from .options import PRESETS, capacity_of, near
+from .routing import assign
+
+__all__ = ["moe_layer"]
+
+
+def moe_layer(
+    x: md.Tensor,
+    experts: md.Dim,
+    hidden: md.Dim,
+    *,
+    tokens: str | md.Dim = "length",
+    over: str | md.Dim = "model",
+    router: str = "top2",
+    capacity_factor: float = 2.0,
+    eval_capacity_factor: float | None = None,
+    capacity_formula: str | None = None,
+    train: bool = True,
+    key: md.Tensor | None = None,
+    nonpadding: md.Tensor | None = None,
+    jitter: float = 0.0,
+    aux_weight: float = 0.01,
+    z_weight: float = 0.0,
+    dispatch: str = "index",
+    exchange: str = "padded",
+    activation: str = "relu",
+    gated: bool = False,
+    name: str = "moe",
+    init: Any = None,
+    precision: Precision = FLOAT32,
+    **options: Any,
+) -> tuple[md.Tensor, md.Tensor]:
+    """A feed-forward layer of which each token uses the experts that its gate chooses: (y, auxiliary loss).
+
+    >>> import meshdsl as md
+    >>> expert, hidden = md.dims("expert:4 expert_hidden:32")
+    >>> model = md.model(lambda x: md.nn.moe_layer(x, expert, hidden))
+    >>> model.specs(md.spec("batch:2 length:16 model:8"))["moe/wi"]
+    float32[expert=4 model=8 expert_hidden=32]
+    >>> md.eval_shape(model.init, md.random.key(0), md.spec("batch:2 length:16 model:8"))["moe/gate"]
+    float32[model=8 gate=4]
+
+    x is [groups, tokens, model]: every dim but `tokens` and `over` is batch-like, each of its places a group that is
+    routed by itself. y is zero where a token was dropped; add it to x. The loss to add to the model's is `aux_weight`
+    times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2 (ST-MoE, Zoph et al.,
+    2022), one number.
+
+    The router's product and softmax are float32. `router` and `options` are those of `md.nn.moe.route`, presets
+    included; the capacity is `capacity_of(tokens, experts)` by `capacity_formula` (the preset's; else "mesh_tf") with
+    the factor for training or evaluation. In training, with a key, inputs of the gate are multiplied by
+    U(1 - jitter, 1 + jitter), and a second choice may be refused at random.
+
+    Between the groups' side and the experts' side dims have other names, so that a layout may split both by one
+    axis: `batch` is `expert_batch` at the experts, and `gate` is what the gate calls experts. A layout
+    `batch:rows; expert:rows` exchanges slots by all_to_all, in the compute dtype; `expert_hidden:cols` splits each
+    expert. `dispatch` is "index" or "einsum", see `md.nn.moe`; `exchange` is "padded".
+    Raises `ShapeError` for unknown names, and for exchange="ragged".
+    """
+    if exchange != "padded":
+        raise md.ShapeError(_no_exchange(exchange))
+    if activation not in ACTIVATIONS:
+        raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+    token, wide = dim_of(x, tokens), dim_of(x, over)
+    groups = [d for d in x.dims if d not in (token, wide)]
+    gate = md.Dim("gate", experts.size)
+    preset = PRESETS.get(router)
+    factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
+    k = options.get("k", preset.options.get("k", 2) if preset else 2)
+    formula = capacity_formula or (preset.capacity if preset else "mesh_tf")
+    slot = md.Dim("slot", capacity_of(token.size, experts.size, factor=factor, k=k, formula=formula))
+    noise, coin = (None, None) if key is None or not train else md.random.split(key)
+
+    with md.scope(name):
+        logits = _logits(x, wide, gate, jitter if train else 0.0, noise, init, precision)
+        found = assign(
+            md.softmax(logits, gate),
+            tokens=token,
+            experts=gate,
+            capacity=slot,
+            router=router,
+            uniforms=None if coin is None else md.random.uniform(coin, [*groups, token]),
+            nonpadding=nonpadding,
+            **options,
+        )
+        loss = found.aux_loss * aux_weight
+        if z_weight:
+            loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
+        way = dispatch_by(dispatch, found)
+        there = {**{d.name: f"{experts.name}_{d.name}" for d in groups}, gate.name: experts.name}
+        sent = md.rename(way.send(md.cast(x, precision.compute)), **there)
+        y = _experts(md.prefer(sent, experts), experts, hidden, wide, activation, gated, init, precision)
+        back = md.rename(md.prefer(y, experts), **{new: old for old, new in there.items()})
+        return md.transpose(way.receive(back), x.dims), loss
+
+
+def _logits(
+    x: md.Tensor, wide: md.Dim, gate: md.Dim, jitter: float, key: md.Tensor | None, init: Any, precision: Precision
+) -> md.Tensor:
+    """The router's logits [..., gate], in float32 at least."""
+    exact = "float64" if precision.reduce == "float64" else "float32"
+    w = md.param("gate", [wide, gate], init=init or md.init.lecun(fan_in=wide), dtype=precision.param)
+    x = md.cast(x, exact)
+    if jitter and key is not None:
+        x = x * md.random.uniform(key, x.dims, 1 - jitter, 1 + jitter)
+    return md.einsum(x, md.cast(w, exact), out=[*(d for d in x.dims if d != wide), gate])
+
+
+def _mean_square(x: md.Tensor, nonpadding: md.Tensor | None) -> md.Tensor:
+    square = md.square(x)
+    return md.mean(square if nonpadding is None else md.where(md.cast(nonpadding, "bool"), square, 0))
+
+
+def _experts(
+    x: md.Tensor,
+    experts: md.Dim,
+    hidden: md.Dim,
+    wide: md.Dim,
+    activation: str,
+    gated: bool,
+    init: Any,
+    precision: Precision,
+) -> md.Tensor:
+    """Each expert's feed-forward layer on its own slots; dims as x."""
+    outer = [d for d in x.dims if d != wide]
+    act = ACTIVATIONS[activation]
+
+    def product(y: md.Tensor, name: str, gone: md.Dim, made: md.Dim) -> md.Tensor:
+        w = md.param(name, [experts, gone, made], init=init or md.init.lecun(fan_in=gone), dtype=precision.param)
+        return md.cast(md.prefer(precision.einsum(y, w, out=[*outer, made]), experts), precision.compute)
+
+    y = product(x, "wi", wide, hidden)
+    y = act(product(x, "wi_gate", wide, hidden)) * y if gated else act(y)
+    return md.transpose(product(y, "wo", hidden, wide), x.dims)
+
+
+def _no_exchange(exchange: str) -> str:
+    if exchange != "ragged":
+        return f"no exchange {exchange!r}; {near(exchange, ['padded', 'ragged'])}there is: 'padded'"
+    return (
+        "the exchange 'ragged' cannot be emitted: a program's collectives send blocks of one size, and a ragged "
+        "all_to_all sends as many slots as are filled\n"
+        "  jax.lax.ragged_all_to_all also has no compiler on CPU, where every program here must run\n"
+        "  take exchange='padded', which sends every slot, and choose the capacity factor for what it sends"
+    )

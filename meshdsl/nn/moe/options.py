@@ -1,0 +1,173 @@
+"""What each router can be asked for, the presets that name public variants, and how many slots an expert has.
+
+An option that a router does not have is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+
+__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "near", "resolve"]
+
+_POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
+_NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
+_AUX: tuple[Any, ...] = ("E2_mean", "paper", "none")
+_NUMBER = object()  # any number
+_GIVEN = object()  # a tensor
+
+# Of each router: the options with their defaults, and of each option what it may be.
+_TOP2 = {"policy": None, "threshold": 0.5, "normalize": "before"}
+ROUTERS: Mapping[str, Mapping[str, Any]] = {
+    "gshard_paper": {**_TOP2, "rejected_second_uses_slot": True, "aux_scale": "paper"},
+    "top2": {**_TOP2, "rejected_second_uses_slot": False, "aux_scale": "E2_mean"},
+    "switch": {"aux_scale": "E2_mean"},
+    "top_k": {"k": 2, "normalize": "none", "aux_scale": "E2_mean"},
+    "batch_prioritised": {"k": 1, "score": "top1", "normalize": "none", "aux_scale": "E2_mean"},
+    "expert_choice": {},
+    "hash": {"token_ids": None, "table": None},
+    "random": {"ids": None},
+}
+_VALUES: Mapping[str, Any] = {
+    "policy": _POLICY,
+    "normalize": _NORMALIZE,
+    "aux_scale": _AUX,
+    "score": ("top1", "sum"),
+    "rejected_second_uses_slot": (False, True),
+    "threshold": _NUMBER,
+    "k": _NUMBER,
+    "token_ids": _GIVEN,
+    "table": _GIVEN,
+    "ids": _GIVEN,
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A public variant: its router, the options that make it, and its formula for the capacity."""
+
+    router: str
+    capacity: str
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+PRESETS: Mapping[str, Preset] = {
+    # GShard (Lepikhin et al., 2020), Algorithm 1
+    "gshard": Preset("gshard_paper", "paper"),
+    # Mesh-TensorFlow's moe.py: a refused second choice takes no slot; weights normalised before capacity
+    "mesh_tf": Preset("top2", "mesh_tf", {"normalize": "before", "threshold": 0.2}),
+    # DeepSpeed's top2gating, without its noise on the second choice: weights normalised over what was placed
+    "deepspeed": Preset("top2", "deepspeed", {"policy": "all", "normalize": "after"}),
+    # DeepSpeed's top1gating
+    "deepspeed_top1": Preset("switch", "deepspeed"),
+    # Tutel's default gate: top 2, normalised before capacity
+    "tutel": Preset("top_k", "tutel", {"k": 2, "normalize": "before"}),
+    # Tutel with batch_prioritized_routing: tokens ordered by their largest probability
+    "tutel_prioritised": Preset("batch_prioritised", "tutel", {"k": 2, "normalize": "before"}),
+    # Switch Transformer (Fedus et al., 2021), section 2
+    "switch_transformer": Preset("switch", "switch"),
+    # Lancet (Jiang et al., 2024): Switch gates, and batch-prioritised ones
+    "lancet": Preset("switch", "switch"),
+    "lancet_prioritised": Preset("batch_prioritised", "switch", {"k": 1}),
+    # V-MoE (Riquelme et al., 2021), section 4: raw probabilities, order by the largest
+    "v_moe": Preset("batch_prioritised", "paper", {"k": 2, "normalize": "none"}),
+}
+
+
+def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The router and all its options, for the name of a router or of a preset.
+
+    Raises `ShapeError` for an unknown router, option or value, with the nearest that exist.
+    """
+    preset = PRESETS.get(router)
+    if preset is not None:
+        router, given = preset.router, {**preset.options, **given}
+    if router not in ROUTERS:
+        raise md.ShapeError(
+            f"no router {router!r}; {near(router, [*ROUTERS, *PRESETS])}there are: {', '.join(ROUTERS)}\n"
+            f"  and the presets: {', '.join(PRESETS)}"
+        )
+    known = ROUTERS[router]
+    for name, value in given.items():
+        if name not in known:
+            there = f"its options are: {', '.join(known)}" if known else "it has no options"
+            raise md.ShapeError(f"the router {router!r} has no option {name!r}; {near(name, known)}{there}")
+        allowed = _VALUES[name]
+        if isinstance(allowed, tuple) and value not in allowed:
+            shown = ", ".join(repr(v) for v in allowed if v is not None)
+            raise md.ShapeError(f"the option {name!r} of a router is {shown}; got {value!r}")
+        if allowed is _NUMBER and (isinstance(value, bool) or not isinstance(value, int | float | np.number)):
+            raise md.ShapeError(f"the option {name!r} of a router is a number; got {value!r}")
+    return router, {**known, **given}
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The known name that is closest to this one, as a question, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _paper(tokens: int, experts: int, k: int, factor: float) -> int:
+    return math.ceil(factor * k * tokens / experts)
+
+
+# Each formula: slots of one expert for one group of `tokens`, and the fewest it gives.
+_CAPACITY: Mapping[str, tuple[Any, int]] = {
+    "paper": (_paper, 1),
+    "mesh_tf": (lambda s, e, k, f: min(s, int(s * f / e)), 4),
+    "deepspeed": (_paper, 4),
+    "tutel": (lambda s, e, k, f: k * int(f * math.ceil(s / e)), 1),
+    "switch": (lambda s, e, k, f: int(f * math.ceil(s / e)), 1),
+}
+
+
+def capacity_of(
+    tokens: int, experts: int, *, factor: float = 1.0, k: int = 2, formula: str = "paper", minimum: int | None = None
+) -> int:
+    """How many slots each expert has for one group of so many tokens; never more than tokens.
+
+    >>> from meshdsl.nn.moe import capacity_of
+    >>> capacity_of(128, 8), capacity_of(128, 8, factor=2.0, formula="mesh_tf"), capacity_of(24, 16, formula="switch")
+    (32, 32, 2)
+
+    Formulas, with S tokens, E experts and the capacity factor f: "paper" ceil(f k S / E) (GShard, where f is 1);
+    "mesh_tf" int(f S / E), at least 4; "deepspeed" ceil(f k S / E), at least 4; "tutel" k int(f ceil(S / E));
+    "switch" int(f ceil(S / E)). `minimum` replaces the least of the formula. Parts of a group that is split take this
+    number of the whole group, never one of their own: computed from a part it would be another one.
+    Raises `ShapeError` for an unknown formula, and for a factor or k that is not positive.
+    """
+    if formula not in _CAPACITY:
+        raise md.ShapeError(
+            f"no formula {formula!r} for the capacity; {near(formula, _CAPACITY)}there are: {', '.join(_CAPACITY)}"
+        )
+    if factor <= 0 or k < 1 or experts < 1:
+        raise md.ShapeError(
+            f"a capacity needs a positive factor, at least one choice and one expert; got {factor=}, {k=}, {experts=}"
+        )
+    rule, least = _CAPACITY[formula]
+    return min(tokens, max(rule(tokens, experts, k, factor), least if minimum is None else minimum))
+
+
+def balanced_table(frequencies: Iterable[float], experts: int) -> np.ndarray:
+    """An expert for each token id (int32), most frequent first, each to the expert with least so far.
+
+    >>> from meshdsl.nn.moe import balanced_table
+    >>> balanced_table([5, 4, 3, 3, 2, 1], 2).tolist()
+    [0, 1, 1, 0, 1, 0]
+
+    (Roller et al., "Hash Layers", 2021, section 3.) Ties go to the lower id and the lower expert.
+    """
+    counts = np.asarray(list(frequencies), float)
+    load, table = np.zeros(experts), np.zeros(len(counts), np.int32)
+    for token in np.argsort(-counts, kind="stable"):
+        table[token] = np.argmin(load)
+        load[table[token]] += counts[token]
+    return table
