@@ -1,0 +1,257 @@
+"""When each step of a program starts and ends on one device's lanes: from one completion to the next.
+
+Every lane runs its own steps in the program's order; one starts when what it reads is there and its lanes are free.
+A loop is never unrolled: its body is timed once, and the loop is one item of the steps around it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..ir import Graph, Var
+from .fusion import Branch, Kernel, Loop, Send, Step, holders
+from .ledger import Ledger, Line
+from .machine import Machine
+from .network import Placement, full_bytes
+from .roofline import roofline
+
+__all__ = ["COMPUTE", "Event", "Schedule", "Span"]
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """One instruction on one lane, in seconds from the start; of what a loop holds, the first of its trips."""
+
+    lane: str  # "compute", or the mesh axes that are sent over: "rows,cols"
+    start: float
+    seconds: float
+    step: Step
+    lines: tuple[Line, ...]  # of a kernel or a collective
+    trips: int  # how often it runs in all
+    depth: int  # the loops around it
+
+    @property
+    def name(self) -> str:
+        """The operation that the kernel is named after: the last of the heaviest kind."""
+        if isinstance(self.step, Loop):
+            return f"{self.step.eqn.op} x{self.step.trips}"
+        if isinstance(self.step, Branch):
+            return str(self.step.eqn.op)
+        ranks = {"matmul": 3, "conv": 3, "collective": 3, "vector": 1, "move": 0}
+        heaviest = max(self.lines, key=lambda line: (ranks[line.kind], line.flops))
+        return heaviest.op
+
+
+@dataclass(eq=False)
+class Span:
+    """What a sequence of steps takes, from its start to the end of the last of them."""
+
+    seconds: float = 0.0
+    exposed: float = 0.0
+    events: list[Event] = field(default_factory=list[Event])
+    seconds_of: dict[int, float] = field(default_factory=dict[int, float])  # by line index
+    exposures: dict[int, float] = field(default_factory=dict[int, float])  # of the collectives among them
+    least: dict[str, float] = field(default_factory=dict[str, float])  # by lane: its work at full efficiency
+
+    @property
+    def compute(self) -> float:
+        return self.seconds - self.exposed
+
+    def add(self, other: Span, trips: float = 1, stretch: float = 1.0) -> None:
+        """The times of another by lane and by line, so many times, its compute made longer."""
+        for lane, seconds in other.least.items():
+            self.least[lane] = self.least.get(lane, 0.0) + seconds * trips
+        self.exposed += other.exposed * trips
+        for index, seconds in other.seconds_of.items():
+            longer = 1.0 if index in other.exposures else stretch
+            self.seconds_of[index] = self.seconds_of.get(index, 0.0) + seconds * trips * longer
+        for index, seconds in other.exposures.items():
+            self.exposures[index] = self.exposures.get(index, 0.0) + seconds * trips
+
+
+@dataclass(eq=False)
+class _Item:
+    """A step on the lanes that it holds: `work` seconds when nothing slows it, `share` of them compute."""
+
+    step: Step
+    lanes: tuple[str, ...]
+    work: float
+    share: float
+    least: dict[str, float]
+    weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index, adding up to 1
+    inner: Span | None = None  # of a loop: all its trips
+    needs: int = 0  # what it reads and is not there yet
+    readers: list[_Item] = field(default_factory=list["_Item"])
+    start: float = 0.0
+    end: float = 0.0
+    alone: float = 0.0  # seconds in which nothing was computed
+
+    @property
+    def computes(self) -> bool:
+        return COMPUTE in self.lanes
+
+
+class Schedule:
+    """One program on one machine."""
+
+    def __init__(self, ledger: Ledger, machine: Machine, placement: Placement, pipelined: bool):
+        self.ledger = ledger
+        self.machine = machine
+        self.placement = placement
+        self.pipelined = pipelined
+
+    def span(self, steps: Sequence[Step], depth: int = 0) -> Span:
+        items, _ = self.items(steps, depth, {})
+        _run(items, self.machine.overlap_slowdown)
+        return self.summed(items, depth)
+
+    def items(
+        self, steps: Sequence[Step], depth: int, made: Mapping[Var, _Item]
+    ) -> tuple[list[_Item], dict[Var, _Item]]:
+        """The steps as items that know who reads them, and which item makes each value."""
+        items = [self.item(step, depth) for step in steps]
+        maker = dict(made)
+        for item in items:
+            for source in {maker[v] for v in item.step.reads if v in maker}:
+                source.readers.append(item)
+                item.needs += 1
+            maker.update((v, item) for v in item.step.writes)
+        return items, maker
+
+    def item(self, step: Step, depth: int) -> _Item:
+        if isinstance(step, Kernel):
+            lines = self.ledger.of(step)
+            found = roofline(lines, self.machine)
+            weights = {line.index: w for line, w in zip(lines, found.weights, strict=True)}
+            return _Item(step, (COMPUTE,), found.seconds, 1.0, {COMPUTE: found.least}, weights)
+        if isinstance(step, Send):
+            (line,) = self.ledger.of(step)
+            record = line.collective
+            assert record is not None
+            n = self.placement.mesh.count(record.axes)
+            seconds = self.placement.seconds(record.kind, record.axes, full_bytes(record, n))
+            lane = ",".join(record.axes)
+            lanes = (lane,) if record.kind in self.machine.asynchronous else (COMPUTE, lane)
+            return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
+        if isinstance(step, Branch):
+            inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)
+        elif self.pipelined and str(step.eqn.op) == "scan" and step.trips > 1:
+            inner = self.pipeline(step, depth + 1)
+        else:
+            inner = _repeated(self.span(step.body, depth + 1), step.trips)
+        lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
+        share = inner.compute / inner.seconds if inner.seconds else 0.0
+        return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
+
+    def pipeline(self, loop: Loop, depth: int) -> Span:
+        """All trips of a loop of which each may begin when the one before it does: of many, three are timed."""
+        body: Graph = loop.eqn.params["body"]
+        held, carries = loop.eqn.params["consts"], loop.eqn.params["carries"]
+        views = holders(body)
+        carried = zip(body.ins[held : held + carries], body.outs[:carries], strict=True)
+        before = {v: views.get(out, out) for v, out in carried}
+        trips: list[list[_Item]] = []
+        everything: list[_Item] = []
+        maker: dict[Var, _Item] = {}
+        for i in range(min(loop.trips, 3)):
+            items, maker = self.items(loop.body, depth, {v: maker[out] for v, out in before.items() if out in maker})
+            if i >= 2:  # no further ahead than one trip
+                ended = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
+                for item in trips[i - 2]:
+                    item.readers.append(ended)
+                for item in items:
+                    item.needs += 1
+                everything.append(ended)
+            trips.append(items)
+            everything += items
+        _run(everything, self.machine.overlap_slowdown)
+        spans = [self.summed(items, depth) for items in trips]
+        total = Span(spans[-1].seconds)
+        total.events = [replace(event, trips=event.trips * loop.trips) for event in spans[0].events]
+        for span in spans:
+            total.add(span)
+        if loop.trips > len(trips):
+            self.add_steady(total, spans[1], trips[1], spans[1].seconds - spans[0].seconds, loop.trips - len(trips))
+        return total
+
+    def add_steady(self, total: Span, trip: Span, items: Sequence[_Item], interval: float, trips: int) -> None:
+        """More trips like one, `interval` apart; no less than a lane is busy in one."""
+        busy = [sum(item.end - item.start for item in items if lane in item.lanes) for lane in trip.least]
+        interval = max(interval, *busy)
+        total.add(trip, trips)
+        total.seconds += trips * interval
+        # what such a trip waits for is not just what the one that was timed did
+        waited = interval - sum(seconds for index, seconds in trip.seconds_of.items() if index not in trip.exposures)
+        total.exposed += trips * (waited - trip.exposed)
+        by = trip.exposures if trip.exposed else {index: trip.seconds_of[index] for index in trip.exposures}
+        for index, part in by.items():
+            total.exposures[index] += trips * (waited * part / sum(by.values()) - trip.exposures[index])
+
+    def summed(self, items: Sequence[_Item], depth: int) -> Span:
+        """The span of items that have run."""
+        total = Span(max((item.end for item in items), default=0.0))
+        for item in items:
+            took = item.end - item.start
+            lines = self.ledger.of(item.step)
+            lane = COMPUTE
+            if item.inner is not None:
+                computed = took - item.inner.exposed
+                total.add(item.inner, stretch=computed / item.inner.compute if item.inner.compute else 1.0)
+            else:
+                if isinstance(item.step, Send):
+                    lane = ",".join(item.step.eqn.op.axes)
+                alone = took if lane != COMPUTE and item.computes else item.alone
+                times = {index: took * weight for index, weight in item.weights.items()}
+                total.add(
+                    Span(took, alone, [], times, dict.fromkeys(times, alone) if lane != COMPUTE else {}, item.least)
+                )
+            total.events.append(Event(lane, item.start, took, item.step, lines, 1, depth))
+            if item.inner is not None:
+                total.events += [replace(e, start=item.start + e.start) for e in item.inner.events]
+        return total
+
+
+def _repeated(once: Span, trips: int) -> Span:
+    """Trips that do not overlap."""
+    total = Span(once.seconds * trips, events=[replace(event, trips=event.trips * trips) for event in once.events])
+    total.add(once, trips)
+    return total
+
+
+def _run(items: Sequence[_Item], slowdown: float) -> None:
+    """Set the start and the end of every item, each lane in order, from one completion to the next."""
+    queues: dict[str, deque[_Item]] = defaultdict(deque)
+    for item in items:
+        for lane in item.lanes:
+            queues[lane].append(item)
+    left: dict[_Item, float] = {}  # of what is running: seconds when nothing slows it
+    now = 0.0
+    while queues:
+        for queue in queues.values():
+            item = queue[0]
+            if item not in left and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
+                item.start = now
+                left[item] = item.work
+        sending = [item for item in left if not item.computes]
+        slow = slowdown - 1 if sending else 0.0
+        pace = {item: 1 + slow * item.share for item in left}
+        first = min(left, key=lambda item: left[item] * pace[item])
+        passed = left[first] * pace[first]
+        if len(sending) == len(left):
+            for item in sending:
+                item.alone += passed / len(sending)
+        now += passed
+        for item in left:
+            left[item] -= passed / pace[item]
+        del left[first]
+        first.end = now
+        for lane in first.lanes:
+            queues[lane].popleft()
+            if not queues[lane]:
+                del queues[lane]
+        for reader in first.readers:
+            reader.needs -= 1
