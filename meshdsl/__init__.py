@@ -40,6 +40,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "params": ("Model", "eval_shape", "layers", "model", "param", "scope"),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
+    "cost.report": ("Report",),
     "compile": ("Compiled", "compile", "host_devices"),
     "workload": ("Workload",),
 }  # fmt: skip

@@ -11,13 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import doctor, explain, train
-from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, SCHEMA_VERSION, version
+from .commands import analyze, doctor, explain, train
+from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, version
 from .errors import LayoutError, MeshdslError, Where, caller
+from .schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
-COMMANDS = (train, explain, doctor)
+COMMANDS = (analyze, explain, train, doctor)
 
 _EXAMPLES = """\
 examples:

@@ -6,8 +6,10 @@ the mesh may have more devices than the machine, until something is called.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +18,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from .cost.machine import Machine
+from .cost.machine import machine as machine_named
+from .cost.network import place
+from .cost.report import Report
+from .cost.report import cost as report
 from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
@@ -40,15 +47,14 @@ class History:
         return dict(self.stages)[name]
 
 
-class _Stages:
-    """One signature of a compiled function: made once, stage by stage, when first asked for."""
+class _Traced:
+    """One signature of a function, traced: the same for every mesh and layout."""
 
-    def __init__(self, owner: Compiled, structure: Any, types: Sequence[Type], paths: Sequence[str]):
-        self.owner = owner
+    def __init__(self, function: Callable[..., Any], structure: Any, types: Sequence[Type], paths: Sequence[str]):
         self.structure = structure
 
         def flat(*xs: Tensor) -> Any:
-            return owner.function(*tree.tree_unflatten(structure, xs))
+            return function(*tree.tree_unflatten(structure, xs))
 
         try:
             self.traced, captures, self.result = trace(flat, types, paths)
@@ -62,6 +68,17 @@ class _Stages:
         if captures:
             raise TraceError("md.compile cannot be used inside a trace; call the function itself there")
         self.graph = simplify(self.traced)
+
+
+class _Stages:
+    """One signature of a compiled function: made once, stage by stage, when first asked for."""
+
+    def __init__(self, owner: Compiled, traced: _Traced):
+        self.owner = owner
+        self.structure = traced.structure
+        self.traced = traced.traced
+        self.result = traced.result
+        self.graph = traced.graph
 
     @cached_property
     def program(self) -> Program:
@@ -81,13 +98,17 @@ class _Stages:
     def executable(self) -> Any:
         return self.jit(self.mesh, self.shardings)
 
-    def jit(self, mesh: Any, shardings: Sequence[Any]) -> Any:
+    @cached_property
+    def donated(self) -> tuple[int, ...]:
+        """The inputs of the program whose memory its results may take over."""
         counts = [child.num_leaves for child in self.structure.children()]
         starts = np.cumsum([0, *counts])
-        donated = [i for n in self.owner.donate for i in range(starts[n], starts[n + 1])]
+        return tuple(i for n in self.owner.donate for i in range(starts[n], starts[n + 1]))
+
+    def jit(self, mesh: Any, shardings: Sequence[Any]) -> Any:
         out = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.outs]
         return jax.jit(
-            emit(self.program, mesh), in_shardings=tuple(shardings), out_shardings=out, donate_argnums=tuple(donated)
+            emit(self.program, mesh), in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated
         )
 
     def lower(self) -> Any:
@@ -146,6 +167,7 @@ class Compiled:
         self.layout = layout
         self.donate = tuple(donate)
         self._stages: dict[Any, _Stages] = {}
+        self._traced: dict[Any, _Traced] = {}  # shared with what `under` makes
 
     def _for(self, args: Sequence[Any]) -> tuple[_Stages, list[Any]]:
         """The stages for these arguments' signature, and the arguments as leaves."""
@@ -163,7 +185,9 @@ class Compiled:
                     )
             key = (structure, types)
             if key not in self._stages:
-                self._stages[key] = _Stages(self, structure, types, labels)
+                if key not in self._traced:
+                    self._traced[key] = _Traced(self.function, structure, types, labels)
+                self._stages[key] = _Stages(self, self._traced[key])
             return self._stages[key], leaves
         except MeshdslError as error:
             raise at(error, caller()) from None
@@ -201,6 +225,54 @@ class Compiled:
         """A `jax.stages.Lowered`; on an abstract mesh when there are no devices for the mesh."""
         self.program(*args)
         return self._for(args)[0].lower()
+
+    def cost(
+        self,
+        *args: Any,
+        machine: Machine | str | os.PathLike[str] = "tpu-v5e",
+        limit: float | None = None,
+        assignment: Mapping[str, str | Sequence[str]] | None = None,
+    ) -> Report:
+        """What one call costs on a machine: its time, its memory, what it sends and why. Needs no devices.
+
+        >>> import meshdsl as md
+        >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:2 cols:4", "batch:rows io:cols")
+        >>> report = step.cost(md.spec("batch:8192 io:8192"), md.spec("io:8192 hidden:8192"), machine="tpu-v5e")
+        >>> report.fits, report.constraint
+        (True, 'network along cols')
+        >>> print(*report.collectives)
+        io on cols: 1 all_reduce of 134 MB
+
+        `machine` is a name, or the path of a machine file. `limit` is the memory of one device in bytes, by default the
+        machine's; `assignment` says on which hardware axes the mesh axes lie. Raises `LayoutError` for an illegal
+        layout and for a mesh that the machine has no room for, `MachineError` for a machine that nobody knows.
+        """
+        program = self.program(*args)
+        found = self._for(args)[0]
+        try:
+            on = machine if isinstance(machine, Machine) else machine_named(machine)
+            return report(
+                program,
+                on,
+                donated=[program.ins[i] for i in found.donated],
+                placement=place(on.network, self.mesh, assignment),
+                limit=limit,
+                layout=self.layout,
+                title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
+            )
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+    def under(self, mesh: Mesh | str, layout: Layout | str | dict[str, Any]) -> Compiled:
+        """The same function on another mesh or under another layout; what has been traced is not traced again."""
+        other = copy.copy(self)
+        try:
+            other.mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+            other.layout = layout if isinstance(layout, Layout) else Layout(layout)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        other._stages = {}
+        return other
 
 
 def compile(

@@ -22,6 +22,7 @@ TITLES = {
     "layouts": "Meshes and layouts",
     "compile": "Programs",
     "lowering": "Programs",
+    "cost.report": "Cost",
     "workload": "Workloads",
     "errors": "Errors",
 }  # a home that is not here goes under its own name, so nothing public is left out

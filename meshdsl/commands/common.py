@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..schema import SCHEMA_VERSION, plain
+
 __all__ = [
     "FAILURE",
     "ILLEGAL_LAYOUT",
     "INTERRUPTED",
     "OK",
-    "SCHEMA_VERSION",
     "USAGE",
     "command",
     "count",
@@ -28,8 +28,6 @@ __all__ = [
     "workload_options",
     "write",
 ]
-
-SCHEMA_VERSION = 1  # of every JSON line; raised when a field changes its meaning or goes
 
 OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -119,16 +117,7 @@ def _umask() -> int:
 
 def say(record: Mapping[str, Any]) -> None:
     """One JSON line on stdout."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **_finite(record)}, allow_nan=False), flush=True)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: a number that is either is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+    print(json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False), flush=True)
 
 
 def version() -> str:

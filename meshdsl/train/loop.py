@@ -104,11 +104,18 @@ def train(
     yield end
 
 
-def stages(workload: md.Workload, mesh: md.Mesh, layout: md.Layout) -> tuple[md.Compiled, tuple[Any, ...]]:
-    """The training step, and the types of its arguments: what `.graph`, `.program` and `.lower` take. No devices."""
-    compiled = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
+def stages(
+    workload: md.Workload, mesh: md.Mesh, layout: md.Layout, *, forward: bool = False
+) -> tuple[md.Compiled, tuple[Any, ...]]:
+    """The training step, and the types of its arguments: what `.graph`, `.program` and `.lower` take. No devices.
+
+    With `forward`, the evaluation step: no gradients, no update.
+    """
+    params, state, batch = workload.specs()
     key = (md.spec("key_word:2", "uint32"),) if _key(workload) else ()
-    return compiled, (*workload.specs(), *key)
+    if forward:
+        return md.compile(workload.eval_step(), mesh, layout), (params, batch, *key)
+    return md.compile(workload.train_step(), mesh, layout, donate=(0, 1)), (params, state, batch, *key)
 
 
 def _initialised(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md.Tensor) -> tuple[Any, Any]:

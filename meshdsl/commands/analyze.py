@@ -1,0 +1,28 @@
+"""`meshdsl analyze`: what one layout costs on one machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .common import command, placed, say, workload_options
+from .costing import cost_options, exit_code, measured
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = command(commands, "analyze", run, "say what a layout costs: memory, time, what is sent and why")
+    workload_options(parser)
+    cost_options(parser, html=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; 3 where it does not fit."""
+    report = measured(options, *placed(options))
+    if options.json:
+        say({"command": "analyze", **report.to_dict()})
+    else:
+        print(report)
+    return exit_code(report)
