@@ -31,13 +31,19 @@ __all__ = ["lower", "partition"]
 
 
 def partition(
-    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] | None = None, gather_limit: float | None = None
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    results: Sequence[str] | None = None,
+    gather_limit: float | None = None,
+    homes: dict[Var, Sharding] | None = None,
 ) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
     the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
-    its initialisation. Raises one `LayoutError` with every problem of the layout.
+    its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
+    pending. Raises one `LayoutError` with every problem of the layout.
     """
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
     names = {name: shape for name, shape in named if name}
@@ -49,8 +55,10 @@ def partition(
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
     setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
+    setting = dataclasses.replace(setting, homes=homes if homes is not None else {})
     scope = Scope(setting, graph)
     ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
+    setting.homes.update(scope.home)
     for eqn in graph.eqns:
         lower(scope, eqn)
     outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
@@ -118,6 +126,7 @@ def lower(scope: Scope, eqn: Eqn) -> None:
     """Add one graph equation to the program being built."""
     n = len(scope.eqns)
     _lower(scope, eqn)
+    scope.setting.homes.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
     made = scope.eqns[n:]
     if _sends(made) or any(v in scope.received for e in made for v in e.ins):
         scope.sent_for.update(eqn.outs)

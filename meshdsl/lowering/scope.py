@@ -36,6 +36,7 @@ class Setting:
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+    homes: dict[Var, Sharding] = field(default_factory=dict[Var, Sharding])  # how values lie where they are made
 
 
 class Scope:

@@ -15,7 +15,7 @@ from ..ir import Op
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
-__all__ = ["prefer", "replicate", "shard"]
+__all__ = ["SHARD", "prefer", "replicate", "shard"]
 
 _PREFER = Op(
     "prefer",
@@ -40,11 +40,11 @@ def prefer(x: Any, *dims: DimLike) -> Tensor:
     return bind1(_PREFER, x, names=chosen)
 
 
-_SHARD = Op(
+SHARD = Op(
     "shard",
     type=lambda x, *, split: x,
     kernel=lambda c, x, *, split: x,
-    vjp=lambda ct, x, split: (bind1(_SHARD, ct, split=split),),
+    vjp=lambda ct, x, split: (bind1(SHARD, ct, split=split),),
     flops=lambda *_, **__: 0,
     fuses="view",
 )
@@ -67,7 +67,7 @@ def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
             for d, axes in split.items()
         )
 
-    return bind1(_SHARD, x, split=located(resolve))
+    return bind1(SHARD, x, split=located(resolve))
 
 
 def replicate(x: Any) -> Tensor:

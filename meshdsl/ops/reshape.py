@@ -18,7 +18,8 @@ from ..ir import Labels, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
 __all__ = [
-    "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "transpose", "trim", "unflatten",
+    "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "transpose", "trim",
+    "unflatten",
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_RENAME = Op(
+RENAME = Op(
     "rename",
     type=lambda x, *, shape: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape: _rename_kernel(c, x),
@@ -88,7 +89,7 @@ def rename(x: Any, **new: str | Dim) -> Tensor:
         return check_shape(renamed, "a renamed tensor")
 
     shape = located(resolve)
-    return x if shape == x.dims else bind1(_RENAME, x, shape=shape)
+    return x if shape == x.dims else bind1(RENAME, x, shape=shape)
 
 
 def dim_name(dim: str | Dim) -> str:
