@@ -6,8 +6,9 @@ those of the unsplit weight under every layout, padded ones included. They are t
 A parameter of `md.layers` is many weights in one tensor: the same weight of every layer, stacked along the dim of the
 layers. A paper's "per tensor" means one of them, and two layers of a scan must train as two layers written out would.
 The tensor does not say so itself (a checkpoint or a plain dict of tensors has only dims), so the optimizers take the
-names of such dims: `stacked="layer"`, or patterns as in `stacked="layer* expert"`. Each index of those dims has a norm
-of its own, and they are never factored.
+names of such dims as patterns, by default `stacked="layer*"`: name the dim of md.layers so, or give its name. With
+`stacked="layer* expert"` each expert is a weight too. Each index of those dims has a norm of its own, and they are
+never factored.
 """
 
 from __future__ import annotations
