@@ -42,6 +42,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lowering": ("Program", "simulate"),
     "cost.report": ("Report",),
     "compile": ("Compiled", "compile", "host_devices"),
+    "search": ("search",),
     "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules

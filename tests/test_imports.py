@@ -36,6 +36,7 @@ ORDER = [
     ["lowering"],
     ["cost"],
     ["compile"],
+    ["search"],
     ["__init__"],  # the public package; it re-exports the units below and those written in the language
     ["cli", "commands", "__main__"],
 ]

@@ -1,0 +1,377 @@
+"""The best layouts of a graph, provably: every candidate is costed, or excluded by a bound on its cost.
+
+What is reported was partitioned and costed as any program is, so a search agrees with `Compiled.cost` to the last bit.
+Candidates are taken in the order of their bounds (`bounds`), until the next bound is no better than what has been
+found. A bound that turns out above the cost it bounds is an `InternalError`, checked on every candidate costed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..errors import InternalError, LayoutError
+from ..ir import Graph
+from ..layouts import Layout, Mesh
+from ..layouts.sharding import Axes
+from ..lowering import Program
+from ..lowering.program import show_bytes
+from ..schema import SCHEMA_VERSION, plain
+from .bounds import Bounds, bounds
+from .machine import Machine
+from .network import Placement, place
+from .report import Report, cost
+from .space import Space, space
+
+__all__ = ["OBJECTIVES", "Counts", "Entry", "Found", "Neighbour", "Problem", "search"]
+
+OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes")
+ROUNDING = 1e-9  # a bound adds the same numbers in another order
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is to be laid out: a graph, how it becomes a program, and which of its inputs are donated."""
+
+    graph: Graph
+    program: Callable[[Mesh, Layout], Program]  # raises LayoutError for an illegal layout
+    donated: tuple[int, ...] = ()
+    title: str = ""
+    bounded: bool = True  # whether `program` is plain partition, which is what the bounds are of
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One layout on one mesh, with what its program costs on one device."""
+
+    mesh: Mesh
+    layout: Layout
+    seconds: float
+    peak_bytes: int
+    wire_bytes: int
+    fits: bool
+    _cost: Callable[[], Report] = field(repr=False)
+
+    @cached_property
+    def report(self) -> Report:
+        """All that `Compiled.cost` says of it; partitioned again when first asked for."""
+        return self._cost()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "mesh": dict(self.mesh.axes),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "wire_bytes": self.wire_bytes,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The best layout with the axes of one dim changed: what it costs, or why it cannot be."""
+
+    dim: str
+    axes: Axes
+    entry: Entry | None
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        cost = None if self.entry is None else self.entry.to_dict()
+        return {"dim": self.dim, "axes": list(self.axes), "cost": cost, "problem": self.problem}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where every candidate went: the last four add up to `candidates`."""
+
+    meshes: int
+    combinations: int  # of one option for each dim, on every mesh
+    candidates: int  # those in which no two dims of an input share an axis
+    illegal: int  # partition refuses them
+    over_memory: int  # excluded: their memory is above the limit for certain
+    excluded: int  # by a bound that is no better than what was found
+    costed: int  # exactly
+
+    def __str__(self) -> str:
+        return (
+            f"{self.combinations:,} combinations on {self.meshes} mesh{'es' * (self.meshes > 1)}, "
+            f"{self.candidates:,} candidates: {self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
+            f"{self.excluded:,} excluded by a bound, {self.costed:,} costed"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found. `print(found)` shows it; `best.layout` and `best.mesh` are arguments of `md.compile`."""
+
+    title: str
+    machine: Machine
+    objective: str
+    limit: float
+    best: Entry
+    runners_up: tuple[Entry, ...]
+    front: tuple[Entry, ...]  # none of all candidates is faster and needs less memory; the fastest first
+    tolerance: float  # what may be missing of the front is within this fraction, in time and in memory, of a part of it
+    counts: Counts
+    seconds: float  # that the search took
+    _near: Callable[[], tuple[Neighbour, ...]] = field(repr=False)
+
+    @property
+    def gap(self) -> float:
+        """How much better than `best` an unseen candidate could be: nothing, every one was costed or excluded."""
+        return 0.0
+
+    @cached_property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The best layout with one dim changed, each way; costed when first asked for, the best first."""
+        return self._near()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "title": self.title,
+                "machine": self.machine.name,
+                "objective": self.objective,
+                "limit_bytes": self.limit,
+                "best": self.best.to_dict(),
+                "runners_up": [entry.to_dict() for entry in self.runners_up],
+                "front": [entry.to_dict() for entry in self.front],
+                "front_tolerance": self.tolerance,
+                "neighbours": [near.to_dict() for near in self.neighbours],
+                "counts": vars(self.counts),
+                "gap": self.gap,
+                "search_seconds": self.seconds,
+            }
+        )
+
+    def __str__(self) -> str:
+        from .found import shown
+
+        return shown(self)
+
+
+def search(
+    problem: Problem,
+    over: Sequence[Mesh],
+    machine: Machine,
+    *,
+    objective: str = "seconds",
+    limit: float | None = None,
+    fixed: Layout | None = None,
+    dims: Collection[str] | None = None,
+    axes: Collection[str] | None = None,
+    several: bool = True,
+    orders: bool = False,
+    runners_up: int = 4,
+    front: bool = True,
+    tolerance: float = 0.01,
+    assignment: Mapping[str, str | Sequence[str]] | None = None,
+) -> Found:
+    """The best layouts of a problem over these meshes; see `md.search`."""
+    started = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
+    limit = machine.hbm if limit is None else limit
+    spaces = [
+        space(problem.graph, mesh, fixed=fixed, dims=dims, axes=axes, several=several, orders=orders) for mesh in over
+    ]
+    placements = [place(machine.network, mesh, assignment) for mesh in over]
+    hunt = _Hunt(problem, machine, spaces, placements, limit)
+    best = hunt.best(objective, 1 + runners_up)
+    if not best:
+        raise hunt.nothing_fits(fixed or Layout())
+    pareto = hunt.front(tolerance) if front else ()
+    return Found(
+        problem.title,
+        machine,
+        objective,
+        limit,
+        best[0],
+        tuple(best[1:]),
+        pareto,
+        tolerance,
+        hunt.counts(objective),
+        time.perf_counter() - started,
+        lambda: hunt.neighbours(best[0], objective),
+    )
+
+
+class _Hunt:
+    """The candidates of one search: their bounds, and what has been costed so far."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        machine: Machine,
+        spaces: Sequence[Space],
+        placements: Sequence[Placement],
+        limit: float,
+    ):
+        self.problem, self.machine, self.spaces, self.placements = problem, machine, spaces, placements
+        self.limit = limit
+        parts = [
+            bounds(problem.graph, found, machine, placement, donated=problem.donated)
+            if problem.bounded
+            else Bounds.none(found)
+            for found, placement in zip(spaces, placements, strict=True)
+        ]
+        self.first = np.cumsum([0, *(len(part) for part in parts)])
+        self.bounds = Bounds.together(parts)
+        self.entries: dict[int, Entry] = {}
+        self.refused: dict[int, str] = {}
+
+    def best(self, objective: str, wanted: int) -> list[Entry]:
+        """The best entries that fit, the best first. Every other candidate is no better than the last of them."""
+        bound = getattr(self.bounds, objective)
+        worst = math.inf
+        for i in np.argsort(bound, kind="stable"):
+            if bound[i] * (1 - ROUNDING) >= worst:
+                break
+            if self.bounds.peak_bytes[i] * (1 - ROUNDING) > self.limit:
+                continue
+            self.look(int(i))
+            found = self.ranked(objective, wanted)
+            worst = getattr(found[-1], objective) if len(found) == wanted else math.inf
+        return self.ranked(objective, wanted)
+
+    def ranked(self, objective: str, wanted: int) -> list[Entry]:
+        fit = [(getattr(e, objective), e.seconds, e.peak_bytes, i) for i, e in self.entries.items() if e.fits]
+        return [self.entries[i] for *_, i in sorted(fit)[:wanted]]
+
+    def look(self, i: int) -> Entry | None:
+        """The candidate's exact cost, or None where it is illegal."""
+        if i in self.refused:
+            return None
+        if i not in self.entries:
+            at = int(np.searchsorted(self.first, i, side="right")) - 1
+            there = self.spaces[at]
+            layout = there.layout(self.bounds.rows[at][i - self.first[at]])
+            try:
+                self.entries[i] = self.entry(at, layout)
+            except LayoutError as error:
+                self.refused[i] = str(error)
+                return None
+            self.check(i, self.entries[i])
+        return self.entries[i]
+
+    def entry(self, at: int, layout: Layout) -> Entry:
+        """What a layout on one of the meshes costs; raises `LayoutError` for an illegal one."""
+        mesh, placement = self.spaces[at].mesh, self.placements[at]
+
+        def report() -> Report:
+            program = self.problem.program(mesh, layout)
+            donated = [program.ins[n] for n in self.problem.donated]
+            return cost(
+                program,
+                self.machine,
+                donated=donated,
+                placement=placement,
+                limit=self.limit,
+                layout=layout,
+                title=self.problem.title,
+            )
+
+        found = report()
+        return Entry(mesh, layout, found.seconds, found.peak_bytes, found.wire_bytes, found.fits, report)
+
+    def check(self, i: int, entry: Entry) -> None:
+        for name in OBJECTIVES:
+            bound, true = float(getattr(self.bounds, name)[i]), getattr(entry, name)
+            if bound * (1 - ROUNDING) > true:
+                raise InternalError(
+                    f"search: the bound of {name} is {bound}, above the {true} that the program costs\n"
+                    f"  layout '{entry.layout}' on the mesh '{entry.mesh}'"
+                )
+
+    def front(self, tolerance: float) -> tuple[Entry, ...]:
+        """The entries that no candidate beats in time and memory, to within the tolerance."""
+        seconds, peak = self.bounds.seconds * (1 + tolerance), self.bounds.peak_bytes * (1 + tolerance)
+        open_to_all = np.ones(len(self.bounds), bool)
+        open_to_all[list(self.refused)] = False
+        for i, entry in self.entries.items():
+            open_to_all[i] = False
+            open_to_all &= (entry.seconds > seconds) | (entry.peak_bytes > peak)
+        for i in np.argsort(self.bounds.seconds, kind="stable"):
+            entry = self.look(int(i)) if open_to_all[i] else None
+            if entry is not None:
+                open_to_all &= (entry.seconds > seconds) | (entry.peak_bytes > peak)
+        return self.staircase()
+
+    def staircase(self) -> tuple[Entry, ...]:
+        """Of what has been costed: those that nothing beats, the fastest first."""
+        found: list[Entry] = []
+        for entry in sorted(self.entries.values(), key=lambda e: (e.seconds, e.peak_bytes)):
+            if not found or entry.peak_bytes < found[-1].peak_bytes:
+                found.append(entry)
+        return tuple(found)
+
+    def counts(self, objective: str) -> Counts:
+        rest = np.ones(len(self.bounds), bool)
+        rest[[*self.entries, *self.refused]] = False
+        over = rest & (self.bounds.peak_bytes > self.limit)
+        return Counts(
+            meshes=len(self.spaces),
+            combinations=sum(found.size for found in self.spaces),
+            candidates=sum(found.size - found.illegal for found in self.spaces),
+            illegal=self.bounds.illegal + len(self.refused),
+            over_memory=int(over.sum()),
+            excluded=int((rest & ~over).sum()),
+            costed=len(self.entries),
+        )
+
+    def nothing_fits(self, fixed: Layout) -> LayoutError:
+        """Why there is no result: every layout is illegal, or the least memory of all is above the limit."""
+        least = math.inf
+        for i in np.argsort(self.bounds.peak_bytes, kind="stable"):
+            if self.bounds.peak_bytes[i] * (1 - ROUNDING) >= least:
+                break
+            entry = self.look(int(i))
+            least = min(least, entry.peak_bytes if entry else math.inf)
+        where = ", ".join(f"'{found.mesh}'" for found in self.spaces[:3]) + ", ..." * (len(self.spaces) > 3)
+        if not self.entries:
+            reasons = list(dict.fromkeys(self.refused.values()))
+            reasons = reasons or [f"two dims of an input share an axis under '{fixed}'"]
+            shown = "\n\n".join(reasons[:5]) + (f"\n\nand {len(reasons) - 5} more" if len(reasons) > 5 else "")
+            return LayoutError(f"every layout on {where} is illegal\n\n{shown}")
+        entry = min(self.entries.values(), key=lambda e: e.peak_bytes)
+        return LayoutError(
+            f"no layout on {where} fits {show_bytes(self.limit)} on each device\n"
+            f"  the smallest needs {show_bytes(entry.peak_bytes)}: '{entry.layout}' on '{entry.mesh}'\n"
+            f"  {self.counts('peak_bytes')}\n" + "\n".join(entry.report.problems())
+        )
+
+    def neighbours(self, best: Entry, objective: str) -> tuple[Neighbour, ...]:
+        at = next(i for i, found in enumerate(self.spaces) if found.mesh is best.mesh)
+        return tuple(sorted(self._changed(at, best), key=lambda near: _rank(near, objective)))
+
+    def _changed(self, at: int, best: Entry) -> Iterator[Neighbour]:
+        there = self.spaces[at]
+        known = {entry.layout: entry for entry in self.entries.values() if entry.mesh is best.mesh}
+        now = there.row(best.layout)
+        for d, (dim, options) in enumerate(zip(there.dims, there.options, strict=True)):
+            for option, cut in enumerate(options):
+                if option == now[d]:
+                    continue
+                layout = there.layout([*now[:d], option, *now[d + 1 :]])
+                try:
+                    yield Neighbour(dim, cut, known.get(layout) or self.entry(at, layout))
+                except LayoutError as error:
+                    yield Neighbour(dim, cut, None, str(error))
+
+
+def _rank(near: Neighbour, objective: str) -> tuple[bool, float]:
+    if near.entry is None:
+        return (True, 0.0)
+    return (False, getattr(near.entry, objective))

@@ -1,0 +1,211 @@
+"""A search finds what looking at every layout finds, and says so truthfully."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+import meshdsl as md
+from meshdsl.cost.space import meshes
+
+
+def two_layers(params: dict[str, Any], x: Any) -> Any:
+    """A training step: the gradients of a two-layer network, and the update."""
+
+    def loss(params: dict[str, Any]) -> Any:
+        h = md.relu(md.einsum(x, params["w"], out="batch hidden"))
+        return md.mean(md.square(md.einsum(h, params["v"], out="batch io") - x))
+
+    grads = md.grad(loss)(params)
+    return {name: params[name] - 0.1 * grads[name] for name in params}
+
+
+TWO_LAYERS = (
+    {"w": md.spec("io:64 hidden:256"), "v": md.spec("hidden:256 io:64")},
+    md.spec("batch:128 io:64"),
+)
+
+
+def attention(x: Any, w: Any) -> Any:
+    """Layers of attention without a value projection, in a scan; its rows are kept."""
+
+    def layer(x: Any, w: Any) -> Any:
+        q = md.einsum(x, w, out="batch length heads head")
+        k = md.rename(q, length="memory")
+        weights = md.softmax(md.einsum(q, k, out="batch heads length memory"), "memory")
+        y = md.einsum(weights, k, out="batch length heads head")
+        x = x + md.einsum(y, w, out="batch length model")
+        return x, md.sum(x, "model")
+
+    return md.scan(layer, x, w, over="layer")
+
+
+ATTENTION = (md.spec("batch:4 length:8 model:16"), md.spec("layer:3 model:16 heads:4 head:4"))
+
+
+def experts(x: Any, gate: Any, wi: Any, wo: Any) -> Any:
+    """A mixture of experts by dispatch with einsums, as in Mesh-TensorFlow: groups of tokens, two experts each."""
+    scores = md.softmax(md.einsum(x, gate, out="batch group experts"), "experts")
+    chosen, index = md.top_k(scores, "experts", md.Dim("k", 2))
+    places = md.einsum(chosen, md.one_hot(index, md.Dim("experts", 8), "float32"), out="batch group experts")
+    slots = md.iota(md.Dim("capacity", 4), "int32")
+    order = md.cast(md.cumsum(md.cast(places > 0, "float32"), "group", exclusive=True), "int32")
+    order, slots = (md.broadcast(v, "batch:8 group:8 experts:8 capacity:4") for v in (order, slots))
+    dispatch = md.cast(order == slots, "float32") * md.broadcast(places, order.dims)
+    inside = md.einsum(x, dispatch, out="batch experts capacity model")
+    inside = md.rename(inside, batch="sent")
+    h = md.relu(md.einsum(inside, wi, out="sent experts capacity inner"))
+    y = md.rename(md.einsum(h, wo, out="sent experts capacity model"), sent="batch")
+    return md.einsum(y, dispatch, out="batch group model")
+
+
+EXPERTS = (
+    md.spec("batch:8 group:8 model:16"),
+    md.spec("model:16 experts:8"),
+    md.spec("experts:8 model:16 inner:32"),
+    md.spec("experts:8 inner:32 model:16"),
+)
+
+CASES = {
+    "two layers, 2x2": (two_layers, TWO_LAYERS, "rows:2 cols:2", None),
+    "two layers, 2x4": (two_layers, TWO_LAYERS, "rows:2 cols:4", None),
+    "attention": (attention, ATTENTION, "rows:2 cols:2", ("batch", "length", "memory", "heads")),
+    "experts": (experts, EXPERTS, "all:4", ("batch", "sent", "experts", "model", "inner")),
+}
+
+
+def all_layouts(f: Any, args: Any, mesh: str, dims: Any, several: bool = True) -> list[tuple[md.Layout, md.Report]]:
+    """Every legal layout with its report, found without the search."""
+    compiled = md.compile(f, mesh, "")
+    graph = compiled.graph(*args)
+    axes = list(md.Mesh(mesh).axes)
+    sizes = {d.name: d.size for v in graph.ins for d in v.shape}
+    for eqn in graph.eqns:
+        for v in (*eqn.outs, *(v for _, sub in eqn.graphs() for e in sub.eqns for v in e.outs)):
+            for d in v.shape:
+                sizes[d.name] = max(d.size, sizes.get(d.name, 0))
+    dims = [d for d in sizes if sizes[d] > 1 and (dims is None or d in dims)]
+    cuts = [c for n in range(len(axes) + 1 if several else 2) for c in itertools.combinations(axes, n)]
+    found = []
+    for picks in itertools.product(*([c for c in cuts if md.Mesh(mesh).count(c) <= sizes[d]] for d in dims)):
+        layout = md.Layout({d: c for d, c in zip(dims, picks, strict=True) if c})
+        try:
+            found.append((layout, compiled.under(mesh, layout).cost(*args, machine="tpu-v5e")))
+        except md.LayoutError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_search_finds_what_brute_force_finds(case: str):
+    f, args, mesh, dims = CASES[case]
+    brute = all_layouts(f, args, mesh, dims)
+    found = md.search(f, *args, mesh=mesh, dims=dims, runners_up=3, tolerance=0.0)
+    best = sorted(report.seconds for _, report in brute)
+    assert [e.seconds for e in (found.best, *found.runners_up)] == best[:4]
+    for objective in ("peak_bytes", "wire_bytes"):
+        least = md.search(f, *args, mesh=mesh, dims=dims, objective=objective, runners_up=0, front=False)
+        assert getattr(least.best, objective) == min(getattr(report, objective) for _, report in brute)
+
+    points = {(r.seconds, r.peak_bytes) for _, r in brute}
+    front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
+    assert {(e.seconds, e.peak_bytes) for e in found.front} == front
+
+    counts = found.counts
+    assert counts.candidates == counts.illegal + counts.over_memory + counts.excluded + counts.costed
+    assert counts.candidates - counts.illegal >= len(brute) - counts.over_memory
+    assert found.gap == 0
+
+
+def test_a_limit_is_kept():
+    f, args, mesh, dims = CASES["two layers, 2x4"]
+    brute = all_layouts(f, args, mesh, dims)
+    sizes = sorted({report.peak_bytes for _, report in brute})
+    for limit in sizes:
+        found = md.search(f, *args, mesh=mesh, limit=limit, front=False)
+        assert found.best.peak_bytes <= limit and found.best.fits
+        assert found.best.seconds == min(r.seconds for _, r in brute if r.peak_bytes <= limit)
+    with pytest.raises(md.LayoutError) as error:
+        md.search(f, *args, mesh=mesh, limit=sizes[0] - 1)
+    assert "no layout on 'rows:2 cols:4' fits" in str(error.value)
+    assert "the smallest needs" in str(error.value) and "two layers" not in str(error.value)
+
+
+def test_an_entry_is_what_compile_says():
+    f, args, mesh, dims = CASES["attention"]
+    found = md.search(f, *args, mesh=mesh, dims=dims)
+    for entry in (found.best, *found.runners_up, *found.front):
+        report = md.compile(f, entry.mesh, entry.layout).cost(*args, machine="tpu-v5e")
+        assert (report.seconds, report.peak_bytes, report.wire_bytes) == (
+            entry.seconds,
+            entry.peak_bytes,
+            entry.wire_bytes,
+        )
+        assert entry.report.seconds == entry.seconds
+
+
+def test_neighbours_are_every_single_change():
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
+    near = found.neighbours
+    assert len(near) == 3 * 3 and len({(n.dim, n.axes) for n in near}) == 9
+    for each in near:
+        layout = md.Layout({**found.best.layout.rules, each.dim: each.axes})
+        compiled = md.compile(two_layers, found.best.mesh, layout)
+        if each.entry is None:
+            with pytest.raises(md.LayoutError):
+                compiled.program(*TWO_LAYERS)
+            assert "cannot split dim" in each.problem
+        else:
+            assert compiled.cost(*TWO_LAYERS).seconds == each.entry.seconds
+    assert [n.entry.seconds for n in near if n.entry] == sorted(n.entry.seconds for n in near if n.entry)
+
+
+def test_fixed_rules_dims_and_axes():
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", layout="batch:rows", axes="cols")
+    for entry in (found.best, *found.runners_up):
+        assert entry.layout.axes("batch") == ("rows",)
+        assert all(set(entry.layout.axes(d)) <= {"cols"} for d in ("io", "hidden"))
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", dims="io")
+    assert {d for e in (found.best, *found.runners_up) for d in e.layout.rules} <= {"io"}
+    one = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", several=False, limit=math.inf)
+    assert all(len(axes) < 2 for e in (one.best, *one.runners_up, *one.front) for axes in e.layout.rules.values())
+
+
+def test_every_mesh_of_a_number_of_devices():
+    assert [str(mesh) for mesh in meshes(12, 2)] == ["x:12", "x:2 y:6", "x:3 y:4", "x:4 y:3", "x:6 y:2"]
+    found = md.search(two_layers, *TWO_LAYERS, devices=4, front=False)
+    single = [md.search(two_layers, *TWO_LAYERS, mesh=mesh, front=False).best.seconds for mesh in ("x:4", "x:2 y:2")]
+    assert found.best.seconds == min(single) and found.counts.meshes == 2
+
+
+def test_one_text_and_one_dict():
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
+    text, plain = str(found), found.to_dict()
+    assert "the best layout by seconds" in text and "gap 0%" in text and "one dim changed" in text
+    assert plain["schema_version"] == 1 and plain["best"]["layout"] == str(found.best.layout)
+    assert plain["counts"]["costed"] == found.counts.costed
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "a search takes a mesh or a number of devices, one of the two"),
+        ({"mesh": "a:2", "devices": 2}, "a search takes a mesh or a number of devices, one of the two"),
+        ({"mesh": []}, "at least one mesh"),
+        ({"devices": 0}, "a mesh has at least 1 device, got 0"),
+        ({"devices": 4, "most_axes": 0}, "from 1 to 6 axes, got 0"),
+        ({"mesh": "a:2", "objective": "speed"}, "nothing can be searched for by 'speed'"),
+        ({"mesh": "a:2", "dims": "hiden"}, "did you mean 'hidden'"),
+        ({"mesh": "a:2", "axes": "b"}, "axis 'b' is to be searched"),
+        ({"mesh": "a:2", "dims": "io", "layout": "io:a"}, "dim 'io' has a fixed rule"),
+        ({"mesh": "a:2", "layout": "hidden:a io:a"}, "every layout on 'a:2' is illegal"),
+        ({"mesh": "a:100000"}, "the machine has at most"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], text: str):
+    with pytest.raises(md.LayoutError) as error:
+        md.search(two_layers, *TWO_LAYERS, **options)
+    assert text in str(error.value)
