@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 
 # Where each public name lives. This table is the list of public names; `docs/reference.md` is generated from it.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "errors": ("InternalError", "LayoutError", "MeshdslError", "ShapeError", "TraceError"),
+    "errors": (
+        "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
+    ),
     "dims": ("Dim", "dims"),
     "trace": ("Tensor", "spec", "tensor"),
     "ops.elementwise": (
@@ -43,6 +45,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.report": ("Report",),
     "compile": ("Compiled", "compile", "host_devices"),
     "search": ("search",),
+    "checkpoint": ("Checkpoints", "Restored"),
     "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules

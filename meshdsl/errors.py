@@ -17,9 +17,11 @@ from typing import NamedTuple, TypeVar
 
 __all__ = [
     "NOWHERE",
+    "CheckpointError",
     "InternalError",
     "LayoutError",
     "MeshdslError",
+    "SaveError",
     "ShapeError",
     "TraceError",
     "Where",
@@ -56,6 +58,18 @@ class InternalError(MeshdslError):
     """meshdsl broke one of its own laws; please report it with the printed program."""
 
 
+class CheckpointError(MeshdslError):
+    """A checkpoint that is not what was written, or not what is asked for; the message names the file and the key."""
+
+    exit_code = 4
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that could not be written; what was saved before is untouched."""
+
+    exit_code = 1
+
+
 class Where(NamedTuple):
     """A line of the user's source."""
 
@@ -74,6 +88,7 @@ NOWHERE = Where("", 0)  # of what no line of the user's asked for
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # next best: a layer's own line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.sep}contextlib.py")
+_COMMAND = os.sep + "meshdsl"  # the script that an installation makes
 
 
 def caller() -> Where:
@@ -97,7 +112,9 @@ def raised(error: BaseException) -> Where | None:
 
 
 def _is_users(file: str) -> bool:
-    return not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES)
+    return (
+        not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES) and not file.endswith(_COMMAND)
+    )
 
 
 def _generated(frame: FrameType) -> bool:

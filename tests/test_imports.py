@@ -35,7 +35,9 @@ ORDER = [
     ["passes"],
     ["lowering"],
     ["cost"],
+    ["weight_update"],
     ["compile"],
+    ["checkpoint"],
     ["search"],
     ["__init__"],  # the public package; it re-exports the units below and those written in the language
     ["cli", "commands", "__main__"],
@@ -43,8 +45,8 @@ ORDER = [
 IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshdsl that see only what a user sees
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
-# `dims`, `compile`, `random` and `init` are public names of the package too: importing those from it is fine.
-INTERNAL = set(RANK) - {"dims", "compile", "random", "init", "__init__"}
+# `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those from it is fine.
+INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

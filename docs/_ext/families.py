@@ -23,6 +23,7 @@ TITLES = {
     "compile": "Programs",
     "lowering": "Programs",
     "cost.report": "Cost",
+    "checkpoint": "Checkpoints",
     "workload": "Workloads",
     "errors": "Errors",
 }  # a home that is not here goes under its own name, so nothing public is left out

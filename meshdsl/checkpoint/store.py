@@ -1,0 +1,339 @@
+"""`Checkpoints`: a run's directory of steps, saved beside the computation and restored onto any mesh and layout."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import secrets
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from ..ops.random import WORD
+from ..trace import Tensor, spec_of, tensor, tree
+from . import lock, processes
+from .directory import clean, is_good, lost, note_newest, remove_step, set_aside, step_numbers, unfinished
+from .files import remove_tree, sync_directory
+from .manifest import STEP_LIMIT
+from .place import place, targets
+from .read import StepReader, open_step, step_name
+from .trees import check_fit, flat, json_value, key_words, tensors_of
+from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
+
+__all__ = ["Checkpoints", "Restored"]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What `Checkpoints.restore` found; `bytes_read` counts what this process read of tensors."""
+
+    step: int
+    tree: Any
+    config: Any
+    data: Any
+    key: Tensor | None
+    bytes_read: int
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a directory of their own; the newest `keep` are kept (None: all).
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     _ = checkpoints.save(7, {"w": md.tensor([1.0, 2.0, 3.0], "io")}, data={"batch": 7})
+    ...     found = checkpoints.restore(like={"w": md.spec("io:3")}, mesh=md.Mesh("a:1"), layout=md.Layout("io:a"))
+    >>> found.step, found.data, found.tree["w"]
+    (7, {'batch': 7}, tensor(float32[io=3], [1. 2. 3.]))
+
+    Nothing is written before the first `save`; from then until `close` this program is the directory's only writer
+    (`SaveError` when there is another one; `take_over=True` ignores the lock of a writer that is gone, on another
+    host). In a program of several processes, all of them make the same calls, and see one file system. `report`
+    gets a line about every step that is passed over; by default it is a warning. `seconds` is how long a process
+    waits for the parts of the others.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        keep: int | None = 3,
+        *,
+        chunk_bytes: int = 4 << 20,
+        take_over: bool = False,
+        report: Callable[[str], object] | None = None,
+        seconds: float = 600.0,
+    ):
+        if keep is not None and (isinstance(keep, bool) or keep < 1):
+            raise at(ShapeError(f"keep is a number of steps from 1, or None to keep all; got {keep!r}"), caller())
+        self.directory, self.keep = Path(directory), keep
+        self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
+        self.report = report or _warn
+        self._owner = ""  # of the lock; empty while we do not have it
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the last save and give the directory free. Raises `SaveError` when that save failed."""
+        atexit.unregister(self.close)
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+            if self._owner:
+                lock.release(self.directory, self._owner)
+                self._owner = ""
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk. Raises `SaveError` when it could not be written."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def steps(self) -> list[int]:
+        """The steps in the directory, ascending."""
+        return step_numbers(self.directory)
+
+    def latest(self) -> int | None:
+        """The newest step with a sound manifest, or None. Its chunks are checked when they are read."""
+        self.wait()
+        for step in reversed(self.steps()):
+            with contextlib.suppress(CheckpointError), open_step(self.directory, step):
+                return step
+        return None
+
+    def verify(self, step: int) -> None:
+        """Read all of a step. Raises `CheckpointError`, naming file and key, when it is not what was written."""
+        self.wait()
+        with open_step(self.directory, step) as reader:
+            reader.verify()
+
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        config: Any = None,
+        data: Any = None,
+        key: Tensor | None = None,
+        wait: bool = True,
+    ) -> bool:
+        """Save a pytree of tensors and numbers as a step; returns when it is copied to the host.
+
+        `config` and `data` (the position in the data) are what JSON can hold, `key` a random key. A save that is
+        still being written is awaited first; with `wait=False` this one is not done then, and the result is False.
+        Raises `SaveError` when the earlier save failed, when another writer has the directory, and when the step or a
+        later one is there already; `ShapeError` for what cannot be stored.
+        """
+        try:
+            if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
+                raise ShapeError(f"a step is a whole number from 0 to {STEP_LIMIT}, got {step!r}")
+            words = None if key is None else key_words(key)
+            fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
+            tensors = tensors_of(tree)
+            if not wait and not processes.everywhere(self._writing is None or self._writing.done()):
+                return False
+            self.wait()
+            plans = plan(tensors, self.chunk_bytes)
+            folder, save = self._begin(step)
+            try:
+                taken = snapshot(plans, tensors)
+            except BaseException:
+                mark_failed(folder, processes.index())
+                raise
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        self._thread = self._thread or ThreadPoolExecutor(1, "meshdsl-checkpoint")
+        where = processes.index(), processes.count()
+        self._writing = self._thread.submit(
+            self._write, folder, {"step": step, "save": save, **fields}, plans, taken, *where
+        )
+        return True
+
+    def _begin(self, step: int) -> tuple[Path, str]:
+        """The directory to write to, and the id of the save, which process 0 makes and all get."""
+        problem: Exception | None = None
+        save = secrets.token_hex(8)
+        if processes.index() == 0:
+            try:
+                self._become_writer()
+                self._make_room(step)
+                self._folder(step, save).mkdir()
+            except (OSError, CheckpointError) as error:
+                problem = error
+        agreed = processes.from_first(b"" if problem else save.encode("ascii"), 16).decode("ascii")
+        if isinstance(problem, CheckpointError):
+            raise problem
+        if not agreed:
+            raise SaveError(f"{step_name(step)} was not saved: {problem or 'process 0 cannot write; it says why'}")
+        return self._folder(step, agreed), agreed
+
+    def _folder(self, step: int, save: str) -> Path:
+        return self.directory / f"{step_name(step)}.{save}.unfinished"
+
+    def _become_writer(self) -> None:
+        if self._owner:
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(self.directory.parent)
+        owner = secrets.token_hex(8)
+        lock.acquire(self.directory, owner, take_over=self.take_over)
+        self._owner = owner
+        atexit.register(self.close)  # who forgets to close still learns of a failed save
+        clean(self.directory)
+
+    def _make_room(self, step: int) -> None:
+        """Nothing sound may be overwritten, or be newer than what is saved; what is corrupt steps aside."""
+        for there in self.steps():
+            if there < step:
+                continue
+            if is_good(self.directory, there):
+                raise SaveError(
+                    f"{step_name(step)} was not saved: {step_name(there)} is there already, in {self.directory}\n"
+                    f"  to continue from an earlier step, drop the later ones with discard(after={max(step - 1, 0)}), "
+                    "or use another directory"
+                )
+            aside = set_aside(self.directory, there, self._owner)
+            self.report(f"{step_name(there)} in {self.directory} is corrupt; its name is {aside} now")
+
+    def _write(
+        self, folder: Path, fields: dict[str, Any], plans: list[Plan], taken: list[Snapshot], process: int, count: int
+    ) -> None:
+        """What the writer's thread does."""
+        step, save = fields["step"], fields["save"]
+        try:
+            write_part(folder, process, taken)
+            if process == 0:
+                publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds)
+            else:
+                await_publication(folder, self.directory, step, save, self.seconds)
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                mark_failed(folder, process)
+            if process == 0:
+                with contextlib.suppress(OSError):
+                    remove_tree(folder)
+            there = [step_name(s) for s in self.steps()]
+            kept = f"the newest that is there is {there[-1]}" if there else "there is no other"
+            raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {kept}") from error
+        if process == 0:
+            self._retire(step)
+
+    def _retire(self, step: int) -> None:
+        try:
+            note_newest(self.directory, step)
+            for old in self.steps()[: -self.keep] if self.keep else []:
+                remove_step(self.directory, old, self._owner)
+        except OSError as error:
+            raise SaveError(f"{step_name(step)} was saved, but older steps could not be removed: {error}") from error
+
+    def discard(self, after: int) -> None:
+        """Remove the steps after this one, to continue from it. Requires that no other program writes here."""
+        self.wait()
+        problem: Exception | None = None
+        if processes.index() == 0:
+            try:
+                self._become_writer()
+                for step in self.steps():
+                    if step > after:
+                        remove_step(self.directory, step, self._owner)
+                note_newest(self.directory, max(self.steps(), default=None))
+            except (OSError, CheckpointError) as error:
+                problem = error
+        if not processes.everywhere(problem is None):
+            raise SaveError(f"steps after {after} were not discarded: {problem or 'process 0 says why'}") from problem
+
+    def restore(
+        self,
+        step: int | None = None,
+        like: Any = None,
+        *,
+        mesh: Mesh | None = None,
+        layout: Layout | None = None,
+        program: Program | None = None,
+    ) -> Restored:
+        """The tree of a step, or of the newest one that is sound; what is passed over is reported by name.
+
+        `like` is a pytree of specs or tensors: dims are found by name, in any order, and what it leaves out is not
+        read (None: everything, by path). A tensor comes to lie as `program`'s input of the same path, else as the
+        layout says on the mesh, else as the tensor in `like` lies, else whole on one device. Every device's part is
+        read and checked alone. Raises `CheckpointError` when the step, or all of them, cannot be trusted, and
+        `ShapeError` when `like` does not fit what is stored.
+        """
+        self.wait()
+        try:
+            wanted = _Wanted(like, mesh, layout, program)
+            return self._restore_newest(wanted) if step is None else self._restore(step, wanted)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+    def _restore_newest(self, wanted: _Wanted) -> Restored:
+        if gone := lost(self.directory):
+            self.report(f"{gone} was saved in {self.directory}, and is gone")
+        for name in unfinished(self.directory):
+            self.report(f"{name} in {self.directory} is a save that was not finished")
+        below, refused = STEP_LIMIT + 1, [""]
+        while True:
+            newest = max((s for s in self.steps() if s < below), default=-1)
+            below = int(processes.from_first(str(newest).encode("ascii"), 20))
+            if below < 0:
+                raise CheckpointError(f"there is no sound checkpoint in {self.directory}" + "\n  ".join(refused))
+            try:
+                return self._restore(below, wanted)
+            except CheckpointError as error:
+                refused.append(str(error.args[0]))
+                self.report(f"{step_name(below)} in {self.directory} is passed over: {error.args[0]}")
+
+    def _restore(self, step: int, wanted: _Wanted) -> Restored:
+        """The step, if all processes can read their parts of it."""
+        found: Restored | None = None
+        problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; it says why")
+        try:
+            with open_step(self.directory, step) as reader:
+                found = _read(reader, wanted)
+        except CheckpointError as error:
+            problem = error
+        if not processes.everywhere(found is not None) or found is None:
+            raise problem
+        return found
+
+
+class _Wanted(NamedTuple):
+    like: Any
+    mesh: Mesh | None
+    layout: Layout | None
+    program: Program | None
+
+
+def _read(reader: StepReader, wanted: _Wanted) -> Restored:
+    stored, header = reader.manifest, reader.manifest.header
+    like = {path: entry.type for path, entry in stored.tensors.items()} if wanted.like is None else wanted.like
+    leaves = flat(like)
+    check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
+    places = targets(leaves, wanted.mesh, wanted.layout, wanted.program)
+    found = [place(reader, stored.tensors[path], target) for path, target in places.items()]
+    key = None if header.key is None else tensor(np.array(header.key, np.uint32), (WORD,))
+    made = tree.tree_unflatten(tree.tree_structure(like), found)
+    return Restored(header.step, made, header.config, header.data, key, reader.bytes_read)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)
