@@ -9,7 +9,7 @@ import meshdsl as md
 from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, Precision, dim_of
 from .dispatch import dispatch_by
-from .options import PRESETS, capacity_of, near
+from .options import PRESETS, capacity_of, choices_of, near, resolve
 from .routing import assign
 
 __all__ = ["moe_layer"]
@@ -74,10 +74,9 @@ def moe_layer(
     token, wide = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, wide)]
     gate = md.Dim("gate", experts.size)
-    preset = PRESETS.get(router)
+    formula = capacity_formula or (PRESETS[router].capacity if router in PRESETS else "mesh_tf")
+    k = choices_of(*resolve(router, options))
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
-    k = options.get("k", preset.options.get("k", 2) if preset else 2)
-    formula = capacity_formula or (preset.capacity if preset else "mesh_tf")
     slot = md.Dim("slot", capacity_of(token.size, experts.size, factor=factor, k=k, formula=formula))
     noise, coin = (None, None) if key is None or not train else md.random.split(key)
 

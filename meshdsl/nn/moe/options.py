@@ -16,7 +16,7 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "near", "resolve"]
+__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "near", "resolve"]
 
 _POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
 _NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
@@ -107,6 +107,11 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         if allowed is _NUMBER and (isinstance(value, bool) or not isinstance(value, int | float | np.number)):
             raise md.ShapeError(f"the option {name!r} of a router is a number; got {value!r}")
     return router, {**known, **given}
+
+
+def choices_of(router: str, options: Mapping[str, Any]) -> int:
+    """How many experts a token chooses, for a router and its options as `resolve` returns them."""
+    return 2 if router in ("gshard_paper", "top2") else options.get("k", 1)
 
 
 def near(name: str, known: Iterable[str]) -> str:

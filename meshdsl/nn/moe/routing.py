@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import meshdsl as md
 
 from ..precision import dim_of
-from .options import resolve
+from .options import choices_of, resolve
 
 __all__ = ["Assignment", "Choice", "Picks", "Routing", "assign", "masks", "route"]
 
@@ -233,9 +233,10 @@ def _at(case: _Case, ids: md.Tensor) -> md.Tensor:
 def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> Assignment:
     options, expert = case.options, case.expert
     top2 = case.router in ("gshard_paper", "top2")
-    k = 2 if top2 else options.get("k", 1)
+    k = choices_of(case.router, options)
     if not 1 <= k <= expert.size:
         raise md.ShapeError(f"the router {case.router!r} makes {k} choices of {expert!r}; that many there are not")
+    policy = _policy(options, uniforms) if top2 else ""
     ids: list[md.Tensor] = []
     chosen: list[md.Tensor] = []
     raw: list[md.Tensor] = []
@@ -252,7 +253,7 @@ def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> 
     first = wanted[0]
     accepted: md.Tensor | None = None
     if top2:
-        accepted = _accepted(options, md.stop_gradient(_shares(raw)[1]), uniforms)
+        accepted = _accepted(policy, options["threshold"], md.stop_gradient(_shares(raw)[1]), uniforms)
         if accepted is not None and not options["rejected_second_uses_slot"]:
             wanted[1], accepted = wanted[1] & accepted, None
 
@@ -278,19 +279,24 @@ def _by_ids(case: _Case, ids: md.Tensor) -> Assignment:
     return _assignment(case, (Choice(ids, slots[0], one, keeps[0]),), [mask], md.cast(0.0, one.dtype), mask, used)
 
 
-def _accepted(options: Mapping[str, Any], second: md.Tensor, uniforms: md.Tensor | None) -> md.Tensor | None:
-    """Where the second choice is taken, given its normalised weight; None for everywhere."""
+def _policy(options: Mapping[str, Any], uniforms: md.Tensor | None) -> str:
+    """Which second choices are taken: as asked, else by the coins where there are any."""
     policy = options["policy"] or ("all" if uniforms is None else "random")
-    if policy == "all":
-        return None
-    if policy == "threshold":
-        return second > options["threshold"]
-    if uniforms is None:
+    if policy == "random" and uniforms is None:
         raise md.ShapeError(
             "the policy 'random' needs uniforms=, a number in [0, 1) for each token\n"
             "  draw them with md.random.uniform(key, [*groups, token]), or take policy='all'"
         )
-    return second / options["threshold"] > md.cast(uniforms, second.dtype)
+    return policy
+
+
+def _accepted(policy: str, threshold: float, second: md.Tensor, uniforms: md.Tensor | None) -> md.Tensor | None:
+    """Where the second choice is taken, given its normalised weight; None for everywhere."""
+    if policy == "all":
+        return None
+    if policy == "threshold":
+        return second > threshold
+    return second / threshold > md.cast(cast(md.Tensor, uniforms), second.dtype)
 
 
 def _shares(weights: list[md.Tensor]) -> list[md.Tensor]:

@@ -1,0 +1,247 @@
+"""Routing equals an independent reference and hand-checked cases, under every layout, and says what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.nn import moe
+from tests.nn import moe_reference as ref
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "routing.json").read_text())["cases"]
+ROUTER_OF = {
+    "gshard_alg1_literal": "gshard_paper",
+    "gshard_top2_mask_before_cumsum": "top2",
+    "gshard_first_before_second": "top2",
+    "gshard_top2_padding": "top2",
+    "switch_top1": "switch",
+    "batch_prioritised_top1": "batch_prioritised",
+    "expert_choice": "expert_choice",
+    "hash_mod": "hash",
+}
+SIX = [[0.6, 0.3, 0.1], [0.55, 0.05, 0.4], [0.7, 0.1, 0.2], [0.2, 0.5, 0.3], [0.1, 0.15, 0.75], [0.25, 0.65, 0.1]]
+SLOT = md.Dim("slot", 2)
+
+
+def gates(rows: Any = SIX) -> md.Tensor:
+    return md.tensor(np.asarray(rows, np.float64), "token expert")
+
+
+def route(x: md.Tensor | None = None, **options: Any) -> moe.Routing:
+    given = {"tokens": "token", "experts": "expert", "capacity": SLOT, "router": "top2", **options}
+    return moe.route(gates() if x is None else x, **given)
+
+
+def routed(x: md.Tensor | None = None, **options: Any) -> moe.Routing:
+    """The same as arrays; tensors among the options are inputs."""
+    tensors = {name: value for name, value in options.items() if isinstance(value, md.Tensor)}
+    return ref.simulated(lambda x, tensors: route(x, **{**options, **tensors}), gates() if x is None else x, tensors)
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["name"])
+def test_hand_checked(case: dict[str, Any]):
+    given = dict(case["inputs"])
+    named: dict[str, Any] = {"capacity": md.Dim("slot", given.pop("C")), "router": ROUTER_OF[case["name"]]}
+    named["tokens"], named["experts"] = "token", "expert"
+    for old, new in {"rnd": "uniforms", "nonpad": "nonpadding", "token_ids": "token_ids"}.items():
+        if old in given:
+            named[new] = md.tensor(np.array(given.pop(old)), "token")
+    if given.pop("vocab", None):
+        named["experts"] = md.Dim("expert", given.pop("E"))
+    probs = given.pop("probs", None)
+    if probs is not None:
+        got = ref.simulated(lambda x: ref.outputs(moe.assign(x, **named, **given)), gates(probs))
+    else:
+        got = ref.simulated(lambda: ref.outputs(moe.assign(None, **named, **given)))
+    assert list(got["dispatch"].shape) == case["shape_SEC"]
+    assert np.argwhere(got["dispatch"]).tolist() == case["dispatch_true"]
+    weights = [[*map(int, at), got["combine"][tuple(at)]] for at in np.argwhere(got["combine"])]
+    np.testing.assert_allclose(weights, case["combine_nonzero"], rtol=1e-12)
+    np.testing.assert_allclose(got["aux"], case["aux"], rtol=1e-12)
+    assert [got[name].tolist() for name in ("counts", "demand")] == [case["counts"], case["demand"]]
+    assert got["dropped"].astype(int).tolist() == case["dropped"]
+
+
+@pytest.mark.parametrize("router", ref.ROUTERS)
+def test_equals_the_reference(router: str):
+    rng = np.random.default_rng([7, ref.ROUTERS.index(router)])
+    assert not ref.check(router, rng, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("router", ref.ROUTERS)
+def test_equals_the_reference_on_a_thousand(router: str):
+    rng = np.random.default_rng([8, ref.ROUTERS.index(router)])
+    for _ in range(20):
+        assert not ref.check(router, rng, 50)
+
+
+LAYOUTS = [
+    ("rows:2", "group:rows"), ("rows:4", "group:rows"), ("rows:8", "group:rows"),
+    ("rows:8", "token:rows"), ("rows:4", "expert:rows"), ("rows:2", "slot:rows"),
+    ("rows:2 cols:4", "group:rows token:cols"), ("rows:2 cols:4", "token:rows expert:cols"),
+]  # fmt: skip
+
+
+def drawn(router: str) -> dict[str, Any]:
+    """Eight groups whose padding, coins and ties all matter."""
+    rng = np.random.default_rng(3)
+    case = {"router": router, "gates": ref.draw_gates(rng, 8, 13, 4), "capacity": 3, "options": {}, "extra": {}}
+    case["extra"]["nonpadding"] = rng.random((8, 13)) < 0.8
+    if router in ("gshard_paper", "top2"):
+        case["extra"]["uniforms"] = rng.random((8, 13))
+    if router in ("hash", "random"):
+        case["extra"]["ids"] = rng.integers(0, 4, (8, 13))
+    if router in ("top_k", "batch_prioritised"):
+        case["options"] = {"k": 2}
+    return case
+
+
+@pytest.mark.parametrize("router", ref.ROUTERS)
+def test_no_layout_moves_a_token(router: str):
+    tensors, call = ref.arguments(drawn(router))
+
+    def f(tensors: dict[str, md.Tensor]) -> dict[str, md.Tensor]:
+        return ref.outputs(call(tensors))
+
+    want = ref.simulated(f, tensors)
+    for mesh, layout in LAYOUTS:
+        got = ref.simulated(f, tensors, mesh=mesh, layout=layout)
+        same(got, want, layout)
+
+
+@pytest.mark.parametrize("router", ["top2", "batch_prioritised", "expert_choice"])
+def test_what_runs_is_what_is_simulated(router: str):
+    tensors, call = ref.arguments(drawn(router))
+    want = ref.simulated(lambda tensors: ref.outputs(call(tensors)), tensors)
+    compiled = md.compile(lambda tensors: ref.outputs(call(tensors)), "rows:2 cols:4", "group:rows token:cols")
+    same({name: x.numpy() for name, x in compiled(tensors).items()}, want, "compiled")
+
+
+def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: str) -> None:
+    for name in ("dispatch", "counts", "dropped", "used", "demand"):
+        np.testing.assert_array_equal(got[name], want[name], err_msg=f"{name}: {what}")
+    for name in ("combine", "aux"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-12, err_msg=f"{name}: {what}")
+
+
+@pytest.mark.parametrize("router", ref.ROUTERS)
+def test_groups_need_nothing_of_one_another(router: str):
+    tensors, call = ref.arguments(drawn(router))
+
+    def all_but_the_loss(tensors: dict[str, md.Tensor]) -> list[md.Tensor]:
+        return [x for name, x in ref.outputs(call(tensors)).items() if name != "aux"]
+
+    program = md.compile(all_but_the_loss, "rows:8", "group:rows").program(tensors)
+    assert program.collectives == ()
+
+
+@pytest.mark.parametrize("name", moe.PRESETS)
+def test_presets_route(name: str):
+    routing = routed(router=name, uniforms=md.tensor(np.full(6, 0.5), "token"))
+    assert routing.counts.sum() == routing.dispatch.sum() > 0
+
+
+def test_presets_differ_where_the_public_codes_do():
+    x = gates([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1]])  # the second choice of token 1 finds expert 1 full
+    np.testing.assert_allclose(routed(x, router="mesh_tf", policy="all").combine[1].sum(), 0.625)
+    np.testing.assert_allclose(routed(x, router="tutel").combine[1].sum(), 0.625)
+    np.testing.assert_allclose(routed(x, router="v_moe").combine[1].sum(), 0.5)
+    np.testing.assert_allclose(routed(x, router="deepspeed").combine[1].sum(), 1)
+    coins = md.tensor(np.array([0.1, 0.9, 0.3, 0.8, 0.05, 0.5]), "token")
+    assert routed(router="gshard", uniforms=coins).dropped.tolist() == [False, False, True, False, False, False]
+
+
+def test_capacity_formulas():
+    at = moe.capacity_of
+    assert at(128, 8) == 32 and at(10, 4) == 5 and at(10, 3) == 7  # ceil(2 S / E)
+    assert at(128, 8, factor=1.25, formula="mesh_tf") == 20 and at(16, 8, factor=1.0, formula="mesh_tf") == 4
+    assert at(100, 8, factor=1.0, k=1, formula="deepspeed") == 13 and at(8, 8, k=1, formula="deepspeed") == 4
+    assert at(100, 8, factor=1.5, k=2, formula="tutel") == 2 * 19 and at(100, 8, factor=1.5, formula="switch") == 19
+    assert at(3, 8, factor=9.0, formula="mesh_tf") == 3 and at(24, 16, formula="switch", minimum=8) == 8
+    # a part of a split batch takes the whole one's capacity: its own would be another
+    assert [at(s, 16, factor=1.0, k=1, formula="switch") * n for s, n in ((24, 1), (6, 4))] == [2, 4]
+
+
+def test_a_batch_in_parts_drops_the_same_tokens():
+    rng = np.random.default_rng(0)
+    x = ref.draw_gates(rng, 1, 24, 16)[0]
+    slot = md.Dim("slot", moe.capacity_of(24, 16, k=1, formula="switch"))
+    whole = routed(gates(x), router="switch", capacity=slot)
+    used, dropped, counts = np.zeros(16, np.int32), [], 0
+    for part in np.split(x, 4):
+        one = routed(gates(part), router="switch", capacity=slot, used=md.tensor(used, "expert"))
+        used, counts = one.used, counts + one.counts
+        dropped += one.dropped.tolist()
+    assert dropped == whole.dropped.tolist() and any(dropped)
+    np.testing.assert_array_equal(counts, whole.counts)
+    np.testing.assert_array_equal(used, whole.used)
+
+
+@pytest.mark.parametrize("router", ["gshard_paper", "top2", "switch", "top_k", "batch_prioritised", "expert_choice"])
+def test_gradients_flow_through_the_weights_only(router: str):
+    rng = np.random.default_rng(5)
+    x = np.exp(rng.standard_normal((2, 9, 4)))
+    x /= x.sum(-1, keepdims=True)
+    case = {**drawn(router), "gates": x}
+    case["extra"] = {name: value[:2, :9] for name, value in case["extra"].items()}
+    tensors, call = ref.arguments(case)
+    scale = md.tensor(rng.standard_normal((2, 9, 4, 3)), "group token expert slot")
+
+    def loss(g: md.Tensor) -> md.Tensor:
+        out = ref.outputs(call({**tensors, "gates": g}))
+        return md.sum(out["combine"] * scale) + out["aux"]
+
+    got = ref.simulated(md.grad(loss), tensors["gates"])
+    step = rng.standard_normal(x.shape)
+    # steps too small to change a choice: the slope along a direction, to rounding
+    ahead, behind = (
+        float(ref.simulated(loss, md.tensor(x + sign * 1e-6 * step, "group token expert"))) for sign in (1, -1)
+    )
+    np.testing.assert_allclose((got * step).sum(), (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+def test_narrow_gates_are_routed_in_float32():
+    x = md.tensor(np.array(SIX, "bfloat16"), "token expert")
+    assert routed(x).combine.dtype == np.float32 and routed(x).counts.dtype == np.int32
+    many = md.tensor(np.array([[1, 0]] * 600, "bfloat16"), "token expert")
+    one = routed(many, router="switch", capacity=md.Dim("slot", 600))
+    assert one.counts.tolist() == [600, 0]  # a bfloat16 count stops at 256
+
+
+def test_a_choice_of_weight_zero_takes_a_slot():
+    routing = routed(gates([[1.0, 0.0], [0.0, 1.0]]), router="top2")
+    assert routing.dispatch.sum() == 4 and np.count_nonzero(routing.combine) == 2
+
+
+REFUSED = {
+    "router": (lambda: route(router="top3"), "no router 'top3'; did you mean 'top2'?"),
+    "option": (lambda: route(normalise="after"), "no option 'normalise'; did you mean 'normalize'?"),
+    "option of another": (lambda: route(router="switch", k=1), "'switch' has no option 'k'"),
+    "no options": (lambda: route(router="expert_choice", policy="all"), "it has no options"),
+    "value": (lambda: route(policy="some"), "'all', 'random', 'threshold'; got 'some'"),
+    "number": (lambda: route(router="top_k", k="two"), "is a number"),
+    "too many choices": (lambda: route(router="top_k", k=4), "makes 4 choices of expert=3"),
+    "uniforms": (lambda: route(policy="random"), "needs uniforms="),
+    "used": (lambda: route(used=md.broadcast(0, "expert:3")), "'top2' cannot go on from slots that are used"),
+    "capacity": (lambda: route(router="expert_choice", capacity=md.Dim("slot", 7)), "cannot choose slot=7"),
+    "gates": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="top2"), "needs gates"),
+    "experts": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="hash"), "md.Dim('e', n)"),
+    "ids": (lambda: route(router="random"), "needs ids="),
+    "token ids": (lambda: route(router="hash"), "needs token_ids="),
+    "a dim": (lambda: route(tokens="tokens"), "no dim 'tokens'"),
+    "formula": (lambda: moe.capacity_of(8, 2, formula="mesh"), "did you mean 'mesh_tf'?"),
+    "factor": (lambda: moe.capacity_of(8, 2, factor=0.0), "positive factor"),
+}
+
+
+@pytest.mark.parametrize("call,text", REFUSED.values(), ids=REFUSED)
+def test_refuses(call: Any, text: str):
+    with pytest.raises(md.ShapeError) as caught:
+        call()
+    assert text in str(caught.value)
