@@ -1,4 +1,4 @@
-"""`meshdsl explain`: the program of a step."""
+"""`meshdsl explain`: the program of a step; why it sends what it sends; what one change of the layout would do."""
 
 from __future__ import annotations
 
@@ -6,25 +6,38 @@ import argparse
 from typing import Any
 
 from .common import OK, command, placed, say, workload_options
+from .costing import cost_options, report_of, step_of, step_title
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = command(commands, "explain", run, "print a training step as a program, with its collectives")
+    parser = command(
+        commands, "explain", run, "print a step as a program; say why a collective is there, and what would remove it"
+    )
     workload_options(parser)
+    cost_options(parser, html=False)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--program", action="store_true", help="the program and nothing else")
     what.add_argument("--graph", action="store_true", help="the graph before any layout, and nothing else")
+    what.add_argument(
+        "--collective",
+        metavar="WHICH",
+        help="one collective, by its number in `analyze` or by the line that asks for it, such as model.py:77",
+    )
+    what.add_argument("--dim", metavar="NAME", help="one dim: what it costs, and every other place to map it to")
+    what.add_argument("--moves", action="store_true", help="every change of where one dim is mapped, ranked")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for."""
     workload, mesh, layout = placed(options)
-    from ..train import report, stages
+    compiled, arguments = step_of(options, workload, mesh, layout)
+    if options.collective or options.dim or options.moves:
+        return _why(options, workload, compiled, arguments)
+    from ..train import report
 
-    compiled, arguments = stages(workload, mesh, layout)
     if options.graph:
         text = str(compiled.graph(*arguments))
         if options.json:
@@ -40,4 +53,38 @@ def run(options: argparse.Namespace) -> int:
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({mesh})\n")
         print(report.collective_table(program))
+    return OK
+
+
+def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
+    """One collective, one dim, or all dims: each with the layouts that are one change away."""
+    from ..cost import explain
+    from ..cost.moves import moves, moves_text
+    from ..train import Progress
+
+    title = step_title(options, workload)
+    report = report_of(options, compiled, arguments, title)
+    numbers = explain.find(report, options.collective) if options.collective else []
+    among = [explain.check_dim(report, options.dim)] if options.dim else explain.dims_behind(report, numbers)
+
+    def recost(layout: Any) -> Any:
+        return report_of(options, compiled.under(compiled.mesh, layout), arguments, title)
+
+    with Progress(0, "layouts") as bar:
+
+        def progress(done: int, of: int) -> None:
+            bar.total = of
+            bar.update(done)
+
+        found = moves(report, recost, among or None, progress)
+    if options.json:
+        say({"command": "explain", **explain.to_dict(report, numbers, found)})
+        return OK
+    if options.dim:
+        texts = [explain.dim_text(report, options.dim, found)]
+    elif numbers:
+        texts = [explain.collective_text(report, number, found) for number in numbers]
+    else:
+        texts = [moves_text(found, top=40)]
+    print("\n\n".join([explain.binding_text(report), *texts]))
     return OK

@@ -197,13 +197,17 @@ class Report:
         return next(iter(self.waits), "nothing") if self.fits else "memory"
 
     @cached_property
+    def sends(self) -> tuple[Cost, ...]:
+        """Every collective that runs, in program order: its place here is the number that it is explained by."""
+        return tuple(each for each in self.timeline.costs if each.line.collective is not None)
+
+    @cached_property
     def collectives(self) -> tuple[Sent, ...]:
         """What is sent, by dims, axes and kind, the most exposed first."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
-        for each in self.timeline.costs:
-            record = each.line.collective
-            if record is not None:
-                groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
+        for each in self.sends:
+            record = _record(each.line)
+            groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
         found = (Sent(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
         return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
 

@@ -112,7 +112,7 @@ def collectives(report: Report, top: int) -> str:
         lines.append(f"  and {len(rest)} more, {_share(report, rest)} of the step")
     lines.append("")
     rows = [row for sent in shown[: max(3, top // 2)] for row in _causes(report, sent)]
-    lines.append(table(["asked for by", "pass", "each", "count", "step", "cause"], rows, "<<>>><"))
+    lines.append(table(["no.", "asked for by", "pass", "each", "count", "step", "cause"], rows, "><<>>><"))
     return "\n".join(lines)
 
 
@@ -147,7 +147,9 @@ def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
         groups.setdefault((cost.line.where, cost.line.backward, cost.line.cause, record.bytes), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:
+        first = report.sends.index(costs[0])
         yield [
+            f"{first}+" if len(costs) > 1 else first,
             line_of(where),
             "bwd" if backward else "fwd",
             show_bytes(each),
@@ -160,7 +162,7 @@ def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
         count = sum(cost.line.trips for cost in others)
         share = percent(sum(cost.exposed for cost in others), report.seconds)
         more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
-        yield [more, "", "", count, share, f"{' '.join(sent.dims)} on {sent.axes[0]}"]
+        yield ["", more, "", "", count, share, f"{' '.join(sent.dims)} on {sent.axes[0]}"]
 
 
 SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collective buffers": "collective"}
@@ -199,9 +201,7 @@ def memory(report: Report, top: int) -> str:
         + "\n"
         + table(["category", "bytes", "peak", ""], rows, "<>><")
         + "\n\n"
-        + table(
-            ["tensor", "count", "stored", "bytes", "peak", "category", "made by"], tensors, "<><>><<", shrink=0
-        )
+        + table(["tensor", "count", "stored", "bytes", "peak", "category", "made by"], tensors, "<><>><<", shrink=0)
     )
 
 

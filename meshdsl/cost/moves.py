@@ -1,0 +1,165 @@
+"""What one change of the layout would do: a move maps one dim elsewhere and leaves the rest of the layout alone.
+
+Nothing about a move is guessed: each is partitioned and costed like the layout itself, or is illegal and says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import LayoutError
+from ..ir import walk
+from ..layouts import Layout
+from ..layouts.sharding import Axes
+from ..lowering.program import show_bytes
+from ..schema import plain
+from .compare import signed_bytes, signed_percent
+from .report import Report
+from .tables import cut, seconds, table
+
+__all__ = ["Move", "dims", "moves", "moves_text", "options"]
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """One dim mapped elsewhere, and what comes of it."""
+
+    dim: str
+    before: Axes
+    after: Axes
+    base: Report
+    report: Report | None  # None: it is illegal
+    reason: str = ""
+
+    def __str__(self) -> str:
+        to = ",".join(self.after)
+        if not to:
+            return f"split {self.dim} no more (now {','.join(self.before)})"
+        return f"map {self.dim} to {to}" + (f" instead of {','.join(self.before)}" if self.before else "")
+
+    @property
+    def effect(self) -> str:
+        """What it does to time and memory: "-12 % time, +3.00 GB"."""
+        if self.report is None:
+            return f"illegal: {reason_of(self)}"
+        memory = signed_bytes(self.base, self.report)
+        fits = "" if self.report.fits else ", does not fit"
+        return f"{signed_percent(self.report.seconds, self.base.seconds)} time, {memory}{fits}"
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        """The best first: what fits by time and memory, then what does not fit, then what is illegal."""
+        if self.report is None:
+            return 2, 0.0, 0.0
+        return int(not self.report.fits), self.report.seconds, self.report.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        report = self.report
+        figures: dict[str, Any] = {"legal": report is not None, "reason": self.reason}
+        if report is not None:
+            figures |= {"seconds": report.seconds, "peak_bytes": report.peak_bytes, "fits": report.fits}
+        return plain({"dim": self.dim, "before": self.before, "after": self.after, **figures})
+
+
+def options(report: Report) -> list[Axes]:
+    """What a dim may be mapped to: nothing, and every set of axes of more than one device, in the mesh's order."""
+    axes = [axis for axis, n in report.mesh.axes.items() if n > 1]
+    return [found for n in range(len(axes) + 1) for found in itertools.combinations(axes, n)]
+
+
+def dims(report: Report) -> list[str]:
+    """The dims that a layout could name, in the order the program meets them; those of size 1 cannot be split."""
+    found: dict[str, None] = {}
+    for v in (*report.program.ins, *(v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))):
+        found.update((d.name, None) for d in v.shape if d.size > 1)
+    rules = report.layout.rules if report.layout is not None else {}
+    return list(dict.fromkeys([*rules, *found]))
+
+
+def moves(
+    report: Report,
+    recost: Callable[[Layout], Report],
+    among: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Move]:
+    """Every change of where one dim is mapped, the best first. `recost` gives the report of another layout."""
+    layout = report.layout or Layout()
+    rules = {dim: axes for dim, axes in layout.on(report.mesh).rules.items() if axes}
+    asked = [
+        (dim, after)
+        for dim in (dims(report) if among is None else among)
+        for after in options(report)
+        if after != rules.get(dim, ())
+    ]
+    found: list[Move] = []
+    for done, (dim, after) in enumerate(asked):
+        progress(done, len(asked))
+        changed = Layout({**rules, dim: after} if after else _without(rules, dim), overrides=layout.overrides)
+        try:
+            other, reason = recost(changed), ""
+        except LayoutError as error:
+            other, reason = None, str(error)
+        found.append(Move(dim, rules.get(dim, ()), after, report, other, reason))
+    progress(len(asked), len(asked))
+    return sorted(found, key=lambda move: move.rank)
+
+
+def _without(rules: Mapping[str, Axes], dim: str) -> dict[str, Axes]:
+    return {name: axes for name, axes in rules.items() if name != dim}
+
+
+def moves_text(found: Sequence[Move], top: int = 12) -> str:
+    """Moves ranked, and those that are illegal with their reasons."""
+    if not found:
+        return "there is nowhere else to map it"
+    base = found[0].base
+    legal = [move for move in found if move.report is not None]
+    idle = [move for move in legal if _same(move)]
+    useful = [move for move in legal if not _same(move)]
+    illegal = [move for move in found if move.report is None]
+    lines = [f"one dim elsewhere, the rest as it is (now {seconds(base.seconds)}, peak {show_bytes(base.peak_bytes)})"]
+    if useful:
+        rows = [[str(move), *_figures(move)] for move in useful[:top]]
+        lines.append(table(["move", "time", "step", "memory", "peak"], rows, "<>>>>", shrink=0))
+    if any(move.report is not None and not move.report.fits for move in useful[:top]):
+        lines.append("  ! more than a device has")
+    if useful[top:]:
+        lines.append(f"  and {len(useful) - top} more")
+    if idle:
+        lines.append(cut(f"  without effect: {'; '.join(map(str, idle))}", 100))
+    if illegal:
+        rows = [[str(move), reason_of(move)] for move in illegal[:top]]
+        lines.append("\n" + table(["illegal", "why"], rows, "<<"))
+    if illegal[top:]:
+        lines.append(f"  and {len(illegal) - top} more")
+    return "\n".join(lines)
+
+
+def _figures(move: Move) -> list[str]:
+    report = move.report
+    assert report is not None
+    return [
+        signed_percent(report.seconds, move.base.seconds),
+        seconds(report.seconds),
+        signed_bytes(move.base, report),
+        show_bytes(report.peak_bytes) + ("" if report.fits else " !"),
+    ]
+
+
+def reason_of(move: Move) -> str:
+    """What conflicts, shortened from the error; its first line where it is another one."""
+    lines = [line.strip() for line in move.reason.splitlines() if line.strip()]
+    for line in lines:
+        what, maps, rest = line.partition("; the layout maps ")
+        if maps:
+            return f"{rest.partition(',')[0]}, and both are in {what.partition(' has shape ')[0]}"
+    return lines[0] if lines else ""
+
+
+def _same(move: Move) -> bool:
+    found = move.report
+    return found is not None and (found.seconds, found.peak_bytes) == (move.base.seconds, move.base.peak_bytes)
