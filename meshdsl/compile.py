@@ -23,13 +23,15 @@ from .cost.machine import machine as machine_named
 from .cost.network import place
 from .cost.report import Report
 from .cost.report import cost as report
-from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
+from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller, nearest
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
-from .lowering import Program, partition
+from .lowering import Program
 from .lowering.emit import emit, partition_spec
 from .passes.simplify import simplify
 from .trace import Tensor, spec_of, trace, tree
+from .weight_update import MODES, Lowered, WeightUpdate
+from .weight_update import lower as lower_updates
 
 __all__ = ["Compiled", "History", "compile", "host_devices"]
 
@@ -81,10 +83,17 @@ class _Stages:
         self.graph = traced.graph
 
     @cached_property
-    def program(self) -> Program:
+    def lowered(self) -> Lowered:
         places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
-        return partition(self.graph, self.owner.mesh, self.owner.layout, paths, self.owner.gather_limit)
+        owner = self.owner
+        return lower_updates(
+            self.graph, owner.mesh, owner.layout, paths, owner.gather_limit, owner.update_mode, owner.update_machine
+        )
+
+    @property
+    def program(self) -> Program:
+        return self.lowered.program
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -160,8 +169,12 @@ class Compiled:
         layout: Layout,
         donate: Sequence[int],
         gather_limit: float | None = None,
+        update_mode: str = "replicated",
+        update_machine: Machine | None = None,
     ):
         self.gather_limit = gather_limit
+        self.update_mode = update_mode
+        self.update_machine = update_machine
         self.function = function
         self.mesh = mesh
         self.layout = layout
@@ -201,7 +214,7 @@ class Compiled:
         except MeshdslError as error:
             raise at(error, caller()) from None
         results = stages.executable(*arrays)
-        tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(program.outs, results, strict=True)]
+        tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
         return tree.tree_unflatten(stages.result, tensors)
 
     def graph(self, *args: Any) -> Graph:
@@ -217,9 +230,35 @@ class Compiled:
             raise at(error, caller()) from None
 
     def history(self, *args: Any) -> History:
-        """Every stage, in order: traced, simplified, program."""
+        """Every stage, in order: traced, simplified, with its weight updates split if any are, program."""
         stages, _ = self._for(args)
-        return History((("traced", stages.traced), ("simplified", stages.graph), ("program", self.program(*args))))
+        program = self.program(*args)
+        split = stages.lowered.graph
+        updates = () if split is stages.graph else (("weight update", split),)
+        return History((("traced", stages.traced), ("simplified", stages.graph), *updates, ("program", program)))
+
+    @property
+    def weight_update(self) -> WeightUpdate:
+        """What was decided for the update of every weight, for the last arguments seen; `print` shows a table.
+
+        >>> import meshdsl as md
+        >>> def step(params, x):
+        ...     loss = lambda params: md.mean(md.square(md.dot(x, params["w"], "io")))
+        ...     return {"w": params["w"] - 0.1 * md.grad(loss)(params)["w"]}
+        >>> compiled = md.compile(step, "rows:4", "batch:rows", weight_update="sharded")
+        >>> program = compiled.program({"w": md.spec("io:8 hidden:8")}, md.spec("batch:16 io:8"))
+        >>> print(compiled.weight_update)
+        weight    shape          update cut by  group  saved  time
+        params/w  io=8 hidden=8  io:rows        rows   192 B
+        1 of 1 sharded; 192 B less on each device
+        >>> [record.kind for record in program.collectives]
+        ['all_gather', 'reduce_scatter']
+
+        Raises `TraceError` before any arguments were seen.
+        """
+        if not self._stages:
+            raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
+        return list(self._stages.values())[-1].lowered.decided
 
     def lower(self, *args: Any) -> Any:
         """A `jax.stages.Lowered`; on an abstract mesh when there are no devices for the mesh."""
@@ -284,6 +323,7 @@ def compile(
     weight_update: str = "replicated",
     overlap: str = "none",
     gather_limit: float | None = None,
+    machine: Machine | str | os.PathLike[str] | None = None,
 ) -> Compiled:
     """`f` as one SPMD program on a mesh, under a layout.
 
@@ -295,20 +335,35 @@ def compile(
     `donate` lists arguments whose memory results may take over; they cannot be used afterwards. Results equal those
     of `f` itself under every legal layout. Where a contraction of two operands would gather one of them to more than
     `gather_limit` bytes on a device, the operand goes around the devices block by block instead (0: always; None:
-    never). Raises `LayoutError` for an illegal layout, before anything runs.
+    never).
+
+    `weight_update` says where a train step updates a weight that several devices hold: "replicated", on each of them;
+    "sharded", on one shard each, the optimizer's state and the weight itself staying sharded between steps (Xu et al.,
+    2020; `print(compiled.weight_update)` tells what was done); "auto", sharded where that takes less time on `machine`
+    (default "tpu-v5e"). Raises `LayoutError` for an illegal layout, and for "sharded" where nothing can be, before
+    anything runs.
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
-        if weight_update != "replicated":
-            raise LayoutError(f"weight_update={weight_update!r} is not available; there is: 'replicated'")
+        if weight_update not in MODES:
+            raise LayoutError(f"weight_update={weight_update!r} is not available; {nearest(weight_update, MODES)}")
+        if machine is not None and weight_update != "auto":
+            raise LayoutError(
+                f"machine={machine!r} does nothing with weight_update={weight_update!r}\n"
+                "  it decides what weight_update='auto' shards; to cost a program, give it to .cost()"
+            )
+        on = None
+        if weight_update == "auto":
+            on = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
         if overlap != "none":
             raise LayoutError(f"overlap={overlap!r} is not available; there is: 'none'")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
     except MeshdslError as error:
         raise at(error, caller()) from None
-    return Compiled(f, mesh, layout, (donate,) if isinstance(donate, int) else donate, gather_limit)
+    donated = (donate,) if isinstance(donate, int) else donate
+    return Compiled(f, mesh, layout, donated, gather_limit, weight_update, on)
 
 
 def host_devices(count: int) -> list[Any]:
