@@ -31,6 +31,8 @@ def acquire(directory: Path, owner: str, *, take_over: bool = False) -> None:
     draft = directory / f"{LOCK}.{owner}"
     with _alone(directory):
         holder = _holder(lock)
+        if holder is not None and holder.get("owner") == owner:  # an earlier try got this far
+            return
         if holder is not None and not take_over and not _stale(holder):
             who = f"process {show(holder.get('pid'))} on {show(holder.get('host'))}"
             raise SaveError(

@@ -77,7 +77,7 @@ class Checkpoints:
         self.directory, self.keep = Path(directory), keep
         self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
         self.report = report or _warn
-        self._owner = ""  # of the lock; empty while we do not have it
+        self._owner, self._is_writer = secrets.token_hex(8), False
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -98,9 +98,9 @@ class Checkpoints:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
-            if self._owner:
+            if self._is_writer:
                 lock.release(self.directory, self._owner)
-                self._owner = ""
+                self._is_writer = False
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk. Raises `SaveError` when it could not be written."""
@@ -161,7 +161,9 @@ class Checkpoints:
                 raise
         except MeshdslError as error:
             raise at(error, caller()) from None
-        self._thread = self._thread or ThreadPoolExecutor(1, "meshdsl-checkpoint")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
+            atexit.register(self.close)  # who forgets to close still learns of a failed save
         where = processes.index(), processes.count()
         self._writing = self._thread.submit(
             self._write, folder, {"step": step, "save": save, **fields}, plans, taken, *where
@@ -190,18 +192,16 @@ class Checkpoints:
         return self.directory / f"{step_name(step)}.{save}.unfinished"
 
     def _become_writer(self) -> None:
-        if self._owner:
+        if self._is_writer:
             return
         self.directory.mkdir(parents=True, exist_ok=True)
         sync_directory(self.directory.parent)
-        owner = secrets.token_hex(8)
-        lock.acquire(self.directory, owner, take_over=self.take_over)
-        self._owner = owner
-        atexit.register(self.close)  # who forgets to close still learns of a failed save
-        clean(self.directory)
+        lock.acquire(self.directory, self._owner, take_over=self.take_over)
+        self._is_writer = True
 
     def _make_room(self, step: int) -> None:
         """Nothing sound may be overwritten, or be newer than what is saved; what is corrupt steps aside."""
+        clean(self.directory)
         for there in self.steps():
             if there < step:
                 continue

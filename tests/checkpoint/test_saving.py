@@ -1,0 +1,350 @@
+"""Saving: beside the computation, one writer, only what was promised is removed, and every failure is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.checkpoint import lock, store
+from meshdsl.checkpoint.directory import unfinished
+
+
+def x(value: float = 1.0) -> dict[str, Any]:
+    return {"w": md.tensor(np.full(64, value), "io"), "v": md.tensor(np.full((2, 3), value), "a b")}
+
+
+def value(found: md.Restored) -> float:
+    return float(found.tree["w"].numpy()[0])
+
+
+def test_the_newest_few_are_kept(tmp_path: Path):
+    with md.Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2, 5, 9):
+            assert checkpoints.save(step, x(step))
+        checkpoints.wait()
+        assert checkpoints.steps() == [5, 9] and checkpoints.latest() == 9
+    assert sorted(os.listdir(tmp_path)) == ["newest", "step-00000005", "step-00000009"]
+    with md.Checkpoints(tmp_path / "all", keep=None) as checkpoints:
+        for step in range(5):
+            checkpoints.save(step, x())
+    assert checkpoints.steps() == [0, 1, 2, 3, 4]
+
+
+def test_a_save_takes_only_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The disk is slow here; the step goes on, a second save waits or is refused, and says which."""
+    go = threading.Event()
+    publish = store.publish
+
+    def slow(*args: Any) -> None:
+        assert go.wait(30)
+        publish(*args)
+
+    monkeypatch.setattr(store, "publish", slow)
+    with md.Checkpoints(tmp_path) as checkpoints:
+        began = time.perf_counter()
+        assert checkpoints.save(1, x(1))
+        assert time.perf_counter() - began < 5
+        assert checkpoints.steps() == []
+        assert not checkpoints.save(2, x(2), wait=False), "refused: the first is being written"
+        threading.Timer(0.2, go.set).start()
+        assert checkpoints.save(3, x(3)), "waits"
+        assert go.is_set() and checkpoints.steps() == [1]
+    assert checkpoints.steps() == [1, 3]
+
+
+def test_no_save_goes_back(tmp_path: Path):
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(4, x(4))
+        checkpoints.save(6, x(6))
+        for step in (6, 5):
+            with pytest.raises(md.SaveError, match="step-00000006 is there already") as caught:
+                checkpoints.save(step, x(0))
+            assert caught.value.exit_code == 1
+        checkpoints.discard(after=4)
+        assert checkpoints.steps() == [4]
+        checkpoints.save(5, x(5))
+        assert value(checkpoints.restore()) == 5
+
+
+def test_a_corrupt_step_steps_aside(tmp_path: Path):
+    said: list[str] = []
+    with md.Checkpoints(tmp_path, report=said.append) as checkpoints:
+        checkpoints.save(1, x(1))
+        checkpoints.save(2, x(2))
+        checkpoints.wait()
+        part = tmp_path / "step-00000002" / "part-00000.bin"
+        part.write_bytes(b"?" * part.stat().st_size)
+        found = checkpoints.restore()
+        assert (found.step, value(found)) == (1, 1)
+        assert len(said) == 1 and "step-00000002" in said[0] and "part-00000.bin" in said[0] and "'v'" in said[0]
+        checkpoints.save(2, x(7))
+        assert "is corrupt; its name is step-00000002." in said[1] and said[1].endswith(".bad now")
+        assert value(checkpoints.restore()) == 7
+    assert any(name.endswith(".bad") for name in os.listdir(tmp_path)), "what is corrupt is not thrown away"
+
+
+def test_reports_are_warnings(tmp_path: Path):
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, x())
+    (tmp_path / "step-00000002.0123456789abcdef.unfinished").mkdir()
+    with pytest.warns(RuntimeWarning, match="step-00000002.* is a save that was not finished"):
+        assert checkpoints.restore().step == 1
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, x())
+    assert unfinished(tmp_path) == [], "the next writer clears it away"
+
+
+def test_the_loss_of_the_newest_step_is_noticed(tmp_path: Path):
+    said: list[str] = []
+    with md.Checkpoints(tmp_path, report=said.append) as checkpoints:
+        checkpoints.save(1, x(1))
+        checkpoints.save(2, x(2))
+        checkpoints.wait()
+        os.rename(tmp_path / "step-00000002", tmp_path / "elsewhere")
+        assert checkpoints.restore().step == 1
+    assert said == [f"step-00000002 was saved in {tmp_path}, and is gone"]
+
+
+def test_nothing_to_restore(tmp_path: Path):
+    checkpoints = md.Checkpoints(tmp_path / "none")
+    assert checkpoints.steps() == [] and checkpoints.latest() is None
+    with pytest.raises(md.CheckpointError, match="there is no sound checkpoint in") as caught:
+        checkpoints.restore()
+    assert caught.value.exit_code == 4
+    with pytest.raises(md.CheckpointError, match="none: the directory cannot be opened"):
+        checkpoints.restore(3)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(md.CheckpointError, match="step-00000003: the directory is missing"):
+        checkpoints.restore(3)
+
+
+def test_what_cannot_be_saved(tmp_path: Path):
+    checkpoints = md.Checkpoints(tmp_path)
+    cases = [
+        ({"step": -1, "tree": x()}, "a step is a whole number"),
+        ({"step": True, "tree": x()}, "a step is a whole number"),
+        ({"step": 1, "tree": {"w": np.zeros(3)}}, "w: expected a tensor or a number"),
+        ({"step": 1, "tree": {"w": md.spec("io:3")}}, "w is the spec"),
+        ({"step": 1, "tree": {"a": {"b": 1}, "a/b": 2}}, "two tensors of the tree have the path 'a/b'"),
+        ({"step": 1, "tree": x(), "config": {"lr": float("nan")}}, "config.lr: nan cannot be written as JSON"),
+        ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f: it holds a builtin_function_or_method"),
+        ({"step": 1, "tree": x(), "data": {1: 2}}, "the key 1 is not text"),
+        ({"step": 1, "tree": x(), "key": 7}, "is a random key of md.random.key"),
+    ]
+    for asked, complaint in cases:
+        with pytest.raises(md.ShapeError) as caught:
+            checkpoints.save(**asked)
+        assert complaint in str(caught.value), complaint
+    with pytest.raises(md.TraceError, match="no values yet"):
+        md.eval_shape(lambda w: checkpoints.save(1, w), md.spec("io:3"))
+    assert os.listdir(tmp_path) == [], "nothing was written"
+
+
+def test_what_does_not_fit_is_said_at_once(tmp_path: Path):
+    like = {"w": md.spec("io:65", "float64"), "v": md.spec("a:2 b:3"), "u": md.spec("io:1")}
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, x())
+        with pytest.raises(md.ShapeError) as caught:
+            checkpoints.restore(like=like)
+        with pytest.raises(md.LayoutError, match="needs a mesh"):
+            checkpoints.restore(layout=md.Layout("io:rows"))
+        with pytest.raises(md.LayoutError, match=r"cuts v, .a=2 b=3., twice over the axis 'r': a and b"):
+            checkpoints.restore(mesh=md.Mesh("r:2"), layout=md.Layout("a:r b:r"))
+        with pytest.raises(md.LayoutError, match="no axis 's'"):
+            checkpoints.restore(mesh=md.Mesh("r:2"), layout=md.Layout("a:s"))
+    text = str(caught.value)
+    assert "w: is float64[io=64] there, and like= says float64[io=65]" in text
+    assert "v: is float64[a=2 b=3] there, and like= says float32[a=2 b=3]" in text
+    assert "u: is not there" in text
+
+
+def test_64_bit_types_are_not_cut(tmp_path: Path):
+    import jax
+
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, x())
+        with jax.enable_x64(False), pytest.raises(md.ShapeError, match="64-bit types only with jax_enable_x64"):
+            checkpoints.restore()
+
+
+CALLS = ("write", "fsync", "rename", "mkdir", "open", "unlink", "link", "rmdir", "close")
+
+
+class Failing:
+    """The n-th call that could meet a full or read-only disk fails, and all later ones while `on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, code: int):
+        self.count, self.number, self.code, self.on = 0, number, code, True
+        for name in CALLS:
+            monkeypatch.setattr(os, name, self.wrap(name, getattr(os, name)))
+
+    def wrap(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            writes = name != "open" or args[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if self.on and writes and name != "close":
+                self.count += 1
+                if self.count >= self.number:
+                    raise OSError(self.code, os.strerror(self.code), str(args[0]))
+            return real(*args, **named)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(errno.ENOSPC, id="full"),
+        pytest.param(errno.EROFS, id="read-only", marks=pytest.mark.slow),
+        pytest.param(errno.EIO, id="broken", marks=pytest.mark.slow),
+    ],
+)
+def test_a_disk_that_fails_anywhere(tmp_path: Path, code: int):
+    """Whichever call is the first to fail, the step before it is whole, and the failure is said."""
+    points = 0
+    for number in range(1, 200):
+        folder = tmp_path / str(number)
+        with md.Checkpoints(folder, keep=1) as checkpoints:
+            checkpoints.save(1, x(1))
+        with pytest.MonkeyPatch.context() as patch:
+            failing = Failing(patch, number, code)
+            checkpoints = md.Checkpoints(folder, keep=1, report=lambda line: None)
+            said: list[str] = []
+            try:
+                checkpoints.save(2, x(2))
+                checkpoints.wait()
+            except md.SaveError as error:
+                said.append(str(error))
+            failing.on = False
+            reached = failing.count >= number
+            assert bool(said) == reached, (number, said)
+            found = checkpoints.restore()
+            assert value(found) == found.step
+            assert found.step == 2 or (said and "step-00000002" in said[0]), (number, said)
+            if checkpoints.steps()[-1] < 3:
+                checkpoints.save(3, x(3))
+            checkpoints.close()
+        assert value(md.Checkpoints(folder).restore()) == 3, "it goes on when the disk is well again"
+        points += reached
+        if not reached:
+            break
+    assert points > 15, points
+
+
+def test_two_writers(tmp_path: Path):
+    first, second = md.Checkpoints(tmp_path), md.Checkpoints(tmp_path, take_over=False)
+    first.save(1, x(1))
+    first.wait()
+    with pytest.raises(md.SaveError, match=f"is being written by process {os.getpid()} on") as caught:
+        second.save(2, x(2))
+    assert str(tmp_path / "lock") in str(caught.value)
+    assert second.restore().step == 1, "reading is free"
+    first.close()
+    second.save(2, x(2))
+    second.close()
+    assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("holder", "stale"),
+    [
+        ({"pid": 2**22 + 1}, True),  # beyond the largest number a process can have
+        ({"began": "1"}, True),
+        ({"boot": "another"}, True),
+        ({}, False),
+        ({"host": "elsewhere", "pid": 2**22 + 1}, False),
+        ({"pid": "1; rm"}, False),
+        ({"pid": -1}, False),
+        ({"pid": 10**30}, True),
+    ],
+)
+def test_which_lock_is_stale(tmp_path: Path, holder: dict[str, Any], stale: bool):
+    import json
+
+    (tmp_path / "lock").write_text(json.dumps({**lock._me(), **holder}))
+    checkpoints = md.Checkpoints(tmp_path)
+    if stale:
+        checkpoints.save(1, x())
+    else:
+        with pytest.raises(md.SaveError, match="is being written by"):
+            checkpoints.save(1, x())
+        (taking := md.Checkpoints(tmp_path, take_over=True)).save(1, x())
+        taking.close()
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("text", ["", "[" * 4000, "nonsense", "[]", '{"pid": 1'])
+def test_a_lock_nobody_understands_is_respected(tmp_path: Path, text: str):
+    (tmp_path / "lock").write_text(text)
+    with pytest.raises(md.SaveError, match="or, when that one is gone for sure, remove"):
+        md.Checkpoints(tmp_path).save(1, x())
+
+
+def test_one_of_many_gets_a_stale_lock(tmp_path: Path):
+    import json
+
+    for n in range(20):
+        (tmp_path / "lock").write_text(json.dumps({**lock._me(), "began": "1"}))
+
+        def take(i: int) -> bool:
+            try:
+                lock.acquire(tmp_path, f"{i}")
+            except md.SaveError:
+                return False
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(take, range(8))) == 1, n
+
+
+def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files before the directory they are in, that before its name, the name before an older step goes."""
+    with md.Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, x())
+        checkpoints.wait()
+        events: list[str] = []
+
+        def log(name: str) -> None:
+            real = getattr(os, name)
+
+            def call(what: Any, *rest: Any, **named: Any) -> Any:
+                path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fspath(what)
+                kind = os.path.basename(path)
+                events.append(f"{name} {kind.partition('.')[0] if kind.startswith('step') else kind}")
+                return real(what, *rest, **named)
+
+            monkeypatch.setattr(os, name, call)
+
+        log("fsync"), log("rename")
+        checkpoints.save(2, x())
+    step = "step-00000002"
+    assert events[:7] == [
+        "fsync part-00000.bin",
+        "fsync note-00000.json.draft",
+        "rename note-00000.json.draft",
+        "fsync manifest.json",
+        f"fsync {step}",
+        f"rename {step}",
+        f"fsync {tmp_path.name}",
+    ]
+    assert "rename step-00000001" in events[7:]
+
+
+def test_closing_says_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "publish", broken)
+    checkpoints = md.Checkpoints(tmp_path)
+    checkpoints.save(1, x())
+    with pytest.raises(md.SaveError, match=r"step-00000001 was not saved in .*No space left on device"):
+        checkpoints.close()
+    assert os.listdir(tmp_path) == [], "nothing half written, and no lock"
