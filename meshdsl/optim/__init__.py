@@ -10,13 +10,14 @@ Adafactor, LARS, LAMB and clipping need a norm or a mean of each weight, or of a
 
 from .adafactor import adafactor
 from .clipping import clip_by_global_norm, global_norm, with_clipping
+from .optax import from_optax
 from .optimizers import Optimizer, adam, adamw, momentum, sgd
 from .schedules import constant, inverse_sqrt, linear, rsqrt, warmup_cosine
 from .trust_ratio import lamb, lars
 
 __all__ = [
     "Optimizer",
-    "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars",
+    "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars", "from_optax",
     "clip_by_global_norm", "global_norm", "with_clipping",
     "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine",
 ]  # fmt: skip

@@ -1,0 +1,188 @@
+"""optax's elementwise transformations equal optax under every layout; those that look across a tensor are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import meshdsl as md
+
+SHAPES = {"w": "io:3 hidden:5", "bias": "hidden:5", "scale": ""}
+LAYOUT = ("r:2 c:4", "io:r hidden:c")  # neither divides
+WARM_UP = optax.warmup_cosine_decay_schedule(0.0, 0.1, 2, 8)
+ELEMENTWISE: dict[str, optax.GradientTransformation] = {
+    "sgd": optax.sgd(0.1),
+    "nesterov": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(0.1),
+    "adam with a schedule": optax.adam(WARM_UP, mu_dtype=jnp.float32),
+    "adamw on matrices": optax.adamw(0.1, weight_decay=0.3, mask={"w": True, "bias": False, "scale": False}),
+    "rmsprop": optax.rmsprop(0.1, centered=True, momentum=0.9),
+    "lion": optax.lion(0.1),
+    "adagrad": optax.adagrad(0.1),
+    "adabelief": optax.adabelief(0.1),
+    "amsgrad": optax.amsgrad(0.1),
+    "radam": optax.radam(0.1),
+    "yogi": optax.yogi(0.1),
+    "adan": optax.adan(0.1),
+    "clipped by value": optax.chain(optax.clip(0.5), optax.trace(0.9), optax.scale(-0.1)),
+    "another for matrices": optax.partition(
+        {"big": optax.adam(0.1), "small": optax.sgd(0.2)}, {"w": "big", "bias": "small", "scale": "small"}
+    ),
+    "hyperparameters in the state": optax.inject_hyperparams(optax.sgd)(learning_rate=WARM_UP, momentum=0.9),
+    "nothing": optax.set_to_zero(),
+}
+REFUSED: dict[str, tuple[optax.GradientTransformation, str]] = {
+    "clip_by_global_norm": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        "optax.clip_by_global_norm .*reduce_sum of .*md.optim.with_clipping",
+    ),
+    "lamb": (optax.lamb(0.1), "optax.scale_by_trust_ratio .*reduce_sum.*md.optim.lamb"),
+    "lars": (optax.lars(0.1), "optax.scale_by_trust_ratio .*md.optim.lars"),
+    "adafactor": (optax.adafactor(0.1), "optax.clip_by_block_rms .*md.optim.adafactor"),
+    "factored": (
+        optax.scale_by_factored_rms(min_dim_size_to_factor=2), "optax.scale_by_factored_rms .*md.optim.adafactor"
+    ),
+    "scaled by the parameter": (
+        optax.scale_by_param_block_rms(), "optax.scale_by_param_block_rms .*md.optim.adafactor"
+    ),
+    "zero_nans": (optax.zero_nans(), "optax.zero_nans .*reduce_or of"),  # its state: which tensors had one
+    "adaptive_grad_clip": (optax.adaptive_grad_clip(0.1), "optax.adaptive_grad_clip .*write the update"),
+    "novograd": (optax.novograd(0.1), "optax.scale_by_novograd .*write the update"),
+    "sm3": (optax.sm3(0.1), "optax.scale_by_sm3 .*reshape of"),
+    "centralize": (optax.centralize(), "optax.centralize .*reduce_sum"),
+    "add_noise": (optax.add_noise(0.1, 0.5, key=0), "no number"),
+    "needs the loss": (optax.polyak_sgd(), "not a function of gradients, state and parameters alone"),
+    "steps": (optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), "cond of"),
+}  # fmt: skip
+
+
+def drawn(seed: int) -> dict[str, md.Tensor]:
+    rng = np.random.default_rng(seed)
+    return {
+        name: md.tensor(rng.standard_normal([d.size for d in md.dims(dims)]), dims) for name, dims in SHAPES.items()
+    }
+
+
+def arrays(tree: dict[str, md.Tensor]) -> dict[str, Any]:
+    return {name: x.array for name, x in tree.items()}
+
+
+def simulated(f: Callable[..., Any], *args: Any) -> Any:
+    program = md.compile(f, md.Mesh(LAYOUT[0]), md.Layout(LAYOUT[1])).program(*args)
+    specs, structure = jax.tree.flatten(md.eval_shape(f, *args))
+    outs = md.simulate(program, *jax.tree.leaves(args))
+    return structure.unflatten([md.tensor(x, spec.shape) for x, spec in zip(outs, specs, strict=True)])
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_three_steps_equal_optax(name: str):
+    theirs = ELEMENTWISE[name]
+    ours = md.optim.from_optax(theirs)
+    params = drawn(0)
+    expected: Any = arrays(params)
+    state, their_state = ours.init(params), theirs.init(expected)
+    their_update = jax.jit(theirs.update)
+    for seed in range(1, 4):
+        grads = drawn(seed)
+        params, state = simulated(ours.update, grads, state, params)
+        changes, their_state = their_update(arrays(grads), their_state, expected)
+        expected = optax.apply_updates(expected, changes)
+    exact = "schedule" not in name and "hyper" not in name  # a schedule is float32, and a power in it may round away
+    for path in SHAPES:
+        np.testing.assert_allclose(params[path].numpy(), expected[path], rtol=1e-12 if exact else 1e-6, atol=1e-12)
+    for keys, wanted in jax.tree_util.tree_leaves_with_path(their_state):
+        found = state["optax"][jax.tree_util.keystr(keys, simple=True, separator="/")]
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12 if exact else 1e-6, atol=1e-12)
+    assert state["step"].item() == 3
+
+
+@pytest.mark.parametrize(("name", "ours"), [
+    ("sgd", md.optim.sgd(0.1)),
+    ("nesterov", md.optim.momentum(0.1, nesterov=True)),
+    ("adam", md.optim.adam(0.1)),
+])  # fmt: skip
+def test_the_same_update_as_the_languages_own(name: str, ours: md.optim.Optimizer):
+    theirs = md.optim.from_optax(ELEMENTWISE[name])
+    params, grads = drawn(0), drawn(1)
+    expected, found = (o.update(grads, o.init(params), params)[0] for o in (ours, theirs))
+    for path in SHAPES:
+        np.testing.assert_allclose(found[path].numpy(), expected[path].numpy(), rtol=1e-14)
+
+
+def test_it_compiles_and_sends_nothing():
+    optimizer = md.optim.from_optax(optax.adamw(0.1))
+    params, grads = drawn(0), drawn(1)
+
+    def run(params: Any, grads: Any) -> Any:
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    compiled = md.compile(run, md.Mesh(LAYOUT[0]), md.Layout(LAYOUT[1]))
+    assert not compiled.program(params, grads).collectives
+    expected, found = run(params, grads), compiled(params, grads)
+    for x, y in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(y.numpy(), x.numpy(), rtol=1e-14)
+
+
+def test_the_state_has_the_dims_of_the_parameters():
+    params = {name: md.spec(dims, "bfloat16") for name, dims in SHAPES.items()}
+    optimizer = md.optim.from_optax(optax.adam(0.1, mu_dtype="float32"))
+    state = md.eval_shape(optimizer.init, params)
+    assert state["optax"]["0/mu/w"] == md.spec("io:3 hidden:5")
+    assert state["optax"]["0/nu/bias"] == md.spec("hidden:5", "bfloat16")
+    assert state["optax"]["0/count"] == md.spec("", "int32")
+    assert md.eval_shape(optimizer.update, params, state, params) == (params, state)
+
+
+def test_a_transformation_without_parameters():
+    optimizer = md.optim.from_optax(optax.adam(0.1))
+    params, state = optimizer.update({}, optimizer.init({}), {})
+    assert params == {} and state["step"].item() == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_looks_across_a_tensor_is_refused_by_name(name: str):
+    theirs, message = REFUSED[name]
+    params = {name: md.spec(SHAPES[name]) for name in ("w", "bias")}
+    with pytest.raises(md.MeshdslError, match=f"(?s){message}"):
+        md.eval_shape(md.optim.from_optax(theirs).init, params)
+
+
+def test_a_refusal_reads_well(golden: Callable[[str, str], None]):
+    params = drawn(0)
+    with pytest.raises(md.MeshdslError) as caught:
+        md.optim.from_optax(optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))).init(params)
+    golden("optax_refused", str(caught.value))
+
+
+def own(update: Callable[..., Any], init: Callable[..., Any] = lambda params: ()) -> md.optim.Optimizer:
+    return md.optim.from_optax(optax.GradientTransformation(init, update))
+
+
+@pytest.mark.parametrize(("update", "message"), [
+    (lambda g, s, p: ({"w": g["w"] + jnp.arange(15.0).reshape(3, 5), "v": g["v"]}, s), "not elementwise"),
+    (lambda g, s, p: ({"w": g["w"] * np.arange(15.0).reshape(3, 5), "v": g["v"]}, s), r"shape \[3, 5\]"),
+    (lambda g, s, p: ({"w": g["w"] + g["v"], "v": g["v"]}, s), "combines elements of the parameters 'v' and 'w'"),
+    (lambda g, s, p: ({"w": g["v"], "v": g["w"]}, s), "combines elements of the parameters"),
+    (lambda g, s, p: ({"w": g["w"][::-1], "v": g["v"]}, s), "rev of"),
+    (lambda g, s, p: ({"w": jnp.cumsum(g["w"], 0), "v": g["v"]}, s), "cumsum of"),
+    (lambda g, s, p: ({"w": g["w"] / g["w"].max(), "v": g["v"]}, s), "reduce_max of"),
+    (lambda g, s, p: ({"w": g["w"] @ g["w"].T @ g["w"], "v": g["v"]}, s), r"transpose of|dot_general of"),
+    (lambda g, s, p: (g, {"x": jnp.zeros(3)}), "another structure"),
+])  # fmt: skip
+def test_ones_own_transformation_is_held_to_the_same(update: Any, message: str):
+    params = {"w": md.spec("a:3 b:5"), "v": md.spec("c:3 d:5")}
+    with pytest.raises(md.MeshdslError, match=message):
+        md.eval_shape(own(update).init, params)
+
+
+def test_state_whose_dims_nothing_tells_is_refused():
+    optimizer = own(lambda g, s, p: (g, s), lambda p: {"x": jnp.zeros((3, 5))})
+    with pytest.raises(md.MeshdslError, match=r"an array of shape \(3, 5\) at 'x', and nothing tells its dims"):
+        md.eval_shape(optimizer.init, {"w": md.spec("a:3 b:5")})
