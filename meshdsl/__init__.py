@@ -43,6 +43,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
     "cost.report": ("Report",),
+    "cost.machine": ("Machine", "MachineError", "machine"),
+    "cost.network": ("place",),
     "compile": ("Compiled", "compile", "host_devices"),
     "search": ("search",),
     "checkpoint": ("Checkpoints", "Restored"),

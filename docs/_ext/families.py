@@ -23,6 +23,8 @@ TITLES = {
     "compile": "Programs",
     "lowering": "Programs",
     "cost.report": "Cost",
+    "cost.machine": "Machines",
+    "cost.network": "Where a mesh lies",
     "checkpoint": "Checkpoints",
     "workload": "Workloads",
     "errors": "Errors",

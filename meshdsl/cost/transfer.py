@@ -1,0 +1,188 @@
+"""How long a group of devices takes to exchange: formulas for each level of a network, and measured tables.
+
+V is the bytes of the whole array over the group (`network.full_bytes`), n the devices of the group, W the one-way
+bandwidth of a link, a the latency of a hop. An all_reduce is two all_gathers, and a reduce_scatter is one.
+
+    all_gather
+      torus axis that wraps       (n-1)/n V/(2W) + ceil(n/2) a
+      torus axis that does not    (n-1)/n V/W + (n-1) a
+      k wrapped axes              max(a sum(n_i)/2, V/(2kW))
+      several axes, not all wrap  (n-1)/n V/(sum of W, twice that of an axis that wraps) + the sum of their latencies
+      switch                      (n-1)/n V/W + (n-1) a
+      several levels              the slowest level (pipelined), or the sum of the levels (phased), whichever is less
+    all_to_all, N devices in all
+      torus axes                  the greatest of n_i V/(8NW) where an axis wraps, of n_i V/(4NW) where it does not
+      switch, or between nodes    (n-1)/n^2 V/W
+    permute                       the bytes that one device sends / W + hops a
+
+Where g groups of a mesh lie interleaved along an axis they share its links: W/g. Of a level outside, W is what all the
+group's devices inside one of its members reach together.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .placing import Part
+
+__all__ = ["KINDS", "Group", "Level", "Point", "Table", "read", "table_of"]
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # each is all_gathers: two, one and one
+
+Point = tuple[float, float]  # bytes V, seconds
+
+
+@dataclass(frozen=True)
+class Level:
+    """One tier of a network. `axes` are its hardware axes with their greatest sizes, major to minor.
+
+    `bandwidth` is bytes/s one way: of one link in one direction on a torus, of one port of a switch. `share` devices
+    use one link or port together. `device_bandwidth` bounds what one device draws even when its neighbours are silent.
+    """
+
+    kind: str  # "torus", "switch", or "ring": of one direction
+    axes: Mapping[str, int]
+    bandwidth: float
+    latency: float = 0.0  # seconds for each hop
+    wrap: int = 0  # a torus axis closes into a ring where its size is a multiple of this; 0: never
+    share: int = 1
+    device_bandwidth: float = math.inf
+
+    @property
+    def size(self) -> int:
+        """The greatest number of members."""
+        return math.prod(self.axes.values())
+
+    def wraps(self, size: int) -> bool:
+        """Whether a slice with so many members along an axis has the link that closes the ring."""
+        return self.wrap > 0 and size > 2 and size % self.wrap == 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one collective took. `group` is its devices in each level, inner to outer: (4, 2) is 4 in each of 2."""
+
+    kind: str
+    group: tuple[int, ...]
+    points: tuple[Point, ...]  # increasing bytes V, never decreasing seconds
+
+
+@dataclass(frozen=True)
+class Along:
+    """The devices of a group along one hardware axis: `n` of them, `apart` groups interleaved there."""
+
+    n: int
+    apart: float
+    wraps: bool
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The members of a group in one level, and the one-way bandwidth of a link for all its devices in a member."""
+
+    level: Level
+    along: tuple[Along, ...]
+    bandwidth: float
+
+    @property
+    def n(self) -> int:
+        return math.prod(x.n for x in self.along)
+
+    def gather(self, v: float) -> tuple[float, float]:
+        """Seconds of an all_gather of V bytes: those that bandwidth takes, and those that latency takes."""
+        a = self.level.latency
+        if self.level.kind != "torus":
+            return (self.n - 1) / self.n * v / self.bandwidth, (self.n - 1) * a
+        each_way = sum((2 if x.wraps else 1) / x.apart for x in self.along) * self.bandwidth
+        if len(self.along) > 1 and all(x.wraps for x in self.along):
+            moving, hops = v / each_way, a * sum(x.n for x in self.along) / 2
+            return max(moving, hops), 0.0
+        hops = sum(math.ceil(x.n / 2) if x.wraps else x.n - 1 for x in self.along)
+        return (self.n - 1) / self.n * v / each_way, hops * a
+
+    def exchange(self, v: float) -> float:
+        """Seconds of an all_to_all whose operands are V bytes together."""
+        if self.level.kind == "switch":
+            return (self.n - 1) / self.n**2 * v / self.bandwidth
+        if self.level.kind == "ring":
+            return (self.n - 1) / (2 * self.n) * v / self.bandwidth
+        return max(x.n * v * x.apart / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
+
+    def shift(self, sent: float) -> float:
+        """Seconds until every device has sent so many bytes to a neighbour."""
+        apart = max(x.apart for x in self.along) if self.level.kind == "torus" else 1
+        return sent * apart / self.bandwidth + apart * self.level.latency
+
+
+@dataclass(frozen=True)
+class Group:
+    """The devices that one collective joins, by level."""
+
+    counts: tuple[int, ...]  # in each level, inner to outer
+    tiers: tuple[Tier, ...]  # of the levels with more than one member
+
+    @staticmethod
+    def of(levels: Sequence[Level], used: Sequence[Mapping[str, int]], parts: Sequence[Part]) -> Group:
+        """The group whose members lie along `parts`; `used` is the members in use along each hardware axis."""
+        counts: list[int] = []
+        tiers: list[Tier] = []
+        mine, there = 1, 1  # devices in one member: of this group, and in use
+        for number, (level, sizes) in enumerate(zip(levels, used, strict=True)):
+            along: list[Along] = []
+            for axis, size in sizes.items():
+                here = [part for part in parts if part.level == number and part.axis == axis]
+                n = math.prod(part.size for part in here)
+                if n > 1:
+                    span = max(part.size * part.stride for part in here)
+                    along.append(Along(n, span / n, n == size and level.wraps(size)))
+            each = min(level.device_bandwidth, level.bandwidth * math.ceil(there / level.share) / there)
+            if along:
+                tiers.append(Tier(level, tuple(along), mine * each))
+            counts.append(math.prod(x.n for x in along))
+            mine, there = mine * counts[-1], there * math.prod(sizes.values())
+        return Group(tuple(counts), tuple(tiers))
+
+    @property
+    def n(self) -> int:
+        return math.prod(self.counts)
+
+    def moving(self, kind: str, v: float) -> float:
+        """Seconds by the formulas, without the launch."""
+        if kind == "permute":
+            return max(tier.shift(v) for tier in self.tiers)
+        if kind == "all_to_all":
+            outside = [math.prod(tier.n for tier in self.tiers[i + 1 :]) for i in range(len(self.tiers))]
+            return max(tier.exchange(v / n) for tier, n in zip(self.tiers, outside, strict=True))
+        moving, latency = zip(*(tier.gather(v) for tier in self.tiers), strict=True)
+        # A pipeline over several levels keeps all of them busy, and pays their latencies to fill and again to drain
+        fills = 2 if len(self.tiers) > 1 else 1
+        gather = min(max(moving) + fills * sum(latency), sum(moving) + sum(latency))
+        return 2 * gather if kind == "all_reduce" else gather
+
+
+def table_of(tables: Sequence[Table], kind: str, counts: tuple[int, ...]) -> Table | None:
+    """The table of this kind and group; for want of one, that of another ring collective of the group."""
+    group = _trimmed(counts)
+    there = {table.kind: table for table in tables if _trimmed(table.group) == group}
+    others = RINGS if kind in RINGS else ()
+    return next((there[name] for name in (kind, *reversed(others)) if name in there), None)
+
+
+def _trimmed(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the outer levels in which the group has one member."""
+    last = max((i for i, n in enumerate(counts) if n > 1), default=-1)
+    return counts[: last + 1]
+
+
+def read(points: Sequence[Point], formula: Callable[[float], float], v: float) -> float:
+    """Seconds at V bytes: between two points a power law through both; outside, the formula scaled to meet the last."""
+    at = bisect_right([size for size, _ in points], v)
+    if 0 < at < len(points):
+        (v0, t0), (v1, t1) = points[at - 1], points[at]
+        return t0 * (t1 / t0) ** (math.log(v / v0) / math.log(v1 / v0))
+    size, seconds = points[0] if at == 0 else points[-1]
+    return seconds * formula(v) / formula(size)
