@@ -18,6 +18,7 @@ from .layouts import Layout, Mesh, Sharding
 from .layouts.sharding import Axes
 from .lowering import Program, partition
 from .lowering.program import show_bytes
+from .passes.hoist import hoist_casts
 from .passes.shard_updates import Decision, Placed, Update, Worth, shard_updates
 
 __all__ = ["MODES", "Lowered", "WeightUpdate", "lower"]
@@ -92,11 +93,13 @@ def lower(
     Raises `LayoutError` for an illegal layout, and under "sharded" when no update can be split: a flag that does
     nothing is a mistake.
     """
-    homes: dict[Var, Sharding] = {}
-    program = partition(graph, mesh, layout, results, gather_limit, homes)
+    plain = partition(graph, mesh, layout, results, gather_limit)
     if mode == "replicated":
-        return Lowered(graph, program, WeightUpdate(mode))
-    placed = Placed(graph, results, homes, mesh, program.extents, layout)
+        return Lowered(graph, plain, WeightUpdate(mode))
+    hoisted = hoist_casts(graph, graph.ins)
+    homes: dict[Var, Sharding] = {}
+    program = partition(hoisted, mesh, layout, results, gather_limit, homes)
+    placed = Placed(hoisted, results, homes, mesh, program.extents, layout)
     worth = _always if machine is None else _by_time(placed, machine)
     split, private, decisions = shard_updates(placed, worth)
     if mode == "sharded" and not any(d.sharded for d in decisions):
@@ -106,9 +109,10 @@ def lower(
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
             + "\n  use weight_update='replicated', or 'auto', which shards where it pays"
         )
-    if split is not graph:
-        program = partition(split, mesh, private, results, gather_limit)
-    return Lowered(split, program, WeightUpdate(mode, decisions))
+    decided = WeightUpdate(mode, decisions)
+    if split is hoisted:
+        return Lowered(graph, plain, decided)
+    return Lowered(split, partition(split, mesh, private, results, gather_limit), decided)
 
 
 def _always(update: Update) -> tuple[bool, float | None, str]:
@@ -142,4 +146,4 @@ def _by_time(placed: Placed, machine: Machine) -> Worth:
 
 def _gathered(placed: Placed, update: Update) -> set[Var]:
     """Values of the update that the rest of the step reads, and that are whole for that."""
-    return {v for eqn in placed.graph.eqns if eqn not in update.eqns for v in eqn.ins if v in update.inner}
+    return {v for eqn in placed.graph.eqns if eqn not in update.part.eqns for v in eqn.ins if v in update.part.inner}

@@ -114,6 +114,8 @@ class Scope:
         return made
 
     def _cause(self, step: Collective, eqn: Eqn) -> str:
+        if eqn.cause:  # a pass asked for it and says why
+            return eqn.cause
         match step:
             case AllGather():
                 return f"{eqn.op} needs {step.dim!r} whole"

@@ -14,8 +14,8 @@ import dataclasses
 import glob
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
 
@@ -65,16 +65,39 @@ class Format:
         return any(old in v.shape for old, _, _ in self.dims)
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Where an update starts, in one graph: its pending sums, and, by loop and result, those inside loop bodies."""
+
+    here: tuple[Var, ...] = ()
+    loops: tuple[tuple[Eqn, int, Sums], ...] = ()
+
+    def all(self) -> Iterator[Var]:
+        """Every pending sum."""
+        yield from self.here
+        for _, _, inner in self.loops:
+            yield from inner.all()
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
+
+    sums: tuple[Var, ...]
+    eqns: frozenset[Eqn]
+    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
+    loops: tuple[tuple[Eqn, int, Part], ...]  # loops with the result that comes out of them cut
+
+
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The update of one weight: the pending sums that it starts from, and how it would be cut."""
+    """The update of one weight: what it computes, and how it would be cut."""
 
     weight: Var
     sums: tuple[Var, ...]
     axes: Axes  # over which the sums are pending, so the update is redundant
     format: Format
-    eqns: frozenset[Eqn]
-    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
+    part: Part
     carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
 
 
@@ -126,8 +149,11 @@ def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[De
             chosen.append(update)
     if not chosen:
         return placed.graph, placed.layout, tuple(decisions)
-    graph = verify(_Rewrite(placed, chosen, pairs).graph(), "shard_updates")
-    return graph, _with_private(placed, chosen), tuple(decisions)
+    carried = {v for update in chosen for v in update.carried}
+    kept = {out for v, out in pairs if v in carried}
+    parts = [(update.format, update.part) for update in chosen]
+    graph = _Rewrite(placed.graph, parts, placed.homes, carried, kept).graph()
+    return verify(graph, "shard_updates"), _with_private(placed, chosen), tuple(decisions)
 
 
 def _carried(placed: Placed) -> list[tuple[Var, Var]]:
@@ -146,7 +172,8 @@ def _carried(placed: Placed) -> list[tuple[Var, Var]]:
 
 def _update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var]], others: Sequence[Update]) -> Update:
     """The update of one weight; raises `CannotShardError`."""
-    sums = _sums(placed, out)
+    found = _sums(placed, placed.graph, out)
+    sums = tuple(found.all())
     if not sums:
         raise CannotShardError("its gradient is not a sum over devices")
     pending = {placed.homes[g].partial for g in sums}
@@ -154,25 +181,40 @@ def _update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var]], 
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
     form = _format(v.shape, axes, placed.mesh, placed.homes[sums[0]])
-    eqns, inner, carried = _Region(placed, form, sums, axes, pairs, others).grow()
-    return Update(v, sums, axes, form, frozenset(eqns), frozenset(inner), tuple(carried))
+    others_eqns = {eqn: other.weight.name for other in others for eqn in _equations(other.part)}
+    region = _Region(placed, placed.graph, form, found, axes, pairs, others_eqns)
+    part = region.grow()
+    return Update(v, sums, axes, form, part, tuple(region.carried))
 
 
-def _sums(placed: Placed, out: Var) -> tuple[Var, ...]:
-    """The first pending sums of the same dims that a value is computed from, element by element."""
-    made = {v: eqn for eqn in placed.graph.eqns for v in eqn.outs}
-    queue, seen, found = [out], {out}, list[Var]()
+def _equations(part: Part) -> Iterator[Eqn]:
+    yield from part.eqns
+    for _, _, inner in part.loops:
+        yield from _equations(inner)
+
+
+def _sums(placed: Placed, graph: Graph, out: Var) -> Sums:
+    """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
+    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    queue, seen = [out], {out}
+    here: list[Var] = []
+    loops: list[tuple[Eqn, int, Sums]] = []
     while queue:
         v = queue.pop()
         eqn = made.get(v)
         same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
         home = placed.homes.get(v, Sharding())
         if home.partial and home.kind == "sum" and not any(placed.homes.get(x, Sharding()).partial for x in same):
-            found.append(v)
+            here.append(v)
             continue
+        if eqn is not None and eqn.op.name == "scan" and (i := eqn.outs.index(v)) >= eqn.params["carries"]:
+            body: Graph = eqn.params["body"]
+            inner = _sums(placed, body, body.outs[i])
+            if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
+                loops.append((eqn, i, inner))
         queue += [x for x in same if x not in seen]
         seen.update(same)
-    return tuple(found)
+    return Sums(tuple(here), tuple(loops))
 
 
 def _format(shape: Shape, axes: Axes, mesh: Mesh, home: Sharding) -> Format:
@@ -189,59 +231,75 @@ def _format(shape: Shape, axes: Axes, mesh: Mesh, home: Sharding) -> Format:
     return min((cut(places) for places in product(shape, repeat=len(axes))), key=lambda f: (f.waste, len(f.dims)))
 
 
-@dataclass
 class _Region:
     """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
 
-    placed: Placed
-    form: Format
-    sums: tuple[Var, ...]
-    axes: Axes
-    pairs: Sequence[tuple[Var, Var]]
-    others: Sequence[Update]
-    eqns: set[Eqn] = field(default_factory=set[Eqn])
-    inner: set[Var] = field(default_factory=set[Var])
+    def __init__(
+        self,
+        placed: Placed,
+        graph: Graph,
+        form: Format,
+        sums: Sums,
+        axes: Axes,
+        pairs: Sequence[tuple[Var, Var]],
+        taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
+    ):
+        self.placed, self.graph, self.form, self.sums, self.axes = placed, graph, form, sums, axes
+        self.replaced = dict(pairs)
+        self.taken = taken
+        self.eqns: set[Eqn] = set()
+        self.inner: set[Var] = set()
+        self.carried: list[Var] = []
 
-    def grow(self) -> tuple[set[Eqn], set[Var], list[Var]]:
-        """Its equations, its values, and the inputs of the step among them."""
-        graph, homes = self.placed.graph, self.placed.homes
-        readers: dict[Var, set[Eqn]] = defaultdict(set)
+    def grow(self) -> Part:
+        """Everything the update computes in this graph, and in the bodies its gradients come from."""
+        graph, readers = self.graph, defaultdict[Var, set[Eqn]](set)
         for eqn in graph.eqns:
             for v in eqn.ins:
                 readers[v].add(eqn)
         made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-        queue = list(self.sums)
+        loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
+        stacked = [eqn.outs[i] for eqn, i, _ in loops]
+        self.inner.update(stacked)
+        queue = [*self.sums.here, *stacked]
         while queue:
             for eqn in readers[queue.pop()] - self.eqns:
                 queue += self.take(eqn)
-        replaced = dict(self.pairs)
-        carried: list[Var] = []
-        grown = True
-        while grown:
-            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums)
-            inputs = [v for v in graph.ins if v in needed and replaced.get(v) in self.inner]
+        while True:
+            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
+            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
             own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
             own = {eqn for eqn in own if not eqn.op.control}
             for eqn in own:
-                if any(set(homes.get(v, Sharding()).varying) & set(self.axes) for v in eqn.outs):
+                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.axes) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
-            carried += inputs
+            self.carried += inputs
             self.inner.update(inputs)
-            grown = bool(inputs or own)
-        for v in carried:  # the gather moves what is read, after the cast to the compute dtype
+            if not inputs and not own:
+                break
+        for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
                 if eqn.op.name == "cast" and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
                     self.take(eqn)
-        return self.eqns, self.inner, carried
+        return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
+
+    def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
+        """The part of a loop body that makes one of its stacked results."""
+        body: Graph = loop.params["body"]
+        part = _Region(self.placed, body, self.form, sums, self.axes, (), self.taken).grow()
+        out = body.outs[i]
+        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if out not in part.inner | set(part.sums) or others & part.inner:
+            raise CannotShardError(f"the loop at {loop.where} reads its gradient")
+        return part
 
     def take(self, eqn: Eqn) -> list[Var]:
         """Add an equation; returns its results with a cut dim."""
         if eqn.op.control:
             raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
-        other = next((other.weight.name for other in self.others if eqn in other.eqns), None)
-        if other is not None:
-            raise CannotShardError(f"it is computed together with the update of {other} at {eqn.where}")
+        if eqn in self.taken:
+            raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
         _renamed(eqn, self.form)
         self.eqns.add(eqn)
         cut = [v for v in eqn.outs if self.form.cuts(v)]
@@ -273,65 +331,94 @@ def _substitute(value: Any, new: Mapping[Dim, Dim]) -> Any:
 
 
 class _Rewrite:
-    """The graph with its updates on private dims, and renames where values enter and leave them."""
+    """A graph with its updates on private dims, and renames where values enter and leave them."""
 
-    def __init__(self, placed: Placed, chosen: Sequence[Update], pairs: Sequence[tuple[Var, Var]]):
-        self.placed = placed
-        self.of = {eqn: update for update in chosen for eqn in update.eqns}
-        self.owner = {v: update for update in chosen for v in update.inner}
-        carried = {v for update in chosen for v in update.carried}
-        self.kept = {out for v, out in pairs if v in carried}  # results that stay cut
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Sequence[tuple[Format, Part]],
+        homes: Mapping[Var, Sharding],
+        carried: Collection[Var] = (),
+        kept: Collection[Var] = (),
+    ):
+        self.old, self.homes = graph, homes
+        self.of = {eqn: found for found in parts for eqn in found[1].eqns}
+        self.sums = {v: form for form, part in parts for v in part.sums}
+        self.owner = {v: form for form, part in parts for v in part.inner}
+        self.loops: dict[Eqn, list[tuple[int, Format, Part]]] = defaultdict(list)
+        for form, part in parts:
+            for eqn, i, inner in part.loops:
+                self.loops[eqn].append((i, form, inner))
+        self.carried = set(carried)  # inputs that are cut
+        self.kept = set(kept)  # results that are
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # a value as an update reads it
         self.outside: dict[Var, Var] = {}  # and as everything else does
 
     def graph(self) -> Graph:
-        old = self.placed.graph
-        for v in old.ins:
-            if v in self.owner:
-                form = self.owner[v].format
-                self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
+        old = self.old
+        ins = tuple(self.define(v) if v in self.carried else v for v in old.ins)
         for eqn in old.eqns:
-            update = self.of.get(eqn)
-            if update is None:
-                self.eqns.append(dataclasses.replace(eqn, ins=tuple(self.leave(v, eqn) for v in eqn.ins)))
-                continue
-            ins = tuple(self.enter(v, update, eqn) for v in eqn.ins)
-            made = dataclasses.replace(_renamed(eqn, update.format), ins=ins)
-            for v, new in zip(eqn.outs, made.outs, strict=True):
-                (self.inside.__setitem__((v, update.format), new) if v in self.owner else self.outside.update({v: new}))
-            self.eqns.append(made)
-        last = old.eqns[-1]
-        outs = [self.inside[v, self.owner[v].format] if v in self.kept else self.leave(v, last) for v in old.outs]
-        ins = tuple(self.inside[v, self.owner[v].format] if v in self.owner else v for v in old.ins)
+            if eqn in self.of:
+                form, _ = self.of[eqn]
+                made = dataclasses.replace(_renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+                for v, new in zip(eqn.outs, made.outs, strict=True):
+                    if v in self.owner:
+                        self.inside[v, form] = new
+                    else:
+                        self.outside[v] = new
+                self.eqns.append(made)
+            else:
+                ins_, params = tuple(self.leave(v, eqn) for v in eqn.ins), eqn.params
+                if eqn in self.loops:
+                    params = {**params, "body": self.body(eqn)}
+                outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
+                self.eqns.append(dataclasses.replace(eqn, ins=ins_, outs=outs, params=params))
+        outs = [self.result(v, old.eqns[-1]) for v in old.outs]
         return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
 
-    def enter(self, v: Var, update: Update, eqn: Eqn) -> Var:
+    def result(self, v: Var, last: Eqn) -> Var:
+        if v not in self.kept:
+            return self.leave(v, last)
+        return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
+
+    def define(self, v: Var) -> Var:
+        """An input, or a loop's stacked result, that is cut."""
+        form = self.owner[v]
+        self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
+        return self.inside[v, form]
+
+    def body(self, loop: Eqn) -> Graph:
+        body: Graph = loop.params["body"]
+        parts = [(form, part) for _, form, part in self.loops[loop]]
+        return _Rewrite(body, parts, self.homes, kept=[body.outs[i] for i, _, _ in self.loops[loop]]).graph()
+
+    def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
         """A value as an update reads it: a sum is scattered, what every device has is cut."""
-        form = update.format
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
-            made = self.rename(self.leave(v, eqn), form.renamed(v.shape), eqn)
-            if v in update.sums:
+            made = self.rename(self.leave(v, eqn), form.renamed(v.shape), eqn, "its update is split")
+            if self.sums.get(v) == form:
                 split = {to.name: axes for _, to, axes in form.dims}
-                split |= {d: axes for d, axes in self.placed.homes[v].split if any(e.name == d for e in made.shape)}
-                made = self.add(SHARD, made, made.shape, eqn, split=tuple(split.items()))
+                split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in made.shape)}
+                made = self.add(SHARD, made, made.shape, eqn, "its update is split", split=tuple(split.items()))
             self.inside[v, form] = made
         return self.inside[v, form]
 
     def leave(self, v: Var, eqn: Eqn) -> Var:
         """A value as the rest of the graph reads it: whole over the group again."""
         if v in self.owner and v not in self.outside:
-            self.outside[v] = self.rename(self.inside[v, self.owner[v].format], v.shape, eqn)
+            cause = f"{v.name or 'a weight'} is used here, its update is split"
+            self.outside[v] = self.rename(self.inside[v, self.owner[v]], v.shape, eqn, cause)
         return self.outside.get(v, v)
 
-    def rename(self, v: Var, shape: Shape, eqn: Eqn) -> Var:
-        return self.add(RENAME, v, shape, eqn, shape=shape)
+    def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: str) -> Var:
+        return self.add(RENAME, v, shape, eqn, cause, shape=shape)
 
-    def add(self, op: Any, v: Var, to: Shape, eqn: Eqn, **params: Any) -> Var:
+    def add(self, op: Any, v: Var, to: Shape, eqn: Eqn, cause: str, **params: Any) -> Var:
         made = Var(to, v.dtype, v.name)
-        self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward))
+        self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
         return made
 
 
