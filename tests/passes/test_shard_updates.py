@@ -1,0 +1,147 @@
+"""Sharded updates: the same results as replicated ones, and the collectives that the paper promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from models.mlp import mlp
+from models.transformer import lm
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, run
+
+CASES = [
+    ("adam", "x:8", "batch:x"),
+    ("clipped", "x:2 y:4", "batch:x hidden:y"),
+    ("lamb", "x:4 y:2", "batch:y,x"),
+    ("adafactor", "x:3 y:2", "batch:x next:y"),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "layout"), CASES)
+def test_a_sharded_update_is_the_replicated_one(name: str, mesh: str, layout: str) -> None:
+    right, _ = run(OPTIMIZERS[name](), mesh, layout, "replicated", steps=3)
+    got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", steps=3)
+    assert difference(right, got) <= TOLERANCE
+    assert all(d.sharded for d in compiled.weight_update.decisions)
+
+
+def adam_mlp() -> md.Workload:
+    given = mlp.replace(batch=16, io=16, hidden=32)
+    return md.Workload(
+        "adam_mlp", given.config, model=given.model, inputs=given.inputs, loss=given.loss, layouts=given.layouts,
+        optimizer=lambda config: md.optim.adam(1e-3),
+    )  # fmt: skip
+
+
+def test_each_weight_has_one_reduce_scatter_and_one_all_gather_and_no_all_reduce() -> None:
+    workload = adam_mlp()
+    specs = workload.specs()
+    step = md.compile(workload.train_step(), "x:8", "batch:x", weight_update="sharded", donate=(0, 1))
+    found = Counter(record.kind for record in step.program(*specs).collectives)
+    assert found == {"reduce_scatter": 3, "all_gather": 3, "all_reduce": 1}
+    lowered = step.lower(*specs)
+    smallest = 32 * 4
+    for record in step.program(*specs).collectives:
+        assert record.kind != "all_reduce" or record.bytes < smallest
+    text = lowered.compile().as_text()
+    assert text.count(" reduce-scatter(") == 3 and text.count(" all-gather(") == 3
+    assert all("f32[]" in line for line in text.splitlines() if " all-reduce(" in line)
+
+
+def test_state_and_weights_stay_sharded_between_steps() -> None:
+    workload = adam_mlp()
+    replicated, sharded = (
+        md.compile(workload.train_step(), "x:8", "batch:x", weight_update=mode).program(*workload.specs())
+        for mode in ("replicated", "sharded")
+    )
+
+    def stored(program: Any) -> int:
+        return sum(program.local_bytes(v) for v in program.ins if v.name.startswith(("params/", "state/m", "state/v")))
+
+    assert stored(sharded) * 8 == stored(replicated)
+
+
+def test_the_cast_comes_before_the_gather_and_sums_are_scattered_in_loops() -> None:
+    workload = lm.replace(layers=3, batch=8, length=8, d_model=16, d_ff=32, compute_dtype="bfloat16")
+    step = md.compile(workload.train_step(), "x:4 y:2", "batch:x; d_ff:y; heads:y; vocab:y", weight_update="sharded")
+    records = step.program(*workload.specs()).collectives
+    wide = [r for r in records if r.kind == "all_gather" and "feed_forward/w" in r.name]
+    assert [r.dtype.name for r in wide] == ["bfloat16"] * 2
+    scattered = [r for r in records if r.kind == "reduce_scatter" and r.count == 3]
+    assert len(scattered) == 6  # q, k, v, o and the two of the feed-forward layer, in every trip
+    assert not [r for r in records if r.kind == "all_reduce" and "x" in r.axes and r.bytes > 8]
+
+
+def test_expert_weights_whose_gradients_are_not_summed_say_so() -> None:
+    def step(params: Any, x: md.Tensor) -> Any:
+        def loss(params: Any) -> md.Tensor:
+            y = md.einsum(x, params["experts"], out="expert token out")
+            return md.mean(md.square(md.einsum(y, params["head"], out="expert token")))
+
+        grads = md.grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    compiled = md.compile(step, "x:4", "expert:x", weight_update="sharded")
+    params = {"experts": md.spec("expert:4 io:8 out:8"), "head": md.spec("out:8")}
+    compiled.program(params, md.spec("expert:4 token:8 io:8"))
+    experts, head = compiled.weight_update.decisions
+    assert not experts.sharded and experts.reason == "its gradient is not a sum over devices"
+    assert head.sharded and head.split == (("out", ("x",)),)
+
+
+def test_groups_over_several_axes_and_weights_that_the_layout_splits() -> None:
+    workload = adam_mlp()
+    step = md.compile(workload.train_step(), "x:2 y:2 z:2", "batch:x,y; hidden:z", weight_update="sharded")
+    step.program(*workload.specs())
+    splits = {d.weight: d.split for d in step.weight_update.decisions}
+    assert splits["params/w"] == (("io", ("x", "y")),)
+    assert splits["params/bias"] == (("hidden", ("z", "x", "y")),)
+    assert splits["params/v"] == (("hidden", ("z", "x", "y")),)
+
+
+def test_auto_asks_the_machine() -> None:
+    workload = adam_mlp()
+    step = md.compile(workload.train_step(), "x:8", "batch:x", weight_update="auto", machine="tpu-v5e")
+    step.program(*workload.specs())
+    assert all(d.seconds_saved is not None for d in step.weight_update.decisions)
+    assert all(d.sharded == (d.seconds_saved > 0) for d in step.weight_update.decisions)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"weight_update": "shraded"}, "weight_update='shraded' is not available; did you mean 'sharded'?"),
+        ({"weight_update": "sharded", "machine": "tpu-v5e"}, "does nothing with weight_update='sharded'"),
+    ],
+)
+def test_flags_that_cannot_be(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(md.LayoutError, match=text.replace("(", r"\(").replace("?", r"\?")):
+        md.compile(lambda x: x, "x:8", **options)
+
+
+def test_nothing_to_shard_is_an_error_that_says_why() -> None:
+    workload = adam_mlp()
+    step = md.compile(workload.train_step(), "x:8", "hidden:x", weight_update="sharded")
+    with pytest.raises(md.LayoutError, match="nothing to shard") as error:
+        step.program(*workload.specs())
+    assert "params/w: its gradient is not a sum over devices" in str(error.value)
+
+
+def test_results_can_be_read_and_given_back_whatever_their_storage() -> None:
+    params, x = {"w": md.tensor(np.arange(15.0).reshape(3, 5), "a b")}, md.tensor(np.ones((8, 3)), "batch a")
+
+    def step(params: Any, x: md.Tensor) -> Any:
+        grads = md.grad(lambda p: md.mean(md.square(md.dot(x, p["w"], "a"))))(params)
+        return {"w": params["w"] - 0.1 * grads["w"]}
+
+    sharded = md.compile(step, "x:8", "batch:x", weight_update="sharded")
+    plain = md.compile(step, "x:8", "batch:x")
+    one, other = sharded(params, x), plain(params, x)
+    assert one["w"].dims == other["w"].dims and one["w"].stored.shape == (3, 8)
+    np.testing.assert_allclose(one["w"].numpy(), other["w"].numpy(), rtol=1e-13)
+    np.testing.assert_allclose(plain(one, x)["w"].numpy(), sharded(other, x)["w"].numpy(), rtol=1e-13)

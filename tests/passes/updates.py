@@ -1,0 +1,133 @@
+"""Sharded updates against replicated ones, at length: `python -m tests.passes.updates --layouts 30 --steps 10`.
+
+Every optimizer, on a model whose weights are uneven and tiny, under random meshes and layouts, in float64: parameters,
+state and gradient norm after some steps. The last line is JSON; the exit status is 1 on any difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
+
+TOLERANCE = 1e-12
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: md.optim.sgd(0.1),
+    "momentum": lambda: md.optim.momentum(0.05),
+    "adam": lambda: md.optim.adam(1e-2),
+    "adamw": lambda: md.optim.adamw(1e-2),
+    "clipped": lambda: md.optim.with_clipping(md.optim.adam(1e-2), 0.05),
+    "lars": lambda: md.optim.lars(0.1),
+    "lamb": lambda: md.optim.lamb(0.05),
+    "adafactor": lambda: md.optim.adafactor(0.05, min_dim_to_factor=2),
+}
+MESHES = ("x:8", "x:2 y:4", "x:4 y:2", "x:3 y:2", "x:2 y:2 z:2", "x:5", "x:7")
+SIZES = {"batch": 16, "io": 5, "hidden": 12, "next": 12, "layer": 3, "three": 3}
+
+
+def loss(params: Any, batch: Any) -> md.Tensor:
+    """A network of two layers and a loop, with weights of three elements and of sizes that nothing divides."""
+
+    def layer(h: md.Tensor, row: Any) -> tuple[md.Tensor, None]:
+        y = md.tanh(md.einsum(h, row["w"], out="batch next") + row["b"])
+        return md.rename(y, next="hidden"), None
+
+    h = md.tanh(md.einsum(batch["x"], params["in"], out="batch hidden"))
+    h, _ = md.scan(layer, h, params["layers"], over=md.Dim("layer", SIZES["layer"]))
+    y = md.einsum(h, params["out"], out="batch three") * params["scale"]
+    return md.mean(md.square(y - batch["y"]))
+
+
+def start() -> tuple[Any, Any]:
+    """Parameters and a batch, of fixed random numbers."""
+    rng = np.random.default_rng(3)
+
+    def draw(dims: str) -> md.Tensor:
+        shape = [md.Dim(name, SIZES[name]) for name in dims.split()]
+        return md.tensor(rng.normal(size=[d.size for d in shape]), shape)
+
+    params = {
+        "in": draw("io hidden"),
+        "layers": {"w": draw("layer hidden next"), "b": draw("layer next")},
+        "out": draw("hidden three"),
+        "scale": draw("three"),
+    }
+    return params, {"x": draw("batch io"), "y": draw("batch three")}
+
+
+def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int) -> tuple[Any, md.Compiled]:
+    """What some steps end in, as NumPy arrays, and the step."""
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, grads = md.value_and_grad(loss)(params, batch)
+        norm = md.optim.global_norm(grads)
+        return *optimizer.update(grads, state, params), {"loss": value, "norm": norm}
+
+    compiled = md.compile(step, mesh, layout, weight_update=mode)
+    params, batch = start()
+    state, metrics = optimizer.init(params), None
+    for _ in range(steps):
+        params, state, metrics = compiled(params, state, batch)
+    return jax.tree.map(lambda x: x.numpy(), (params, state, metrics)), compiled
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest, relative to numbers above 1."""
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)), initial=0)) for a, b in pairs)
+
+
+def layouts(seed: int) -> Iterator[tuple[str, str]]:
+    """Random ones that split the batch; some are illegal."""
+    rng = random.Random(seed)
+    while True:
+        mesh = rng.choice(MESHES)
+        axes = list(md.Mesh(mesh).axes)
+        rng.shuffle(axes)
+        batch = axes[: rng.choice([1, 1, 2])]
+        dims = rng.sample(["hidden", "io", "three", "next"], len(axes))
+        rest = [
+            f"{d}:{a}" for d, a in zip(dims, [a for a in axes if a not in batch], strict=False) if rng.random() < 0.8
+        ]
+        yield mesh, " ".join([f"batch:{','.join(batch)}", *rest])
+
+
+def main() -> int:
+    """One line of JSON for each optimizer."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layouts", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append")
+    options = parser.parse_args()
+    wrong = 0
+    for name in options.optimizer or OPTIMIZERS:
+        worst, done, sharded, illegal = 0.0, 0, 0, 0
+        for mesh, layout in layouts(7):
+            if done == options.layouts:
+                break
+            try:
+                right, _ = run(OPTIMIZERS[name](), mesh, layout, "replicated", options.steps)
+                got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", options.steps)
+            except md.LayoutError:
+                illegal += 1
+                continue
+            done += 1
+            sharded += sum(d.sharded for d in compiled.weight_update.decisions)
+            worst = max(worst, difference(right, got))
+        wrong += worst > TOLERANCE
+        line = {"optimizer": name, "layouts": done, "illegal": illegal, "weights_sharded": sharded, "worst": worst}
+        print(json.dumps(line), flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
