@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import command, placed, say, workload_options
+from .common import command, placed, say, workload_options, write
 from .costing import cost_options, exit_code, measured
 
 __all__ = ["add"]
@@ -15,12 +15,16 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = command(commands, "analyze", run, "say what a layout costs: memory, time, what is sent and why")
     workload_options(parser)
-    cost_options(parser, html=False)
+    cost_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; 3 where it does not fit."""
     report = measured(options, *placed(options))
+    if options.html:
+        from ..cost.html import page
+
+        write(options.html, page({options.layout or "layout": report}))
     if options.json:
         say({"command": "analyze", **report.to_dict()})
     else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import LayoutError
-from .common import ILLEGAL_LAYOUT, command, say, workload_of, workload_options
+from .common import ILLEGAL_LAYOUT, command, say, workload_of, workload_options, write
 from .costing import cost_options, exit_code, report_of, step_of, step_title
 
 __all__ = ["add"]
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = command(commands, "compare", run, "put several layouts side by side, with what differs between them")
     workload_options(parser, several=True)
-    cost_options(parser, html=False)
+    cost_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +39,10 @@ def run(options: argparse.Namespace) -> int:
         except LayoutError as error:
             illegal[name] = str(error)
     found = compare(reports, illegal)
+    if options.html and reports:
+        from ..cost.html import page
+
+        write(options.html, page(reports))
     if options.json:
         say({"command": "compare", **found.to_dict()})
     else:

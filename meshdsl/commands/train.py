@@ -125,4 +125,4 @@ def _data(data: Mapping[str, Any]) -> str:
             f"{size:.2f} MB of English prose and Python source that this Python carries, {held_out:.2f} MB of it "
             f"held out (sha256 {data['sha256'][:16]})"
         )
-    return "random numbers, since the batch is not text" if data["kind"] == "noise" else "given"
+    return "random numbers, since the batch is not text" if data["kind"] == "noise" else data["kind"]

@@ -1,0 +1,124 @@
+"""A little SVG: elements, scales and axes. Colours are classes, so that the page's style decides for light and dark."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+__all__ = [
+    "Scale",
+    "axis",
+    "decades",
+    "element",
+    "label_width",
+    "legend",
+    "linear",
+    "logarithmic",
+    "picture",
+    "steps",
+    "text",
+]
+
+Scale = Callable[[float], float]
+CHARACTER = 6.4  # pixels of one character of a label: no renderer is asked, so the widest common font counts
+
+
+def element(tag: str, *content: str, tip: str = "", **attributes: object) -> str:
+    """One element; `tip` is shown on hovering, and numbers are cut to hundredths of a pixel.
+
+    >>> element("rect", tip="1 < 2", x=1.23456, width=7, cls="part-0")
+    '<rect x="1.23" width="7" class="part-0"><title>1 &lt; 2</title></rect>'
+    """
+    said = "".join(f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != "")
+    inner = (f"<title>{html.escape(tip)}</title>" if tip else "") + "".join(content)
+    return f"<{tag}{said}>{inner}</{tag}>"
+
+
+def _name(key: str) -> str:
+    return {"cls": "class"}.get(key, key.replace("_", "-"))
+
+
+def _value(value: object) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else html.escape(str(value))
+
+
+def text(x: float, y: float, words: str, *, anchor: str = "start", cls: str = "") -> str:
+    """A label, at its baseline."""
+    return element("text", html.escape(words), x=float(x), y=float(y), text_anchor=anchor, cls=cls)
+
+
+def picture(width: float, height: float, title: str, *content: str) -> str:
+    """A whole drawing, as wide as its place allows."""
+    return element("svg", *content, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title)
+
+
+def label_width(labels: Iterable[str]) -> float:
+    """Pixels that the widest of these labels may take."""
+    return CHARACTER * max(map(len, labels), default=0)
+
+
+def linear(low: float, high: float, start: float, end: float) -> Scale:
+    """Values from low to high, to pixels from start to end."""
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
+    """The same for values above zero, in the logarithm; what is below `low` is drawn there."""
+    scale = linear(math.log(low), math.log(high), start, end)
+    return lambda value: scale(math.log(max(value, low)))
+
+
+def steps(high: float, about: int = 5) -> list[float]:
+    """Round numbers from 0 up to `high`, about so many.
+
+    >>> steps(0.0023), steps(1)
+    ([0.0, 0.0005, 0.001, 0.0015, 0.002], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    """
+    if high <= 0:
+        return [0.0]
+    rough = high / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float, most: int = 7) -> list[float]:
+    """Powers of ten from low to high, at most about so many.
+
+    >>> decades(0.5, 2000)
+    [1.0, 10.0, 100.0, 1000.0]
+    """
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    every = max(1, math.ceil((last - first + 1) / most))
+    return [10.0**n for n in range(first, last + 1, every)]
+
+
+def axis(side: str, scale: Scale, values: Sequence[float], show: Callable[[float], str], at: float, to: float) -> str:
+    """Grid lines from `at` to `to` with labels at `at`: below the drawing, or to its left."""
+    found: list[str] = []
+    for value in values:
+        place = scale(value)
+        if side == "bottom":
+            found.append(element("line", x1=place, x2=place, y1=at, y2=to, cls="grid"))
+            found.append(text(place, at + 15, show(value), anchor="middle", cls="tick"))
+        else:
+            found.append(element("line", x1=at, x2=to, y1=place, y2=place, cls="grid"))
+            found.append(text(at - 7, place + 4, show(value), anchor="end", cls="tick"))
+    return "".join(found)
+
+
+def legend(entries: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, float]:
+    """Swatches (class, name) in as many rows as they need; the drawing, and the height that it takes."""
+    found: list[str] = []
+    left, top = x, y
+    for cls, name in entries:
+        wide = 24 + label_width([name]) + 14
+        if left > x and left + wide > x + width:
+            left, top = x, top + 19
+        wide_mark = 3 if cls == "bound" else 12
+        found.append(element("rect", x=left + 6 - wide_mark / 2, y=top, width=wide_mark, height=12, rx=1, cls=cls))
+        found.append(text(left + 18, top + 10.5, name, cls="label"))
+        left += wide
+    return "".join(found), top - y + 19
