@@ -24,6 +24,10 @@ class Workload:
     the types that `inputs` gives. The model takes a batch; `loss(config)` is a function `(params, batch)` or
     `(params, batch, key)` that returns a scalar, or a pair of it and a dict of scalar metrics. `layouts` gives, by
     name, the text of a mesh and of a layout: the only place where a model file mentions mesh axes.
+
+    `data(config, seed)`, where there is one, gives what training reads: a function of a split (`train` or `held_out`)
+    and a step, or the number of an evaluation's batch, that returns a batch as a dict of arrays. Without it, training
+    draws text for a batch of tokens and targets, and noise for a batch of floats.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Workload:
     loss: Callable[[Any], Callable[..., Any]]
     optimizer: Callable[[Any], Any]
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    data: Callable[[Any, int], Callable[[str, int], Mapping[str, Any]]] | None = None
 
     def replace(self, **changes: Any) -> Workload:
         """The workload with other config values.

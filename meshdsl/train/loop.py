@@ -68,7 +68,7 @@ def train(
         "seed": seed,
         "config": {k: _plain(v) for k, v in dataclasses.asdict(workload.config).items()},
         "parameters": sum(math.prod(p.shape) for p in params.values()),
-        "data": batches.describe() if isinstance(batches, _Text | _Noise) else {"kind": "given"},
+        "data": describe() if (describe := getattr(batches, "describe", None)) else {"kind": "given"},
     }
 
     def evaluate(step: int) -> Record:
@@ -193,7 +193,12 @@ class _Noise:
 
 
 def data_for(workload: md.Workload, seed: int) -> Batches:
-    """Text for a batch of tokens and targets, noise for a batch of floats. Raises `MeshdslError` for any other."""
+    """The workload's own data; else text for a batch of tokens and targets, noise for a batch of floats.
+
+    Raises `MeshdslError` for any other batch.
+    """
+    if workload.data is not None:
+        return workload.data(workload.config, seed)
     specs = workload.inputs(workload.config)
     listed = ", ".join(f"{name}: {spec}" for name, spec in specs.items())
     if all(spec.dtype.kind == "f" for spec in specs.values()):
@@ -203,7 +208,7 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
         raise md.MeshdslError(
             f"there is no data for {workload.name}, whose batch is {listed}\n"
             "  text is drawn for a batch of integers called tokens and targets, with dims batch and length\n"
-            "  give other data to meshdsl.train.train(..., batches=f), with f(split, step) -> dict of arrays"
+            "  give the workload its own: md.Workload(..., data=f), with f(config, seed)(split, step) -> dict of arrays"
         )
     vocabulary = getattr(workload.config, "vocab", VOCABULARY)
     if vocabulary < VOCABULARY:
