@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from ..ir import Eqn, Graph, Op, Var
+from ..lowering import Program
 
 __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "holders", "kind", "steps"]
 
@@ -23,6 +25,7 @@ class Kernel:
     eqns: tuple[Eqn, ...]
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
+    alike: tuple[Var, ...] = ()  # of those read, what is read where the result is written: it may take their place
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +60,15 @@ class Branch:
 
 
 Step = Kernel | Send | Loop | Branch
+REMADE = 2.5  # a value is made again by each reader when that reads at most so many times its own bytes
 
 
-def steps(graph: Graph) -> tuple[Step, ...]:
+def steps(program: Program) -> tuple[Step, ...]:
     """What one device launches, in order. Every equation that does something is in exactly one step.
 
     Values are named by what holds them: a view (`rename`, `reshape` of a block, ...) by the value it is a view of.
     """
-    return tuple(_Fusion(graph).steps())
+    return tuple(_Fusion(program).steps())
 
 
 def holders(graph: Graph) -> dict[Var, Var]:
@@ -76,22 +80,31 @@ def holders(graph: Graph) -> dict[Var, Var]:
     return source
 
 
-class _Fusion:
-    """Which values of one graph are stored, and which live inside the kernel of their reader."""
+@dataclass(frozen=True)
+class _Chain:
+    """Equations inside one kernel, each of what the one before makes."""
 
-    def __init__(self, graph: Graph):
-        self.graph = graph
-        self.source = holders(graph)
+    smallest: Var | None  # the value to store if one must be; None where each reads little
+    after: tuple[tuple[Eqn, Var], ...]  # the equation that makes it, and those after it
+    reduces: bool  # the first, before or among them, is a reduction
+
+
+class _Fusion:
+    """Which values of one program are stored, and which live inside the kernels of their readers."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.source = holders(program)
         self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # through views
-        for eqn in graph.eqns:
-            ins = dict.fromkeys(self.holder(v) for v in eqn.ins)
+        for eqn in program.eqns:
             if eqn.outs[0] not in self.source:
-                for v in ins:
+                for v in dict.fromkeys(self.holder(v) for v in eqn.ins):
                     self.readers[v].append(eqn)
-        self.results = {self.holder(v) for v in graph.outs}
-        self.free: set[Var] = set()  # made of nothing that is stored: every reader makes it for itself
-        self.inside: set[Var] = set()  # computed in the kernel of its only reader
-        for eqn in graph.eqns:
+        self.results = {self.holder(v) for v in program.outs}
+        self.roots: dict[Var, tuple[Var, ...]] = {}  # of a value that is not stored: what its readers read instead
+        self.chains: dict[Var, _Chain] = {}  # of a value that is not stored
+        self.ending: set[Eqn] = set()  # element by element, finishing a reduction in its kernel
+        for eqn in program.eqns:
             for v in eqn.outs:
                 if v not in self.source and v not in self.results:
                     self.place(eqn, v)
@@ -100,36 +113,90 @@ class _Fusion:
         return self.source.get(v, v)
 
     def place(self, eqn: Eqn, v: Var) -> None:
+        """Leave a value inside the kernels of its readers, or store it, or the smallest value it is made of.
+
+        What is made element by element is inside its only reader, or made again in each of several where that reads
+        little more than the value. A reduction is inside its only reader when that is element by element, and so is
+        what that makes; no kernel holds two. Where such a chain ends, its smallest value is stored.
+        """
         readers = self.readers[v]
-        if kind(eqn) not in ("map", "pick", "view") or not all(takes_inside(r) for r in readers):
+        if kind(eqn) == "" or not all(takes_inside(r) for r in readers):
             return
-        if all(self.holder(x) in self.free for x in eqn.ins):
-            self.free.add(v)
-        elif len(readers) == 1:
-            self.inside.add(v)
+        chain = self.chain(eqn, v)
+        reader = readers[0] if len(readers) == 1 else None
+        roots = self.reads(eqn)
+        if chain.reduces:
+            if reader is not None and self.finishes(reader, v):
+                self.ending.add(reader)
+                self.roots[v], self.chains[v] = roots, chain
+                return
+            if chain.smallest is v:
+                return
+        if chain.smallest not in (None, v) and (chain.reduces or reader is None):
+            chain = self.cut(chain)
+            roots = self.reads(eqn)
+        if reader is not None or sum(map(self.bytes, roots)) <= REMADE * self.bytes(v):
+            self.roots[v], self.chains[v] = roots, chain
+
+    def finishes(self, eqn: Eqn, v: Var) -> bool:
+        """Whether an equation goes on, element by element, in the kernel that makes one of its operands."""
+        return kind(eqn) == "map" and eqn not in self.ending and self.size(eqn.outs[0]) == self.size(v)
+
+    def chain(self, eqn: Eqn, v: Var) -> _Chain:
+        """The equations of the same size, one after the other, that make a value inside one kernel."""
+        made = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
+        before = [self.chains[x] for x in made if x in self.chains and len(self.readers[x]) == 1]
+        before.sort(key=lambda chain: not chain.reduces)
+        if kind(eqn) == "reduce" or not before:
+            first = _Chain(None, (), kind(eqn) == "reduce")
+        else:
+            (first, *_) = before
+        if first.smallest is not None and self.bytes(first.smallest) < self.bytes(v):
+            return _Chain(first.smallest, (*first.after, (eqn, v)), first.reduces)
+        dear = first.reduces or self.bytes(v) < sum(map(self.bytes, self.reads(eqn)))  # to make again
+        return _Chain(v, ((eqn, v),), first.reduces) if dear else _Chain(None, (), False)
+
+    def cut(self, chain: _Chain) -> _Chain:
+        """Store the smallest value of a chain; what comes after is made of it."""
+        del self.roots[chain.smallest], self.chains[chain.smallest]
+        (_, *after) = chain.after
+        for eqn, v in after[:-1]:
+            self.roots[v] = self.reads(eqn)
+            self.chains[v] = self.chain(eqn, v)
+        return self.chain(*after[-1])
+
+    def reads(self, eqn: Eqn) -> tuple[Var, ...]:
+        """The stored values that an equation reads, what is inside its kernel aside."""
+        ins = map(self.holder, eqn.ins)
+        return tuple(dict.fromkeys(root for v in ins for root in self.roots.get(v, (v,))))
+
+    def bytes(self, v: Var) -> int:
+        return self.program.local_bytes(v)
+
+    def size(self, v: Var) -> int:
+        return self.bytes(v) // v.dtype.itemsize
 
     def steps(self) -> Iterator[Step]:
         waiting: dict[Var, list[Eqn]] = {}  # of a value that is not stored: the equations that make it
-        for eqn in self.graph.eqns:
+        for eqn in self.program.eqns:
             if eqn.outs[0] in self.source:
                 continue
-            ins = tuple(dict.fromkeys(self.holder(v) for v in eqn.ins))
-            parts = [*(part for v in ins for part in waiting.pop(v, [])), eqn]
-            if any(v in self.free or v in self.inside for v in eqn.outs):
+            ins = dict.fromkeys(self.holder(v) for v in eqn.ins)
+            parts = [*(part for v in ins for part in waiting.pop(v, [])), eqn]  # in the first of its readers
+            if any(v in self.roots for v in eqn.outs):
                 waiting[eqn.outs[0]] = parts
             else:
                 yield self.step(parts)
 
     def step(self, parts: list[Eqn]) -> Step:
         eqn = parts[-1]
-        ins = dict.fromkeys(self.holder(v) for part in parts for v in part.ins)
-        reads = tuple(v for v in ins if v not in self.free and v not in self.inside)
-        writes = eqn.outs
+        reads, writes = self.reads(eqn), eqn.outs
         if not isinstance(eqn.op, Op) and eqn.op.name != "slice":
             return Send(eqn, reads, writes)
         if not isinstance(eqn.op, Op) or not eqn.op.control:
-            return Kernel(tuple(parts), reads, writes)
-        inner = tuple(steps(sub) for _, sub in eqn.graphs())
+            apart = {v for part in parts if kind(part) != "map" for v in self.reads(part)}
+            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in apart))
+        inner = tuple(steps(cast(Program, sub)) for _, sub in eqn.graphs())
         if eqn.op.name == "cond":
             return Branch(eqn, inner, reads, writes)
         body = tuple(step for sub in inner for step in sub)

@@ -187,7 +187,9 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
             if v in unread:
                 unread.discard(v)
                 moved += read_bytes(program, eqn, v)
-        matmul = _matmul(program, eqn)
+        if eqn is step.eqns[-1]:  # what it reads through views, and to make again what others have made
+            moved += sum(read_bytes(program, eqn, v) for v in unread)
+        matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if isinstance(eqn.op, Op) else 0.0
         dtype = eqn.ins[0].dtype if matmul is not None else eqn.outs[0].dtype
         kind = "conv" if str(eqn.op) == "conv" else "matmul" if matmul is not None else "vector" if flops else "move"
@@ -201,7 +203,7 @@ def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
     return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
 
 
-def _matmul(program: Program, eqn: Eqn) -> Matmul | None:
+def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:
     """Of a product of two tensors that sums something; None for anything else."""
     if str(eqn.op) not in ("einsum", "turn"):
         return None

@@ -10,7 +10,7 @@ while it runs: the body's clock runs once. Of a conditional both arms have their
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,7 +22,7 @@ from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Op, Var
 from ..lowering import Program
 from ..lowering.program import show_bytes
-from .fusion import Branch, Kernel, Loop, Send, Step, holders, kind, steps
+from .fusion import Branch, Kernel, Loop, Send, Step, holders, steps
 
 __all__ = ["CATEGORIES", "Held", "Memory", "Moment", "memory"]
 
@@ -169,7 +169,8 @@ class _Lives:
             else:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
-        births, dies = self.run(program, steps(program), results | set(program.ins))
+        order = self.early(steps(program), results | set(program.ins), taken)
+        births, dies = self.run(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
@@ -219,6 +220,28 @@ class _Lives:
                 self.hold(v, category, v.name or _label(eqn), eqn.where, first, last)
         return births, dies
 
+    def early(self, order: Sequence[Step], placed: set[Var], taken: Mapping[Var, Var]) -> list[Step]:
+        """The steps with those that hold no more after than before as soon as they can run; a compiler does so.
+
+        Such a step stays after the other readers of what it frees, and of the argument whose place it takes.
+        """
+        readers: dict[Var, list[Step]] = defaultdict(list)
+        for step in order:
+            for v in step.reads:
+                readers[v].append(step)
+        times: dict[Step, int] = {}
+        made: dict[Var, int] = {}
+        for i, step in enumerate(order):
+            times[step] = i
+            freed = [v for v in step.reads if v in made and v not in placed and readers[v][-1] is step]
+            new = [v for v in step.writes if v not in placed]
+            if isinstance(step, Kernel | Send) and sum(map(self.size, new)) <= sum(map(self.size, freed)):
+                gone = [*freed, *(taken[v] for v in step.writes if v in taken)]
+                others = [times.get(r, i) for v in gone for r in readers[v] if r is not step]
+                times[step] = max([made.get(v, -1) for v in step.reads] + others, default=i)
+            made.update(dict.fromkeys(step.writes, times[step]))
+        return sorted(order, key=lambda step: times[step])
+
     def trip(self, step: Loop) -> set[Var]:
         """Hold what one trip makes. The operands whose place the carry takes: they end where the loop begins."""
         params = step.eqn.params
@@ -230,7 +253,8 @@ class _Lives:
         rows = set(outs[n:]) - read  # kept by the stack only, so written there at once
         begin = len(self.moments)
         places = {v for _, sub in step.eqn.graphs() for v in sub.ins}
-        births, dies = self.run(body, step.body, places | rows | set(outs[:n]))
+        placed = places | rows | set(outs[:n])
+        births, dies = self.run(body, self.early(step.body, placed, {}), placed)
         end = len(self.moments) - 1
         for place, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
             if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is there
@@ -243,11 +267,13 @@ class _Lives:
     ) -> set[Var]:
         """Values whose place the kernel that reads them last writes its result into."""
         found: set[Var] = set()
+        readers = Counter(v for step in order for v in step.reads)
         for step in order:
-            if not isinstance(step, Kernel) or kind(_last(step)) != "map":
-                continue
+            alike: Sequence[Var] = step.alike if isinstance(step, Kernel) else ()
+            if isinstance(step, Send) and step.eqn.op.name == "all_reduce":
+                alike = [v for v in step.reads if readers[v] == 1]
             for out in step.writes:
-                for v in step.reads:
+                for v in alike:
                     own = v in births and v not in placed and v not in found and out not in placed
                     if own and self.size(v) == self.size(out) and dies[v] == births[out]:
                         found.add(v)

@@ -92,6 +92,7 @@ _EINSUM = Op(
     linear="each",
     reduce="sum",
     mask=0,
+    fuses="reduce",
 )
 
 

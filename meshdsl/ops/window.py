@@ -328,6 +328,7 @@ CONV = Op(
     linear="each",
     reduce="sum",
     mask=0,
+    fuses="reduce",
     blocked=lambda x, w, *, window, kernel, **_: (*_touched(window), *kernel),
 )
 
