@@ -3,8 +3,8 @@
 A `Network` is levels, inner to outer: a torus of chips, or a switch. A member of a level is one whole copy of what
 lies inside it: a GPU, a node, a slice. `place` says on which hardware axes each mesh axis lies, and
 `Placement.seconds` is the time of a collective over some mesh axes, every other group of the mesh doing the same.
-Its formulas are in `transfer`. A measured point beats a formula: between the points of a table time is interpolated, in
-the logarithm of both; outside them the formula is scaled to meet the nearest point.
+Its formulas are in `transfer`. A measured point beats a formula: between two points of a table time is on the line
+through both; outside them the formula is scaled to meet the nearest point.
 """
 
 from __future__ import annotations
