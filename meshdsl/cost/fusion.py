@@ -60,7 +60,7 @@ class Branch:
 
 
 Step = Kernel | Send | Loop | Branch
-REMADE = 2.5  # a value is made again by each reader when that reads at most so many times its own bytes
+REMADE = 1.25  # a value is made again by each reader when that reads at most so many times its own elements
 
 
 def steps(program: Program) -> tuple[Step, ...]:
@@ -133,9 +133,9 @@ class _Fusion:
             if chain.smallest is v:
                 return
         if chain.smallest not in (None, v) and (chain.reduces or reader is None):
-            chain = self.cut(chain)
-            roots = self.reads(eqn)
-        if reader is not None or sum(map(self.bytes, roots)) <= REMADE * self.bytes(v):
+            self.cut(chain)
+            chain, roots = self.chain(eqn, v), self.reads(eqn)
+        if reader is not None or sum(map(self.size, roots)) <= REMADE * self.size(v):
             self.roots[v], self.chains[v] = roots, chain
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
@@ -156,14 +156,12 @@ class _Fusion:
         dear = first.reduces or self.bytes(v) < sum(map(self.bytes, self.reads(eqn)))  # to make again
         return _Chain(v, ((eqn, v),), first.reduces) if dear else _Chain(None, (), False)
 
-    def cut(self, chain: _Chain) -> _Chain:
+    def cut(self, chain: _Chain) -> None:
         """Store the smallest value of a chain; what comes after is made of it."""
-        del self.roots[chain.smallest], self.chains[chain.smallest]
-        (_, *after) = chain.after
+        (_, v), *after = chain.after
+        del self.roots[v], self.chains[v]
         for eqn, v in after[:-1]:
-            self.roots[v] = self.reads(eqn)
-            self.chains[v] = self.chain(eqn, v)
-        return self.chain(*after[-1])
+            self.roots[v], self.chains[v] = self.reads(eqn), self.chain(eqn, v)
 
     def reads(self, eqn: Eqn) -> tuple[Var, ...]:
         """The stored values that an equation reads, what is inside its kernel aside."""
