@@ -17,6 +17,7 @@ from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..region import LOCAL
 from ..trace import FULL
+from .batch import batch_scalar_sums
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
 from .exchange import move
@@ -65,7 +66,7 @@ def partition(
     if setting.problems:
         raise all_in_one(setting.problems, mesh, asked)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    return check(verify(dce(cse(program)), "partition"), "partition")
+    return check(verify(batch_scalar_sums(dce(cse(program))), "partition"), "partition")
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
