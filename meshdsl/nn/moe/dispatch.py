@@ -2,20 +2,29 @@
 
 The masks of GShard's Algorithm 2 cost tokens x experts x capacity x model operations. By index a slot reads the token
 that it holds and a token reads the slots that hold it, forward and backward alike: work linear in slots and tokens,
-and nothing is scattered but integers and weights. Gradients flow through weights and values only.
+and nothing is scattered but integers and weights. Gradients flow through weights and values only. What travels is in
+the dtype of the values; weights are rounded to it, and a token's slots are added in float32 at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
 
 import meshdsl as md
 
+from .assignment import Assignment, Choice, Picks
 from .options import near
-from .routing import Assignment, Choice, Picks, masks
+from .routing import masks
 
-__all__ = ["METHODS", "Dispatch", "dispatch_by"]
+__all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by"]
+
+# Places of the masks, tokens x experts x capacity of one group, from which index is faster: measured on CPU, forward
+# and backward, by benchmarks/dispatch.py. Below, both take well under a millisecond.
+INDEX_FROM = 1024
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,32 @@ class Dispatch:
 
     send: Callable[[md.Tensor], md.Tensor]
     receive: Callable[[md.Tensor], md.Tensor]
+
+
+def dispatch_by(method: str, found: Assignment) -> Dispatch:
+    """The dispatch of an assignment by "index", by "einsum", or by the faster of the two ("auto").
+
+    >>> import meshdsl as md
+    >>> gates, x = md.tensor([[0.7, 0.3], [0.6, 0.4]], "token expert"), md.tensor([[1.0], [2.0]], "token model")
+    >>> slot = md.Dim("slot", 1)
+    >>> found = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch")
+    >>> way = md.nn.moe.dispatch_by("index", found)
+    >>> way.send(x).numpy().tolist()  # expert 0 has token 0, expert 1 has none
+    [[[1.0]], [[0.0]]]
+    >>> way.receive(way.send(x))
+    tensor(float32[token=2 model=1], [[0.7]
+     [0. ]])
+
+    "auto" is index from `INDEX_FROM` places of the masks (tokens x experts x capacity of one group) on, einsum for
+    fewer. Raises `ShapeError` for another method.
+    """
+    if method == "auto":
+        places = found.tokens.size * found.experts.size * found.capacity.size
+        method = "index" if places >= INDEX_FROM else "einsum"
+    if method not in METHODS:
+        known = ("auto", *METHODS)
+        raise md.ShapeError(f"no dispatch {method!r}; {near(method, known)}there are: {', '.join(known)}")
+    return METHODS[method](found)
 
 
 def by_einsum(found: Assignment) -> Dispatch:
@@ -41,7 +76,8 @@ def by_einsum(found: Assignment) -> Dispatch:
 
     def receive(y: md.Tensor) -> md.Tensor:
         rest = [d for d in y.dims if d not in (*groups, expert, slot)]
-        return md.einsum(md.cast(combine, y.dtype), y, out=[*groups, token, *rest])
+        out = md.einsum(md.cast(combine, y.dtype), y, out=[*groups, token, *rest], dtype=_wide(y))
+        return md.cast(out, y.dtype)
 
     return Dispatch(send, receive)
 
@@ -54,69 +90,76 @@ def by_index(found: Assignment) -> Dispatch:
 METHODS: dict[str, Callable[[Assignment], Dispatch]] = {"index": by_index, "einsum": by_einsum}
 
 
-def dispatch_by(method: str, found: Assignment) -> Dispatch:
-    """The dispatch of an assignment by "index" or by "einsum"; raises `ShapeError` for another."""
-    if method not in METHODS:
-        raise md.ShapeError(f"no dispatch {method!r}; {near(method, METHODS)}there are: {', '.join(METHODS)}")
-    return METHODS[method](found)
+def _wide(x: md.Tensor) -> Any:
+    """The dtype in which values are added."""
+    return jnp.promote_types(x.dtype, "float32")
+
+
+def _sum(terms: Sequence[md.Tensor], dtype: Any) -> md.Tensor:
+    """Added in float32 at least, in a dtype of choice."""
+    wide = [md.cast(term, _wide(term)) for term in terms]
+    return md.cast(sum(wide[1:], wide[0]), dtype)
 
 
 def _chosen(found: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
+    """Where tokens choose: a token is in as many slots as it has choices, and a slot holds one token."""
     token, expert, slot = found.tokens, found.experts, found.capacity
-    place = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)
+    place = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)  # a slot of an expert
     places = [md.where(c.kept, c.expert * slot.size + c.slot, place.size) for c in choices]
-    groups = [d for d in choices[0].expert.dims if d != token]
-    holds = md.broadcast(0, [*groups, place])  # one more than the token in each slot; 0 where it is empty
-    for at in places:
-        holds = md.put_add(holds, at, md.broadcast(md.iota(token) + 1, at.dims), place)
-    holder = md.unflatten(holds - 1, place, [expert, slot])
+    weights = [c.weight for c in choices]
+    groups = [d for d in places[0].dims if d != token]
 
-    def read(y: md.Tensor, at: md.Tensor) -> md.Tensor:
-        return md.take(y, at, place)
+    def in_slots(values: Sequence[md.Tensor], places: Sequence[md.Tensor]) -> md.Tensor:
+        """[groups, expert, slot]: for each slot the value of the choice that holds it, 0 in an empty one."""
+        slots = md.broadcast(md.cast(0, values[0].dtype), [*groups, place])
+        for at, value in zip(places, values, strict=True):
+            slots = md.put_add(slots, at, value, place)
+        return md.unflatten(slots, place, [expert, slot])
 
-    def sent(x: md.Tensor, holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
+    def read(y: md.Tensor, places: Sequence[md.Tensor]) -> list[md.Tensor]:
+        """For each choice what its slot holds [groups, token, ...]; the last index reads zero."""
+        flat = md.flatten(y, [expert, slot], place)
+        return [md.take(flat, at, place) for at in places]
+
+    def weighted(y: md.Tensor, weight: md.Tensor) -> md.Tensor:
+        return md.cast(y, _wide(y)) * md.cast(md.cast(weight, y.dtype), _wide(y))
+
+    numbers = md.broadcast(md.iota(token) + 1, places[0].dims)
+    holder = in_slots([numbers] * len(places), places) - 1  # the token in each slot; -1 in an empty one
+
+    def send(x: md.Tensor, holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
         return md.take(x, holder, token)
 
-    def sent_back(saved: tuple[list[md.Tensor], tuple[md.Dim, ...]], ct: md.Tensor) -> tuple[md.Tensor, None, None]:
+    def send_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, None, None]:
         places, dims = saved
-        flat = md.flatten(ct, [expert, slot], place)
-        parts = [read(flat, at) for at in places]
-        return md.transpose(sum(parts[1:], parts[0]), dims), None, None
+        return md.transpose(_sum(read(ct, places), ct.dtype), dims), None, None
 
-    send = md.custom_vjp(sent, lambda x, h, p: (sent(x, h, p), (p, x.dims)), sent_back)
+    def receive(y: md.Tensor, weights: list[md.Tensor], holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
+        return _sum([weighted(v, w) for v, w in zip(read(y, places), weights, strict=True)], y.dtype)
 
-    def received(y: md.Tensor, weights: list[md.Tensor], holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
-        flat = md.flatten(y, [expert, slot], place)
-        parts = [read(flat, at) * md.cast(w, y.dtype) for at, w in zip(places, weights, strict=True)]
-        return sum(parts[1:], parts[0])
-
-    def received_back(saved: tuple, ct: md.Tensor) -> tuple[md.Tensor, list[md.Tensor], None, None]:
+    def receive_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, list[md.Tensor], None, None]:
         y, weights, holder, places = saved
-        flat = md.flatten(y, [expert, slot], place)
         over = [d for d in y.dims if d not in (*groups, expert, slot)]
-        for_weights = [
-            md.cast(md.sum(read(flat, at) * ct, over), w.dtype) for at, w in zip(places, weights, strict=True)
-        ]
-        each = md.broadcast(md.cast(0.0, weights[0].dtype), [*groups, place])
-        for at, w in zip(places, weights, strict=True):
-            each = md.put_add(each, at, w, place)
-        in_slots = md.unflatten(each, place, [expert, slot])
-        for_y = md.take(ct, holder, token) * md.cast(in_slots, ct.dtype)
+        products = [md.cast(v, _wide(v)) * md.cast(ct, _wide(v)) for v in read(y, places)]
+        for_weights = [md.cast(md.sum(p, over), w.dtype) for p, w in zip(products, weights, strict=True)]
+        for_y = md.cast(weighted(md.take(ct, holder, token), in_slots(weights, places)), y.dtype)
         return md.transpose(for_y, y.dims), for_weights, None, None
 
-    receive = md.custom_vjp(received, lambda *xs: (received(*xs), xs), received_back)
-    weights = [c.weight for c in choices]
-    return Dispatch(lambda x: send(x, holder, places), lambda y: receive(y, weights, holder, places))
+    sends = md.custom_vjp(send, lambda x, *at: (send(x, *at), (at[1], x.dims)), send_back)
+    receives = md.custom_vjp(receive, lambda *xs: (receive(*xs), xs), receive_back)
+    return Dispatch(lambda x: sends(x, holder, places), lambda y: receives(y, weights, holder, places))
 
 
 def _picked(found: Assignment, picks: Picks) -> Dispatch:
+    """Where experts choose: a token may be in the slots of any number of experts, so results are added to it."""
     token = found.tokens
     holder = md.where(picks.kept, picks.token, token.size)
     groups = [d for d in picks.token.dims if d not in (found.experts, found.capacity)]
 
     def receive(y: md.Tensor) -> md.Tensor:
         rest = [d for d in y.dims if d not in picks.token.dims]
-        zeros = md.broadcast(md.cast(0.0, y.dtype), [*groups, token, *rest])
-        return md.put_add(zeros, holder, y * md.cast(picks.weight, y.dtype), token)
+        each = md.cast(y, _wide(y)) * md.cast(md.cast(picks.weight, y.dtype), _wide(y))
+        zeros = md.broadcast(md.cast(0, each.dtype), [*groups, token, *rest])
+        return md.cast(md.put_add(zeros, holder, each, token), y.dtype)
 
     return Dispatch(lambda x: md.take(x, holder, token), receive)

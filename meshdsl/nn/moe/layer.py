@@ -8,9 +8,9 @@ import meshdsl as md
 
 from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, Precision, dim_of
+from .assignment import assign
 from .dispatch import dispatch_by
 from .options import PRESETS, capacity_of, choices_of, near, resolve
-from .routing import assign
 
 __all__ = ["moe_layer"]
 
@@ -32,7 +32,7 @@ def moe_layer(
     jitter: float = 0.0,
     aux_weight: float = 0.01,
     z_weight: float = 0.0,
-    dispatch: str = "index",
+    dispatch: str = "auto",
     exchange: str = "padded",
     activation: str = "relu",
     gated: bool = False,
@@ -64,7 +64,7 @@ def moe_layer(
     Between the groups' side and the experts' side dims have other names, so that a layout may split both by one
     axis: `batch` is `expert_batch` at the experts, and `gate` is what the gate calls experts. A layout
     `batch:rows; expert:rows` exchanges slots by all_to_all, in the compute dtype; `expert_hidden:cols` splits each
-    expert. `dispatch` is "index" or "einsum", see `md.nn.moe`; `exchange` is "padded".
+    expert. `dispatch` is "index", "einsum" or "auto", as in `md.nn.moe.dispatch_by`; `exchange` is "padded".
     Raises `ShapeError` for unknown names, and for exchange="ragged".
     """
     if exchange != "padded":

@@ -1,22 +1,14 @@
-"""Routing: which tokens go to which expert, into which slot, with which weight.
-
-Slots are integers counted in int32, so they depend on no layout and on no order of additions; gradients flow
-through the weights and the auxiliary loss only. Ties go to the lowest index. A dim of the gates that is neither the
-token nor the expert dim is batch-like: each of its places is a group with slots of its own, and needs no other.
-"""
+"""Routing: which tokens go to which expert, into which slot, with which weight."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import meshdsl as md
 
-from ..precision import dim_of
-from .options import choices_of, resolve
+from .assignment import Assignment, Picks, assign
 
-__all__ = ["Assignment", "Choice", "Picks", "Routing", "assign", "masks", "route"]
+__all__ = ["Routing", "masks", "route"]
 
 
 class Routing(NamedTuple):
@@ -34,43 +26,6 @@ class Routing(NamedTuple):
     counts: md.Tensor
     dropped: md.Tensor
     used: md.Tensor
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One choice of every token, all [groups, token]: expert and slot (int32), weight, and whether it has the slot."""
-
-    expert: md.Tensor
-    slot: md.Tensor
-    weight: md.Tensor
-    kept: md.Tensor
-
-
-@dataclass(frozen=True)
-class Picks:
-    """What experts choose, all [groups, expert, capacity]: token (int32), weight, and whether the slot is taken."""
-
-    token: md.Tensor
-    weight: md.Tensor
-    kept: md.Tensor
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A routing in linear size: `by` holds each choice of the tokens, or what the experts picked.
-
-    `demand` [groups, expert] counts first choices, before capacity (int32; zeros where experts choose).
-    """
-
-    by: tuple[Choice, ...] | Picks
-    aux_loss: md.Tensor
-    counts: md.Tensor
-    dropped: md.Tensor
-    used: md.Tensor
-    demand: md.Tensor
-    tokens: md.Dim
-    experts: md.Dim
-    capacity: md.Dim
 
 
 def route(
@@ -133,47 +88,6 @@ def route(
     return Routing(combine, dispatch, found.aux_loss, found.counts, found.dropped, found.used)
 
 
-def assign(
-    gates: md.Tensor | None,
-    *,
-    tokens: str | md.Dim,
-    experts: str | md.Dim,
-    capacity: md.Dim,
-    router: str,
-    uniforms: md.Tensor | None = None,
-    nonpadding: md.Tensor | None = None,
-    used: md.Tensor | None = None,
-    **options: Any,
-) -> Assignment:
-    """`route` without its tensors of size tokens x experts x capacity."""
-    name, chosen = resolve(router, options)
-    by_id = name in ("hash", "random")
-    if gates is None and not by_id:
-        raise md.ShapeError(f"the router {name!r} needs gates [groups, token, expert]; only hash and random need none")
-    if gates is None and not isinstance(experts, md.Dim):
-        raise md.ShapeError(f"without gates the number of experts is unknown; give experts as md.Dim({experts!r}, n)")
-    expert = dim_of(gates, experts) if gates is not None else cast(md.Dim, experts)
-    ids = _ids(name, chosen, expert) if by_id else None
-    token = dim_of(cast(md.Tensor, gates if ids is None else ids), tokens)
-    if used is not None and (name not in ("switch", "top_k", "hash", "random") or chosen.get("k", 1) != 1):
-        raise md.ShapeError(
-            f"the router {name!r} cannot go on from slots that are used: which token comes first is known only for "
-            "the whole batch\n  route the whole batch first, or take a router of one choice in token order: switch, "
-            "hash, random, or top_k with k=1"
-        )
-    if gates is not None:
-        gates = md.cast(gates, "float32") if gates.dtype.itemsize < 4 else gates
-    real = None if nonpadding is None else md.cast(nonpadding, "bool")
-    case = _Case(name, chosen, token, expert, capacity, real, used)
-    if name == "expert_choice":
-        assert gates is not None
-        return _expert_choice(case, gates)
-    if ids is not None:
-        return _by_ids(case, ids)
-    assert gates is not None
-    return _token_choice(case, gates, uniforms)
-
-
 def masks(found: Assignment) -> tuple[md.Tensor, md.Tensor]:
     """The weights and the taken slots as tensors [groups, token, expert, capacity] (GShard, Algorithm 2)."""
     token, expert, slot = found.tokens, found.experts, found.capacity
@@ -193,195 +107,3 @@ def masks(found: Assignment) -> tuple[md.Tensor, md.Tensor]:
         weight = md.where(here, choice.weight, weight)
         taken = here if taken is None else taken | here
     return weight, taken
-
-
-@dataclass(frozen=True)
-class _Case:
-    """What one call of a router was asked, resolved."""
-
-    router: str
-    options: Mapping[str, Any]
-    token: md.Dim
-    expert: md.Dim
-    capacity: md.Dim
-    real: md.Tensor | None
-    used: md.Tensor | None
-
-
-def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:
-    """The expert of every token, for the routers that read no gates."""
-    if router == "random":
-        if options["ids"] is None:
-            raise md.ShapeError("the router 'random' needs ids=, the expert of each token [groups, token] (int32)")
-        return options["ids"]
-    ids, table = options["token_ids"], options["table"]
-    if ids is None:
-        raise md.ShapeError("the router 'hash' needs token_ids=, the id of each token [groups, token]")
-    return ids % expert.size if table is None else md.take(table, ids, table.dims[0])
-
-
-def _chosen(case: _Case, scores: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-    """The best expert of every token [groups, token], and it as a mask [groups, token, expert]."""
-    best = md.argmax(scores, case.expert)
-    return best, _at(case, best)
-
-
-def _at(case: _Case, ids: md.Tensor) -> md.Tensor:
-    return md.broadcast(ids, [*ids.dims, case.expert]) == md.cast(md.iota(case.expert), ids.dtype)
-
-
-def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> Assignment:
-    options, expert = case.options, case.expert
-    top2 = case.router in ("gshard_paper", "top2")
-    k = choices_of(case.router, options)
-    if not 1 <= k <= expert.size:
-        raise md.ShapeError(f"the router {case.router!r} makes {k} choices of {expert!r}; that many there are not")
-    policy = _policy(options, uniforms) if top2 else ""
-    ids: list[md.Tensor] = []
-    chosen: list[md.Tensor] = []
-    raw: list[md.Tensor] = []
-    left = md.stop_gradient(gates)
-    for _ in range(k):
-        best, mask = _chosen(case, left)
-        left = md.where(mask, float("-inf"), left)
-        ids.append(best)
-        chosen.append(mask)
-        raw.append(md.sum(md.where(mask, gates, 0), expert))
-    weights = _shares(raw) if options.get("normalize") == "before" else raw
-
-    wanted = [mask if case.real is None else mask & case.real for mask in chosen]
-    first = wanted[0]
-    accepted: md.Tensor | None = None
-    if top2:
-        accepted = _accepted(policy, options["threshold"], md.stop_gradient(_shares(raw)[1]), uniforms)
-        if accepted is not None and not options["rejected_second_uses_slot"]:
-            wanted[1], accepted = wanted[1] & accepted, None
-
-    order = None
-    if case.router == "batch_prioritised":
-        score = raw[0] if options["score"] == "top1" else sum(raw[1:], raw[0])
-        order = md.argsort(-md.stop_gradient(score), case.token)
-    slots, keeps, used = _slots(case, wanted, order)
-    if accepted is not None:
-        keeps[1] = keeps[1] & accepted
-    if options.get("normalize") == "after":
-        weights = _shares([md.where(kept, w, 0) for kept, w in zip(keeps, raw, strict=True)])
-    loss = _balance(case, first, gates)
-    by = tuple(Choice(*parts) for parts in zip(ids, slots, weights, keeps, strict=True))
-    return _assignment(case, by, wanted, loss, first, used)
-
-
-def _by_ids(case: _Case, ids: md.Tensor) -> Assignment:
-    mask = _at(case, ids)
-    mask = mask if case.real is None else mask & case.real
-    slots, keeps, used = _slots(case, [mask], None)
-    one = md.broadcast(1.0, ids.dims)
-    return _assignment(case, (Choice(ids, slots[0], one, keeps[0]),), [mask], md.cast(0.0, one.dtype), mask, used)
-
-
-def _policy(options: Mapping[str, Any], uniforms: md.Tensor | None) -> str:
-    """Which second choices are taken: as asked, else by the coins where there are any."""
-    policy = options["policy"] or ("all" if uniforms is None else "random")
-    if policy == "random" and uniforms is None:
-        raise md.ShapeError(
-            "the policy 'random' needs uniforms=, a number in [0, 1) for each token\n"
-            "  draw them with md.random.uniform(key, [*groups, token]), or take policy='all'"
-        )
-    return policy
-
-
-def _accepted(policy: str, threshold: float, second: md.Tensor, uniforms: md.Tensor | None) -> md.Tensor | None:
-    """Where the second choice is taken, given its normalised weight; None for everywhere."""
-    if policy == "all":
-        return None
-    if policy == "threshold":
-        return second > threshold
-    return second / threshold > md.cast(cast(md.Tensor, uniforms), second.dtype)
-
-
-def _shares(weights: list[md.Tensor]) -> list[md.Tensor]:
-    """Weights divided by their sum; zeros where it is zero."""
-    total = sum(weights[1:], weights[0])
-    some = total > 0
-    total = md.where(some, total, 1)
-    return [md.where(some, w / total, 0) for w in weights]
-
-
-def _slots(
-    case: _Case, wanted: list[md.Tensor], order: md.Tensor | None
-) -> tuple[list[md.Tensor], list[md.Tensor], md.Tensor]:
-    """The slot of each choice and whether it exists [groups, token], and the slots used then [groups, expert].
-
-    All j-th choices come before any (j+1)-th; a choice that finds no slot counts too.
-    """
-    token, expert, room = case.token, case.expert, case.capacity.size
-    before: md.Tensor | None = None
-    slots: list[md.Tensor] = []
-    keeps: list[md.Tensor] = []
-    for mask in wanted:
-        ones = md.cast(mask, "int32")
-        place = _running(ones, token, order) - 1
-        place = place if before is None else place + before
-        total = md.sum(ones, token)
-        before = total if before is None else before + total
-        fits = place < (room if case.used is None else room - md.cast(case.used, "int32"))
-        slots.append(md.sum(md.where(mask, place, 0), expert))
-        keeps.append(md.any(mask & fits, expert))
-    assert before is not None
-    used = before if case.used is None else before + md.cast(case.used, "int32")
-    return slots, keeps, md.minimum(used, room)
-
-
-def _running(ones: md.Tensor, token: md.Dim, order: md.Tensor | None) -> md.Tensor:
-    """Running counts over the tokens, in token order or in that of the priorities."""
-    if order is None:
-        return md.cumsum(ones, token)
-    ranked = md.rename(order, **{token.name: f"{token.name}_rank"})
-    counts = md.cumsum(md.take(ones, ranked, token), f"{token.name}_rank")
-    return md.transpose(md.take(counts, md.argsort(order, token), f"{token.name}_rank"), ones.dims)
-
-
-def _balance(case: _Case, first: md.Tensor, gates: md.Tensor) -> md.Tensor:
-    """The auxiliary loss: E sum_e f_e m_e of each group, f the share of first choices and m the mean gate; averaged."""
-    scale = case.options["aux_scale"]
-    share = md.mean(md.cast(first, gates.dtype), case.token)
-    mean = md.mean(gates if case.real is None else md.where(case.real, gates, 0), case.token)
-    factor = {"E2_mean": case.expert.size, "paper": 1 / case.expert.size, "none": 0.0}[scale]
-    return md.mean(md.sum(share * mean, case.expert)) * factor
-
-
-def _assignment(
-    case: _Case,
-    by: tuple[Choice, ...],
-    wanted: list[md.Tensor],
-    loss: md.Tensor,
-    first: md.Tensor,
-    used: md.Tensor,
-) -> Assignment:
-    placed = by[0].kept
-    counts: Any = 0
-    for choice, mask in zip(by, wanted, strict=True):
-        counts = counts + md.sum(md.cast(mask & choice.kept, "int32"), case.token)
-        placed = placed | choice.kept
-    demand = md.sum(md.cast(first, "int32"), case.token)
-    return Assignment(by, loss, counts, ~placed, used, demand, case.token, case.expert, case.capacity)
-
-
-def _expert_choice(case: _Case, gates: md.Tensor) -> Assignment:
-    """Each expert takes its best tokens (Zhou et al., "Mixture-of-Experts with Expert Choice Routing", 2022)."""
-    token, expert, slot = case.token, case.expert, case.capacity
-    if slot.size > token.size:
-        raise md.ShapeError(
-            f"experts cannot choose {slot!r} out of {token!r}: there are not that many\n"
-            f"  a capacity is at most the number of tokens, as md.nn.moe.capacity_of gives it"
-        )
-    scores = gates if case.real is None else md.where(case.real, gates, -1)
-    groups = [d for d in gates.dims if d not in (token, expert)]
-    weight, picked = md.top_k(md.transpose(scores, [*groups, expert, token]), token, slot)
-    kept = weight >= 0
-    picks = Picks(picked, md.where(kept, weight, 0), kept)
-    counts = md.sum(md.cast(kept, "int32"), slot)
-    reads = md.where(kept, picked, token.size)
-    chosen = md.any(md.broadcast(reads, [*groups, token, expert, slot]) == md.iota(token), [expert, slot])
-    none = md.broadcast(0, counts.dims)
-    return Assignment(picks, md.cast(0.0, gates.dtype), counts, ~chosen, counts, none, token, expert, slot)

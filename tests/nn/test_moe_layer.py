@@ -1,0 +1,233 @@
+"""The layer equals its definition token by token, by either dispatch, under every layout; what it sends is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.nn import moe
+from tests.nn.moe_reference import reference, simulated
+
+DOUBLE = md.nn.Precision("float64", "float64", "float64")
+EXPERT, HIDDEN = md.dims("expert:4 expert_hidden:6")
+X = "batch:4 length:8 model:6"
+METHODS = ("index", "einsum")
+
+
+def layer(precision: md.nn.Precision = DOUBLE, expert: md.Dim = EXPERT, **options: Any) -> md.Model:
+    return md.model(lambda x, *key: md.nn.moe_layer(x, expert, HIDDEN, precision=precision, **keyed(key), **options))
+
+
+def keyed(key: tuple[md.Tensor, ...]) -> dict[str, Any]:
+    return {"key": key[0]} if key else {}
+
+
+def inputs(model: md.Model, *key: md.Tensor, seed: int = 0) -> tuple[dict[str, md.Tensor], md.Tensor]:
+    rng = np.random.default_rng(seed)
+    x = md.tensor(rng.standard_normal((4, 8, 6)), X)
+    params = {
+        name: md.tensor(0.5 * rng.standard_normal([d.size for d in kind.shape]), kind.shape)
+        for name, kind in model.specs(x, *key).items()
+    }
+    return params, x
+
+
+def value_and_grads(model: md.Model) -> Callable[..., Any]:
+    def loss(params: dict[str, md.Tensor], x: md.Tensor, *key: md.Tensor) -> md.Tensor:
+        y, aux = model(params, x, *key)
+        return md.sum(md.sin(y)) + aux
+
+    return md.value_and_grad(loss, argnums=(0, 1))
+
+
+def close(got: Any, want: Any, what: str, rtol: float = 1e-12) -> None:
+    for path, a in jax.tree_util.tree_leaves_with_path(got):
+        b = dict(jax.tree_util.tree_leaves_with_path(want))[path]
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=f"{what} {path}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_is_the_sum_of_its_experts_by_weight(method: str, gated: bool):
+    capacity = {"capacity_factor": 1.0, "capacity_formula": "switch"}
+    model = layer(dispatch=method, router="top2", aux_weight=0.5, z_weight=0.25, gated=gated, **capacity)
+    params, x = inputs(model)
+    y, aux = simulated(model, params, x)
+    w = {name.removeprefix("moe/"): value.numpy() for name, value in params.items()}
+    logits = x.numpy() @ w["gate"]
+    gates = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    told = {"k": 2, "policy": "all", "normalize": "before", "hole": False, "aux": "E2_mean"}
+    losses, dropped = [], 0
+    for g in range(4):
+        want = reference("top2", gates[g], 2, told, {})
+        losses.append(want["aux"])
+        dropped += want["dropped"].sum()
+        for s in range(8):
+            total = np.zeros(6)
+            for e in range(4):
+                h = np.maximum(x.numpy()[g, s] @ (w["wi_gate"] if gated else w["wi"])[e], 0)
+                h = h * (x.numpy()[g, s] @ w["wi"][e]) if gated else h
+                total += want["combine"][s, e].sum() * (h @ w["wo"][e])
+            np.testing.assert_allclose(y[g, s], total, rtol=1e-10, atol=1e-12)
+    assert dropped
+    z = np.log(np.exp(logits).sum(-1)) ** 2
+    np.testing.assert_allclose(aux, 0.5 * np.mean(losses) + 0.25 * z.mean(), rtol=1e-12)
+
+
+LAYOUTS = [
+    ("rows:4", "batch:rows"),
+    ("rows:4", "batch:rows expert:rows"),
+    ("rows:2", "batch:rows expert:rows"),  # more experts than devices
+    ("rows:8", "expert:rows"),  # fewer
+    ("rows:2 cols:2", "batch:rows expert:rows expert_hidden:cols"),
+    ("rows:2 cols:4", "batch:rows expert:rows expert_hidden:cols"),  # 6 over 4
+    ("rows:2 cols:2", "batch:cols,rows expert:rows expert_batch:cols"),
+    ("rows:2 cols:4", "batch:rows length:cols expert:rows"),
+    ("rows:2 cols:2", "batch:rows length:cols expert:rows,cols"),
+    ("rows:2 cols:2", "model:cols expert:rows"),
+    ("rows:4", "gate:rows"),
+    ("rows:2 cols:2", "batch:rows expert:rows slot:cols"),
+]
+ROUTERS = ("top2", "tutel_prioritised", "expert_choice")
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_no_layout_and_no_dispatch_changes_a_result(router: str):
+    key = md.random.key(3)
+    options = {"router": router, "capacity_factor": 1.0, "capacity_formula": "switch", "jitter": 0.1, "z_weight": 0.1}
+    models = {method: layer(dispatch=method, **options) for method in METHODS}
+    params, x = inputs(models["index"], key)
+    want = simulated(value_and_grads(models["einsum"]), params, x, key)
+    close(simulated(value_and_grads(models["index"]), params, x, key), want, "index")
+    for mesh, layout in LAYOUTS if router == "top2" else LAYOUTS[1::4]:
+        for method in METHODS:
+            got = simulated(value_and_grads(models[method]), params, x, key, mesh=mesh, layout=layout)
+            close(got, want, f"{method} under {layout}")
+
+
+def test_what_runs_is_what_is_simulated():
+    model = layer(dispatch="index")
+    params, x = inputs(model)
+    want = simulated(value_and_grads(model), params, x)
+    ran = md.compile(value_and_grads(model), "rows:4 cols:2", "batch:rows expert:rows expert_hidden:cols")(params, x)
+    close(jax.tree.map(lambda x: x.numpy(), ran, is_leaf=lambda x: isinstance(x, md.Tensor)), want, "compiled")
+
+
+def sent(model: md.Model, mesh: str, layout: str, x: str = X) -> list[Any]:
+    spec = md.spec(x)
+    return list(md.compile(value_and_grads(model), mesh, layout).program(model.specs(spec), spec).collectives)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_experts_on_the_data_axis_cost_four_all_to_alls(method: str):
+    model = layer(md.nn.Precision(), dispatch=method)
+    found = sent(model, "rows:4", "batch:rows expert:rows")
+    exchanges = [c for c in found if c.kind == "all_to_all"]
+    assert [c.bytes for c in exchanges] == [4 * 4 * 6 * 4] * 4  # experts x slots x model x 4 bytes
+    rest = [c for c in found if c not in exchanges]
+    assert sorted((c.kind, c.bytes) for c in rest) == [("all_reduce", 4), ("all_reduce", 6 * 4 * 4)]  # loss, gate
+    both = sent(model, "rows:2 cols:2", "batch:cols,rows expert:rows expert_batch:cols")
+    assert sum(c.kind == "all_to_all" for c in both) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slots_travel_in_the_compute_dtype(method: str):
+    model = layer(md.nn.Precision(compute="bfloat16"), dispatch=method)
+    found = [c for c in sent(model, "rows:4", "batch:rows expert:rows") if c.kind == "all_to_all"]
+    assert [str(c.dtype) for c in found] == ["bfloat16"] * 4
+    assert {c.bytes for c in found} == {4 * 4 * 6 * 2}
+
+
+@pytest.mark.parametrize("router", ["top2", "expert_choice"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dispatches_agree_in_narrow_dtypes(router: str, dtype: str):
+    made = {method: layer(md.nn.Precision(compute=dtype), dispatch=method, router=router) for method in METHODS}
+    params, x = inputs(made["index"])
+    narrow = {name: md.tensor(p.numpy().astype("float32"), p.dims) for name, p in params.items()}
+    x = md.tensor(x.numpy().astype(dtype), x.dims)
+    got = {method: simulated(value_and_grads(model), narrow, x) for method, model in made.items()}
+    as_float = jax.tree.map(lambda a: np.asarray(a, np.float64), got)
+    close(as_float["index"], as_float["einsum"], dtype, rtol=1e-5 if dtype == "float32" else 3e-2)
+
+
+def test_padding_goes_nowhere():
+    real = np.arange(8) < np.array([[8], [5], [0], [3]])
+    model = md.model(
+        lambda x, real: md.nn.moe_layer(x, EXPERT, HIDDEN, nonpadding=real, z_weight=1.0, precision=DOUBLE)
+    )
+    x = md.tensor(np.random.default_rng(0).standard_normal((4, 8, 6)), X)
+    mask = md.tensor(real, "batch length")
+    params = {name: md.tensor(np.ones([d.size for d in k.shape]), k.shape) for name, k in model.specs(x, mask).items()}
+    y, aux = simulated(model, params, x, mask)
+    assert not y[~real].any() and y[real].any()
+    far = md.tensor(np.where(real[..., None], x.numpy(), 1e3), X)
+    changed, loss = simulated(model, params, far, mask)
+    np.testing.assert_array_equal(changed, y)
+    np.testing.assert_allclose(loss, aux)
+
+
+def test_capacity_and_noise_are_those_of_training_or_evaluation():
+    options = {"capacity_factor": 0.5, "eval_capacity_factor": 4.0, "capacity_formula": "switch", "jitter": 0.5}
+    training, evaluation = (layer(train=train, dispatch="index", **options) for train in (True, False))
+    key = md.random.key(0)
+    params, x = inputs(training, key)
+    few, many = (simulated(m, params, x, key)[0] for m in (training, evaluation))
+    assert (np.abs(few).sum(-1) == 0).any() and (np.abs(many).sum(-1) > 0).all()
+    again = simulated(training, params, x, md.random.key(1))[0]
+    assert not np.allclose(again, few)
+    np.testing.assert_array_equal(simulated(evaluation, params, x)[0], many)
+
+
+def test_scanned_and_recomputed_layers():
+    depth = md.Dim("layer", 3)
+
+    def stack(remat: bool) -> md.Model:
+        def block(carry: tuple[md.Tensor, md.Tensor]) -> tuple[md.Tensor, md.Tensor]:
+            x, total = carry
+            y, aux = md.nn.moe_layer(x, EXPERT, HIDDEN, precision=DOUBLE)
+            return x + y, total + aux
+
+        zero = np.float64(0)
+        return md.model(lambda x: md.layers(block, (x, md.tensor(zero)), over=depth, remat=remat))
+
+    params, x = inputs(stack(False))
+    want = simulated(value_and_grads(stack(False)), params, x)
+    layout = {"mesh": "rows:4", "layout": "batch:rows expert:rows"}
+    close(simulated(value_and_grads(stack(True)), params, x, **layout), want, "remat")
+    program = md.compile(stack(False), "rows:4", "batch:rows expert:rows").program(params, x)
+    assert [c.count for c in program.collectives if c.kind == "all_to_all"] == [3, 3]
+
+
+def test_auto_takes_index_where_masks_are_large():
+    def places(tokens: int) -> bool:
+        graph = md.compile(layer(dispatch="auto"), "rows:1", "").graph(
+            layer().specs(md.spec(f"batch:1 length:{tokens} model:6")), md.spec(f"batch:1 length:{tokens} model:6")
+        )
+        return any(str(eqn.op) == "scatter_add" for eqn in graph.eqns)
+
+    # capacity is tokens / 2: tokens x 4 x tokens / 2 places
+    assert moe.INDEX_FROM == 1024 and not places(20) and places(24)
+
+
+@pytest.mark.parametrize(
+    "options,text",
+    [
+        ({"exchange": "ragged"}, "'ragged' cannot be emitted"),
+        ({"exchange": "raged"}, "did you mean 'ragged'?"),
+        ({"dispatch": "indices"}, "no dispatch 'indices'; did you mean 'index'?"),
+        ({"router": "topk"}, "no router 'topk'; did you mean 'top_k'?"),
+        ({"activation": "relu6"}, "no activation 'relu6'"),
+        ({"capacity_formula": "gshard"}, "no formula 'gshard'"),
+        ({"tokens": "time"}, "no dim 'time'"),
+        ({"treshold": 0.1}, "did you mean 'threshold'?"),
+    ],
+)
+def test_refuses(options: dict[str, Any], text: str):
+    with pytest.raises(md.ShapeError) as caught:
+        layer(**options).specs(md.spec(X))
+    assert text in str(caught.value)
