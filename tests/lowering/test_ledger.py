@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.stablehlo import read
 from models.mlp import mlp
 from models.transformer import lm
 from tests.lowering.programs import draw
-from tests.stablehlo import cost_law, read
+from tests.stablehlo import cost_law
 
 MLP = mlp.replace(batch=10, io=8, hidden=12)  # a batch that no mesh here divides
 LM = lm.replace(batch=4, length=8, vocab=18, layers=3, d_model=8, heads=4, d_head=2, d_ff=8)

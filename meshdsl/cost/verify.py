@@ -1,0 +1,91 @@
+"""The ledger against what is emitted: every collective with its kind, groups, dtype, bytes and count.
+
+Both sides are read apart: one from the program, the other from the StableHLO text that JAX lowers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ..lowering import Program
+from .stablehlo import Sent, read, stated
+
+__all__ = ["Compared", "Verification", "verify"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One collective, and how often one device runs it: as the program states and as the text has it."""
+
+    sent: Sent
+    stated: int
+    emitted: int
+
+    def __str__(self) -> str:
+        if self.stated == self.emitted:
+            return f"{self.stated} x {self.sent}"
+        return f"stated {self.stated} times, emitted {self.emitted}: {self.sent}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        groups = [list(group) for group in self.sent.groups]
+        return {**vars(self.sent), "groups": groups, "stated": self.stated, "emitted": self.emitted}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The collectives of a program beside those of its StableHLO text; `print(verification)` says where they differ."""
+
+    matched: tuple[Compared, ...]
+    mismatched: tuple[Compared, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two agree on every collective."""
+        return not self.mismatched
+
+    @property
+    def count(self) -> int:
+        """How many collectives the program states, loops counted."""
+        return sum(one.stated for one in (*self.matched, *self.mismatched))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of those, on one device."""
+        return sum(one.stated * one.sent.bytes for one in (*self.matched, *self.mismatched))
+
+    def __str__(self) -> str:
+        if self.equal:
+            many = "collective" if self.count == 1 else "collectives"
+            return f"{self.count} {many} of {self.bytes:,} bytes: the program states what is emitted"
+        return "\n".join(["the program and its StableHLO differ:", *(f"  {one}" for one in self.mismatched)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "equal": self.equal,
+            "count": self.count,
+            "bytes": self.bytes,
+            "matched": [one.to_dict() for one in self.matched],
+            "mismatched": [one.to_dict() for one in self.mismatched],
+        }
+
+
+def verify(text: str, program: Program) -> Verification:
+    """What a program states beside what its lowered text sends; collectives of no bytes are left out of both.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> specs = md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")
+    >>> print(verify(step.lower(*specs).as_text(), step.program(*specs)))
+    1 collective of 1,024 bytes: the program states what is emitted
+
+    Raises `InternalError` for a collective of the text that meshdsl cannot read.
+    """
+    ours: Counter[Sent] = stated(program)
+    theirs = Counter({one: n for one, n in read(text).items() if one.bytes and n})
+    both = [Compared(one, ours[one], theirs[one]) for one in sorted({*ours, *theirs})]
+    same = tuple(one for one in both if one.stated == one.emitted)
+    return Verification(same, tuple(one for one in both if one.stated != one.emitted))
