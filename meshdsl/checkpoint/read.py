@@ -14,7 +14,8 @@ import numpy as np
 from ..errors import CheckpointError
 from .files import opened, read_at
 from .grid import Box, cell, cells_in, intersect
-from .manifest import Entry, Manifest, load, part_name
+from .manifest import Entry, Manifest, part_name
+from .parse import load
 
 __all__ = ["Part", "StepReader", "open_step", "step_name"]
 

@@ -1,7 +1,7 @@
 """Values from a file that nobody vouches for. Whatever is not exactly what is expected is a `CheckpointError`.
 
-A line of JSON is refused before it becomes anything large or deep: no NaN or infinity, no key twice, no nesting
-beyond `DEPTH`, no integer of more than 4,096 bits. Checks name the file and the key.
+A line of JSON has no NaN or infinity and no key twice; a run's configuration nests no deeper than `DEPTH` and has no
+integer of more than 4,096 bits. Checks name the file and the key.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ def refuse(where: str, why: str) -> NoReturn:
 
 
 def parse(line: bytes, where: str) -> Any:
-    """The value of one line of JSON, of plain types only."""
+    """The value of one line of JSON: plain types, finite numbers, no key twice. Its depth is bounded by Python's."""
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) != len(found):
-            twice = next(key for i, (key, _) in enumerate(found) if key in dict(found[:i]))
-            refuse(where, f"the key {show(twice)} is there twice")
+        made: dict[str, Any] = {}
+        for key, value in found:
+            if key in made:
+                refuse(where, f"the key {show(key)} is there twice")
+            made[key] = value
         return made
 
     def number(digits: str) -> float:
@@ -52,35 +53,60 @@ def parse(line: bytes, where: str) -> Any:
         refuse(where, f"{name} is not JSON")
 
     try:
-        value = json.loads(line.decode("ascii"), object_pairs_hook=pairs, parse_float=number, parse_constant=constant)
+        return json.loads(line.decode("ascii"), object_pairs_hook=pairs, parse_float=number, parse_constant=constant)
     except (ValueError, RecursionError) as error:
         reason = "it nests too deeply" if isinstance(error, RecursionError) else show(str(error))
         raise CheckpointError(f"{where}: this is not the JSON that meshdsl writes: {reason}") from None
-    return plain(value, where)
 
 
-def plain(value: Any, where: str, depth: int = 0) -> Any:
+class _NotPlainError(Exception):
+    """Why a value cannot be kept as JSON, and the keys that lead to it, innermost first."""
+
+    def __init__(self, why: str):
+        self.why, self.path = why, list[str]()
+
+
+def plain(value: Any, where: str) -> Any:
     """The value, when it is what JSON can hold and give back; tuples become lists.
 
     >>> plain({"betas": (0.9, 0.999)}, "config")
     {'betas': [0.9, 0.999]}
     """
-    if depth > DEPTH:
-        refuse(where, f"it nests deeper than {DEPTH} lists and objects")
-    if isinstance(value, Mapping):
-        bad = next((key for key in value if not isinstance(key, str)), None)
-        if bad is not None:
-            refuse(where, f"the key {show(bad)} is not text")
-        return {str(key): plain(item, f"{where}.{show(key)[1:-1]}", depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, where, depth + 1) for item in value]
+    try:
+        return _plain(value, 0)
+    except _NotPlainError as problem:
+        raise CheckpointError(f"{'.'.join([where, *reversed(problem.path)])}: {problem.why}") from None
+
+
+def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, bool | str) or value is None:
         return value
     if isinstance(value, int):
-        return value if value.bit_length() <= _BITS else refuse(where, f"an integer has more than {_BITS} bits")
+        if value.bit_length() > _BITS:
+            raise _NotPlainError(f"an integer has more than {_BITS} bits")
+        return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else refuse(where, f"{value} cannot be written as JSON")
-    refuse(where, f"it holds a {type(value).__name__}, and JSON holds text, numbers, true, false, null, lists, objects")
+        if not math.isfinite(value):
+            raise _NotPlainError(f"{value} cannot be written as JSON")
+        return value
+    if depth == DEPTH:
+        raise _NotPlainError(f"it nests deeper than {DEPTH} lists and objects")
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        return dict(_pair(key, item, depth) for key, item in value.items())
+    there = type(value).__name__
+    raise _NotPlainError(f"it holds a {there}, and JSON holds text, numbers, true, false, null, lists, objects")
+
+
+def _pair(key: Any, item: Any, depth: int) -> tuple[str, Any]:
+    if not isinstance(key, str):
+        raise _NotPlainError(f"the key {show(key)} is not text")
+    try:
+        return key, _plain(item, depth + 1)
+    except _NotPlainError as problem:
+        problem.path.append(show(key)[1:-1])
+        raise
 
 
 def keys(value: Any, wanted: tuple[str, ...], where: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def flat(values: Any) -> dict[str, Any]:
 
 
 def tensors_of(values: Any) -> dict[str, Tensor]:
-    """The tensors of a tree that is saved, by path; numbers become tensors without dims.
+    """The tensors of a tree that is saved, by path, in the order of paths; numbers become tensors without dims.
 
     Raises `ShapeError` for anything else, `TraceError` for a traced tensor.
     """
@@ -54,7 +54,7 @@ def tensors_of(values: Any) -> dict[str, Tensor]:
         if len(path) > PATH_LIMIT:
             raise ShapeError(f"the path {path[:60]!r}... has {len(path)} characters, and {PATH_LIMIT} are the most")
         found[path] = Tensor(x.dims, x.dtype, array=jax.numpy.asarray(x.stored))
-    return found
+    return dict(sorted(found.items()))
 
 
 def json_value(value: Any, what: str) -> Any:

@@ -25,7 +25,8 @@ from ..ir import Type
 from ..trace import Tensor
 from .files import opened, sync_directory, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
-from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, load, part_name
+from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name
+from .parse import load
 from .read import open_step
 from .strict import items, keys, parse, whole
 

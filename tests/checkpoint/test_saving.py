@@ -323,7 +323,8 @@ def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.
 
             monkeypatch.setattr(os, name, call)
 
-        log("fsync"), log("rename")
+        log("fsync")
+        log("rename")
         checkpoints.save(2, x())
     step = "step-00000002"
     assert events[:7] == [
