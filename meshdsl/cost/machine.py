@@ -10,7 +10,7 @@ import math
 import os
 import tomllib
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,9 @@ class Machine:
     launch: float  # seconds that a kernel takes however little it does
     efficiency: tuple[tuple[float, float], ...]  # (FLOPs of one matrix product, fraction of the peak it reaches)
     network: Network
+    transcendental: float = 0.0  # operations/s of exp, log, tanh and their like; 0: as fast as any other
+    memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); none: all of it
+    step: float = 0.0  # seconds of starting a program
     overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
     uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
     asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute
@@ -63,16 +66,25 @@ class Machine:
 
         Linear between the points of the curve in the logarithm of the FLOPs, and flat outside them.
         """
-        curve = self.efficiency
-        at = bisect_right([size for size, _ in curve], flops)
-        if at in (0, len(curve)):
-            return curve[min(at, len(curve) - 1)][1]
-        (f0, e0), (f1, e1) = curve[at - 1], curve[at]
-        return e0 + (e1 - e0) * math.log(flops / f0) / math.log(f1 / f0)
+        return _on(self.efficiency, flops)
+
+    def memory_seconds(self, size: float) -> float:
+        """Seconds in which one kernel reads and writes so many bytes; its share of the bandwidth is read as above."""
+        return size / (self.hbm_bandwidth * _on(self.memory, size)) if size else 0.0
 
     def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Seconds that one matrix product of so many FLOPs computes, without the launch and the memory."""
         return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops)) if flops else 0.0
+
+
+def _on(curve: Sequence[tuple[float, float]], size: float) -> float:
+    if not curve:
+        return 1.0
+    at = bisect_right([x for x, _ in curve], size)
+    if at in (0, len(curve)):
+        return curve[min(at, len(curve) - 1)][1]
+    (x0, y0), (x1, y1) = curve[at - 1], curve[at]
+    return y0 + (y1 - y0) * math.log(size / x0) / math.log(x1 / x0)
 
 
 def machine(name: str | os.PathLike[str]) -> Machine:
@@ -89,14 +101,14 @@ def machine(name: str | os.PathLike[str]) -> Machine:
     text = os.fspath(name)
     if text.endswith(".toml") or os.sep in text:
         return _load(Path(text).expanduser())
-    for folder in (*_users_folders(), PACKAGED):
+    for folder in (*users_folders(), PACKAGED):
         if (folder / f"{text}.toml").is_file():
             return _load(folder / f"{text}.toml")
     if text == "cpu":
         raise MachineError(
             "this computer has no machine file yet: its figures are measured, not published\n"
             "  run: meshdsl doctor --calibrate\n"
-            f"  which writes cpu.toml to {_users_folders()[0]}"
+            f"  which writes cpu.toml to {users_folders()[0]}"
         )
     raise MachineError(
         f"no machine is called {text!r}; {nearest(text, machines())}\n"
@@ -106,11 +118,11 @@ def machine(name: str | os.PathLike[str]) -> Machine:
 
 def machines() -> tuple[str, ...]:
     """The names that `machine` knows: the user's own and those of the package, sorted."""
-    found = {file.stem for folder in (*_users_folders(), PACKAGED) for file in folder.glob("*.toml")}
+    found = {file.stem for folder in (*users_folders(), PACKAGED) for file in folder.glob("*.toml")}
     return tuple(sorted(found))
 
 
-def _users_folders() -> list[Path]:
+def users_folders() -> list[Path]:
     given = os.environ.get("MESHDSL_MACHINES", "")
     folders = [Path(text).expanduser() for text in given.split(os.pathsep) if text]
     return folders or [Path.home() / ".config" / "meshdsl" / "machines"]

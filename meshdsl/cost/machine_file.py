@@ -42,9 +42,9 @@ class MachineError(MeshdslError, ValueError):
     """A machine that nobody knows, or a machine file with something wrong in it."""
 
 
-NUMBERS = ("vector", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")
-OPTIONAL = ("overlap_slowdown", "uncertainty", "asynchronous", "sources")
-TOP = ("title", "device", *NUMBERS, "efficiency", "peak", "asynchronous", "network", "sources")
+NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "step", "overlap_slowdown", "uncertainty")
+OPTIONAL = ("transcendental", "step", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "sources")
+TOP = ("title", "device", *NUMBERS, "efficiency", "memory", "peak", "asynchronous", "network", "sources")
 LEVEL = ("kind", "axes", "bandwidth", "latency", "wrap", "share", "device_bandwidth")
 MEASURED = ("kind", "group", "points")
 LEVEL_KINDS = ("torus", "ring", "switch")
@@ -62,7 +62,9 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
     if "peak" in there:
         fields["peak"] = checks.peak(there["peak"])
     if "efficiency" in there:
-        fields["efficiency"] = checks.curve(there["efficiency"])
+        fields["efficiency"] = checks.curve("efficiency", "FLOPs, fraction", there["efficiency"])
+    if "memory" in there:
+        fields["memory"] = checks.curve("memory", "bytes, fraction", there["memory"])
     if "network" in there:
         fields["network"] = checks.network(there["network"])
     if "asynchronous" in there:
@@ -74,7 +76,7 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def _least(key: str) -> float:
-    return {"overlap_slowdown": 1.0, "launch": 0.0, "uncertainty": 0.0}.get(key, math.ulp(0.0))
+    return {"overlap_slowdown": 1.0, "launch": 0.0, "step": 0.0, "uncertainty": 0.0}.get(key, math.ulp(0.0))
 
 
 class _Checks:
@@ -152,10 +154,11 @@ class _Checks:
             self.wrong(key, f"the first of each pair [{what}] must increase")
         return pairs
 
-    def curve(self, value: Any) -> tuple[tuple[float, float], ...]:
-        pairs = self.pairs("efficiency", value, "FLOPs, fraction")
+    def curve(self, key: str, what: str, value: Any) -> tuple[tuple[float, float], ...]:
+        """Fractions of a rate, by size."""
+        pairs = self.pairs(key, value, what)
         for i, (_, fraction) in enumerate(pairs):
-            self.number(f"efficiency[{i}]", fraction, most=1.0)
+            self.number(f"{key}[{i}]", fraction, most=1.0)
         return tuple(pairs)
 
     def network(self, value: Any) -> Network:
