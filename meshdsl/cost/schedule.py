@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..errors import Where
 from ..ir import Graph, Var
 from .fusion import Branch, Kernel, Loop, Send, Step, holders
 from .ledger import Ledger, Line
@@ -33,6 +34,11 @@ class Event:
     lines: tuple[Line, ...]  # of a kernel or a collective
     trips: int  # how often it runs in all
     depth: int  # the loops around it
+
+    @property
+    def where(self) -> Where:
+        """The user's line."""
+        return self.step.eqns[-1].where if isinstance(self.step, Kernel) else self.step.eqn.where
 
     @property
     def name(self) -> str:
