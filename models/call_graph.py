@@ -105,8 +105,8 @@ class CallGraph:
         """`user` [batch] and `item` [batch, 1 + negatives], int32: a callee, then callees that the function never has.
 
         The training split draws calls; negatives are any that are not among the calls for training. The held-out
-        split goes through the functions in order, and its negatives are neither. Requires that no function calls
-        every item; raises `MeshdslError` for another split.
+        split goes through the functions in order, and its negatives are neither. Raises `MeshdslError` for another
+        split, and for a function that calls every item.
         """
         if split not in _SPLITS:
             raise md.MeshdslError(f"a split is one of {', '.join(_SPLITS)}, got {split!r}")
@@ -120,6 +120,11 @@ class CallGraph:
             called = self.held_out[user]
             never = self.known.copy()
             never[np.arange(len(self.users)), self.held_out] = True
+        if never[user].all(1).any():
+            name = self.users[user[never[user].all(1)][0]]
+            raise md.MeshdslError(
+                f"{name} calls all {len(self.items)} callees: there is no negative to draw; keep more items"
+            )
         other = (words[:, 1:] % len(self.items)).astype(np.int32)
         while (taken := never[user[:, None], other]).any():  # on to the next callee that is free
             other = np.where(taken, (other + 1) % len(self.items), other)

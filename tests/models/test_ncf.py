@@ -143,6 +143,11 @@ def test_batches():
         graph.batch("test", 0, 0, 1, 1)
 
 
+def test_a_function_that_calls_everything_has_no_negatives():
+    with pytest.raises(md.MeshdslError, match="f calls all 3 callees"):
+        CallGraph({"f": "abc"}, users=1, items=3).batch("held_out", 0, 0, 1, 1)
+
+
 def test_the_hit_rate_counts_the_first_ten():
     """Scores of a table set by hand: the callee has 9 better ones, then 10, then ties with all."""
     score = np.zeros((3, 12))
