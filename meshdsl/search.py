@@ -15,7 +15,7 @@ from .cost.search import search as hunt
 from .cost.space import meshes
 from .errors import LayoutError, MeshdslError, ShapeError, at, caller
 from .layouts import Layout, Mesh
-from .trace import spec
+from .trace import spec, tree
 
 __all__ = ["search"]
 
@@ -71,6 +71,9 @@ def search(
             lambda mesh, layout: compiled.under(mesh, layout).program(*args),
             donated=stages.donated,
             title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
+            results=_paths(stages),
+            gather_limit=compiled.gather_limit,
+            plain=compiled.update_mode == "replicated",
         )
         return hunt(
             problem,
@@ -105,6 +108,11 @@ def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tup
         key = (spec("key_word:2", "uint32"),) if len([p for p in takes if p.kind is not p.KEYWORD_ONLY]) > 2 else ()
         return compile(f.train_step(), "", donate=(0, 1)), (*f.specs(), *key)
     return compile(f, "", donate=donate), args
+
+
+def _paths(stages: Any) -> tuple[str, ...]:
+    places = tree.tree_unflatten(stages.result, range(len(stages.graph.outs)))
+    return tuple(tree.keystr(path, simple=True, separator="/") for path, _ in tree.tree_flatten_with_path(places)[0])
 
 
 def _meshes(

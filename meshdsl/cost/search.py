@@ -43,7 +43,9 @@ class Problem:
     program: Callable[[Mesh, Layout], Program]  # raises LayoutError for an illegal layout
     donated: tuple[int, ...] = ()
     title: str = ""
-    bounded: bool = True  # whether `program` is plain partition, which is what the bounds are of
+    results: tuple[str, ...] | None = None  # their paths
+    gather_limit: float | None = None
+    plain: bool = True  # whether `program` is partition and nothing after it: only then there are bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +97,16 @@ class Counts:
     """Where every candidate went: the last four add up to `candidates`."""
 
     meshes: int
-    combinations: int  # of one option for each dim, on every mesh
-    candidates: int  # those in which no two dims of an input share an axis
-    illegal: int  # partition refuses them
+    candidates: int  # every combination of one option for each dim, on every mesh
+    illegal: int  # two dims of a tensor would share an axis, or partition refuses them for another reason
     over_memory: int  # excluded: their memory is above the limit for certain
     excluded: int  # by a bound that is no better than what was found
     costed: int  # exactly
 
     def __str__(self) -> str:
         return (
-            f"{self.combinations:,} combinations on {self.meshes} mesh{'es' * (self.meshes > 1)}, "
-            f"{self.candidates:,} candidates: {self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
+            f"{self.candidates:,} candidates on {self.meshes} mesh{'es' * (self.meshes > 1)}: "
+            f"{self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
             f"{self.excluded:,} excluded by a bound, {self.costed:,} costed"
         )
 
@@ -191,7 +192,7 @@ def search(
     hunt = _Hunt(problem, machine, spaces, placements, limit)
     best = hunt.best(objective, 1 + runners_up)
     if not best:
-        raise hunt.nothing_fits(fixed or Layout())
+        raise hunt.nothing_fits()
     pareto = hunt.front(tolerance) if front else ()
     return Found(
         problem.title,
@@ -222,8 +223,16 @@ class _Hunt:
         self.problem, self.machine, self.spaces, self.placements = problem, machine, spaces, placements
         self.limit = limit
         parts = [
-            bounds(problem.graph, found, machine, placement, donated=problem.donated)
-            if problem.bounded
+            bounds(
+                problem.graph,
+                found,
+                machine,
+                placement,
+                donated=problem.donated,
+                results=problem.results,
+                gather_limit=problem.gather_limit,
+            )
+            if problem.plain
             else Bounds.none(found)
             for found, placement in zip(spaces, placements, strict=True)
         ]
@@ -323,15 +332,14 @@ class _Hunt:
         over = rest & (self.bounds.peak_bytes > self.limit)
         return Counts(
             meshes=len(self.spaces),
-            combinations=sum(found.size for found in self.spaces),
-            candidates=sum(found.size - found.illegal for found in self.spaces),
-            illegal=self.bounds.illegal + len(self.refused),
+            candidates=sum(found.size for found in self.spaces),
+            illegal=sum(found.size for found in self.spaces) - len(self.bounds) + len(self.refused),
             over_memory=int(over.sum()),
             excluded=int((rest & ~over).sum()),
             costed=len(self.entries),
         )
 
-    def nothing_fits(self, fixed: Layout) -> LayoutError:
+    def nothing_fits(self) -> LayoutError:
         """Why there is no result: every layout is illegal, or the least memory of all is above the limit."""
         least = math.inf
         for i in np.argsort(self.bounds.peak_bytes, kind="stable"):
@@ -341,8 +349,7 @@ class _Hunt:
             least = min(least, entry.peak_bytes if entry else math.inf)
         where = ", ".join(f"'{found.mesh}'" for found in self.spaces[:3]) + ", ..." * (len(self.spaces) > 3)
         if not self.entries:
-            reasons = list(dict.fromkeys(self.refused.values()))
-            reasons = reasons or [f"two dims of an input share an axis under '{fixed}'"]
+            reasons = list(dict.fromkeys(self.refused.values())) or list(self.fixed_problems())
             shown = "\n\n".join(reasons[:5]) + (f"\n\nand {len(reasons) - 5} more" if len(reasons) > 5 else "")
             return LayoutError(f"every layout on {where} is illegal\n\n{shown}")
         entry = min(self.entries.values(), key=lambda e: e.peak_bytes)
@@ -351,6 +358,14 @@ class _Hunt:
             f"  the smallest needs {show_bytes(entry.peak_bytes)}: '{entry.layout}' on '{entry.mesh}'\n"
             f"  {self.counts('peak_bytes')}\n" + "\n".join(entry.report.problems())
         )
+
+    def fixed_problems(self) -> Iterator[str]:
+        """What partition says of the fixed rules alone, on each mesh."""
+        for at, found in enumerate(self.spaces):
+            try:
+                self.entry(at, found.fixed)
+            except LayoutError as error:
+                yield str(error)
 
     def neighbours(self, best: Entry, objective: str) -> tuple[Neighbour, ...]:
         at = next(i for i, found in enumerate(self.spaces) if found.mesh is best.mesh)

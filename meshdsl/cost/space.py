@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, permutations
 
 import numpy as np
@@ -27,19 +28,47 @@ MOST = 4_000_000  # layouts of one mesh; a search of more would not end
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The layouts of one mesh. A row gives for each dim the number of its option; the fixed rules are in every one."""
+    """The layouts of one mesh: an option for each dim, where no two dims that are kept apart share an axis."""
 
     mesh: Mesh
-    fixed: Layout
+    fixed: Layout  # rules and overrides that are in every one
     dims: tuple[str, ...]
     options: tuple[tuple[Axes, ...], ...]  # by dim; the first is to leave it whole
-    rows: np.ndarray  # int16 [layouts, dims]
-    illegal: int  # combinations of options left out because two dims of an input would share an axis
+    apart: frozenset[frozenset[str]]  # pairs of dims of one input
 
     @property
     def size(self) -> int:
         """All combinations of options."""
         return math.prod(map(len, self.options))
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Every layout as the numbers of its options, int16 [layouts, dims]."""
+        rows = np.zeros((1, 0), np.int16)
+        for i, d in enumerate(self.dims):
+            at, option = self.extended(rows, self.dims[:i], d)
+            rows = np.concatenate([rows[at], option[:, None].astype(np.int16)], axis=1)
+        return rows
+
+    def extended(self, rows: np.ndarray, dims: Sequence[str], d: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rows over these dims with every option of one more: which row each comes from, and its option."""
+        bit = {axis: 1 << i for i, axis in enumerate(self.mesh.axes)}
+        masks = {name: np.array([sum(bit[a] for a in cut) for cut in given], np.int64)
+                 for name, given in zip(self.dims, self.options, strict=True)}  # fmt: skip
+        taken = np.zeros(len(rows), np.int64)
+        for j, other in enumerate(dims):
+            if frozenset((d, other)) in self.apart:
+                taken |= masks[other][rows[:, j]]
+        for other, cut in self.fixed.on(self.mesh).rules.items():
+            if frozenset((d, other)) in self.apart:
+                taken |= sum(bit[a] for a in cut)
+        at, option = np.nonzero((taken[:, None] & masks[d][None, :]) == 0)
+        if len(at) > MOST:
+            raise LayoutError(
+                f"there are more than {MOST:,} layouts of {', '.join((*dims, d))} on the mesh '{self.mesh}'\n"
+                f"  name the dims to search, fix some rules, or allow one axis for each dim (several=False)"
+            )
+        return at, option
 
     def layout(self, row: Sequence[int]) -> Layout:
         """One layout, rules in the order of the fixed ones and then of the dims."""
@@ -68,8 +97,8 @@ def space(
     >>> found = space(step.graph(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")), md.Mesh("rows:2 cols:4"))
     >>> found.dims, found.options[0]
     (('batch', 'io', 'hidden'), ((), ('rows',), ('cols',), ('rows', 'cols')))
-    >>> found.size, len(found.rows), found.illegal
-    (64, 25, 39)
+    >>> found.size, len(found.rows)
+    (64, 25)
 
     `fixed` are rules and overrides that every layout keeps. `dims` are the dims to choose for, by default all of the
     graph, and `axes` the axes to give them, by default all; `several` lets a dim take more than one, in the order of
@@ -83,8 +112,7 @@ def space(
     chosen = tuple(d for d in sizes if d not in fixed.rules and (dims is None or d in dims))
     options = tuple(tuple(_options(sizes[d], there, mesh, several, orders)) for d in chosen)
     chosen, options = _worth(chosen, options)
-    rows = _rows(chosen, options, _apart(graph, fixed), fixed, there)
-    return Space(mesh, fixed, chosen, options, rows, math.prod(map(len, options)) - len(rows))
+    return Space(mesh, fixed, chosen, options, frozenset(_apart(graph, fixed)))
 
 
 def sizes_of(graph: Graph) -> dict[str, int]:
@@ -126,38 +154,6 @@ def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
             own = {d for pattern, rule in fixed.overrides.items() if matches(v.name, pattern) for d in rule}
             found.update(map(frozenset, combinations([d.name for d in v.shape if d.name not in own], 2)))
     return found
-
-
-def _rows(
-    dims: tuple[str, ...],
-    options: tuple[tuple[Axes, ...], ...],
-    apart: set[frozenset[str]],
-    fixed: Layout,
-    axes: Sequence[str],
-) -> np.ndarray:
-    """Every combination in which no two dims that are kept apart share an axis."""
-    bit = {axis: 1 << i for i, axis in enumerate(axes)}
-
-    def mask(cut: Axes) -> int:
-        return sum(bit.get(axis, 0) for axis in cut)
-
-    rows = np.zeros((1, 0), np.int16)
-    masks = np.zeros((1, 0), np.int64)
-    for i, d in enumerate(dims):
-        beside = [j for j in range(i) if frozenset((d, dims[j])) in apart]
-        taken = np.bitwise_or.reduce(masks[:, beside], axis=1) if beside else np.zeros(len(rows), np.int64)
-        for other, cut in fixed.rules.items():
-            taken = taken | (mask(cut) if frozenset((d, other)) in apart else 0)
-        own = np.array([mask(cut) for cut in options[i]], np.int64)
-        row, option = np.nonzero((taken[:, None] & own[None, :]) == 0)
-        if len(row) > MOST:
-            raise LayoutError(
-                f"there are more than {MOST:,} layouts of {', '.join(dims)} on the axes {', '.join(axes)}\n"
-                f"  name the dims to search, fix some rules, or allow one axis for each dim (several=False)"
-            )
-        rows = np.concatenate([rows[row], option[:, None].astype(np.int16)], axis=1)
-        masks = np.concatenate([masks[row], own[option][:, None]], axis=1)
-    return rows
 
 
 def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "z", "u", "v", "w")) -> list[Mesh]:

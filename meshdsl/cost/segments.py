@@ -1,0 +1,249 @@
+"""The time of every kernel of a graph under all layouts at once.
+
+What a compiler fuses depends on the equations around a value: those that make it and read it, not farther than the
+operations that are kernels of their own. So a graph falls into segments, equations joined by values that may stay
+inside a kernel. The rows of a table fall into few classes at each segment; the segment's part of the program is put
+together once for each class and costed as a program is, by `ledger` and `roofline`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ir import Eqn, Op, Var
+from ..layouts import Extents, Sharding
+from ..lowering import Program
+from .fusion import Kernel, kind
+from .joint import Body, Loop, Made, Plain
+from .ledger import ledger
+from .machine import Machine
+from .roofline import roofline
+
+__all__ = ["kernel_seconds"]
+
+READER = Op("reader", type=lambda x: x, kernel=lambda c, x: x, flops=lambda *_, **__: 0)  # stands for what reads
+CONSTANT = Op("constant", type=lambda: (), kernel=lambda c: 0, flops=lambda *_, **__: 0, fuses="map")
+WATCHER = dataclasses.replace(READER, name="watcher", fuses="map")
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some steps of a body, those around them included, and the values whose readers are not all there."""
+
+    own: tuple[int, ...]  # the steps whose kernels are counted here
+    steps: tuple[int, ...]  # in order, with those that make or read its values
+    values: frozenset[Var]  # made by its own steps
+    watched: frozenset[Var]  # of them, those read element by element somewhere else
+    ends: tuple[int, ...]  # the results of the graph that are among its values
+    constants: frozenset[Var]  # numbers that every reader makes for itself
+
+
+def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[np.ndarray | None]:
+    """For each step of a body, the seconds of the kernels that it ends, by row; None for loops and for nothing.
+
+    `known` keeps what has been costed, for segments that are alike.
+    """
+    found: list[np.ndarray | None] = [None] * len(body.steps)
+    for segment in _segments(body):
+        points = [plain for i in segment.steps for plain in _points(body.steps[i], segment)]
+        columns = [plain.made for plain in points] + [body.ends[i].made for i in segment.ends]
+        likeness = _likeness(body, segment)
+
+        def costed(*made: Made, segment: Segment = segment, likeness: Any = likeness) -> tuple[float, ...]:
+            key = likeness, made
+            if key not in known:
+                known[key] = _Wiring(body, segment, made).seconds(machine)
+            return known[key]
+
+        together = body.table.map(costed, *columns) if columns else None
+        for k, i in enumerate(segment.own):
+            if together is not None and any(value[k] for value in together.values):
+                found[i] = together.array(lambda value, k=k: value[k])
+    return found
+
+
+def _constants(body: Body) -> frozenset[Var]:
+    """The numbers made of nothing but constants; an input that is one in some rows counts as one."""
+    found = {v for v in body.graph.ins if any(state.lazy is not None for state in body.states[v].values)}
+    for step in body.steps:
+        eqn = step.eqn
+        if eqn is not None and not any(v.shape for v in eqn.outs) and (not eqn.ins or _inner(eqn)):
+            found.update(eqn.outs if found.issuperset(eqn.ins) else ())
+    return frozenset(v for v in found if not v.shape)
+
+
+def _likeness(body: Body, segment: Segment) -> Any:
+    """Equal for segments that are wired alike; with equal classes they cost the same."""
+    number: dict[Var, int] = {}
+    parts: list[Any] = []
+    for i in segment.steps:
+        step = body.steps[i]
+        values = (*step.eqn.ins, *step.eqn.outs) if step.eqn is not None else ()
+        names = tuple(number.setdefault(v, len(number)) for v in values)
+        kind_of = body.joint.signature(step.eqn) if isinstance(step, Plain) and step.eqn is not None else -1
+        parts.append((kind_of, names, i in segment.own))
+    ends = tuple(number.get(body.ends[i].ins[0], -1) for i in segment.ends)
+    return tuple(parts), frozenset(number.get(v, -1) for v in segment.watched), ends
+
+
+def _points(step: Plain | Loop, segment: Segment) -> list[Plain]:
+    """The equation; or of a loop, what it asks for of the segment's values."""
+    if isinstance(step, Plain):
+        return [step]
+    return [get for get in step.gets if get.ins[0] in segment.values]
+
+
+def _inner(eqn: Eqn) -> bool:
+    """Whether what an equation makes may stay inside a kernel."""
+    return isinstance(eqn.op, Op) and kind(eqn) != "" and not eqn.op.control
+
+
+def _segments(body: Body) -> list[Segment]:
+    steps = body.steps
+    parent = list(range(len(steps)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    makers: dict[Var, int] = {}
+    readers: dict[Var, list[int]] = defaultdict(list)
+    for i, step in enumerate(steps):
+        if step.eqn is None:
+            continue
+        for v in dict.fromkeys(step.eqn.ins):
+            readers[v].append(i)
+            at = makers.get(v)
+            if v.shape and at is not None and _inner(steps[at].eqn) and _inner(step.eqn):
+                parent[root(i)] = root(at)
+        makers.update((v, i) for v in step.eqn.outs)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i, step in enumerate(steps):
+        if step.eqn is not None and isinstance(step, Plain):
+            groups[root(i)].append(i)
+    results: dict[Var, list[int]] = defaultdict(list)
+    for i, end in enumerate(body.ends):
+        results[end.ins[0]].append(i)
+    constants = _constants(body)
+    found: list[Segment] = []
+    for members in groups.values():
+        inside = set(members)
+        around: set[int] = set()
+        watched: set[Var] = set()
+        values = dict.fromkeys(v for i in members for v in (*steps[i].eqn.ins, *steps[i].eqn.outs))
+        for v in values:
+            at = makers.get(v)
+            if at is None or (at not in inside and _inner(steps[at].eqn)):
+                continue  # an input, or a number from another segment
+            if at not in inside:
+                continue
+            for i in readers[v]:
+                if i not in inside:
+                    if _inner(steps[i].eqn):
+                        watched.add(v)
+                    else:
+                        around.add(i)
+        mine = frozenset(v for v in values if makers.get(v) in inside)
+        ends = tuple(sorted(i for v in mine for i in results[v]))
+        found.append(Segment(tuple(members), tuple(sorted(inside | around)), mine, frozenset(watched), ends, constants))
+    return found
+
+
+class _Wiring:
+    """One class of one segment as a program: what each of its equations was lowered to, joined."""
+
+    def __init__(self, body: Body, segment: Segment, made: Sequence[Made]):
+        self.joint, self.body, self.segment = body.joint, body, segment
+        self.there: dict[Var, dict[Sharding, Var]] = defaultdict(dict)
+        self.ins: list[Var] = []
+        self.eqns: list[Eqn] = []
+        self.owner: dict[Eqn, int] = {}
+        self.extents: dict[str, int] = {}
+        left = iter(made)
+        for i in segment.steps:
+            step = body.steps[i]
+            for point in _points(step, segment):
+                one = next(left)
+                if isinstance(step, Loop):
+                    self.put(point, one, -1)
+                    self.read(self.there[point.ins[0]].get(one.wanted), READER)
+                elif not step.eqn.op.control:
+                    self.put(point, one, i)
+                else:
+                    self.put(
+                        point, dataclasses.replace(one, eqns=tuple(e for e in one.eqns if e.op is not step.eqn.op)), -1
+                    )
+                    for v in step.ins:
+                        self.read(next(reversed(self.there[v].values()), None), READER)
+        for v in segment.watched:
+            self.read(next(iter(self.there[v].values()), None), WATCHER)
+        last: dict[Var, Var] = {}
+        for i in segment.ends:
+            end, one = body.ends[i], next(left)
+            self.put(end, one, -1)
+            last[end.ins[0]] = self.there[end.ins[0]][one.wanted]
+        self.outs = list(last.values())
+
+    def put(self, step: Plain, made: Made, i: int) -> None:
+        """Add what one step was lowered to."""
+        actual: dict[Var, Var] = {}
+        for v, versions, state in zip(step.ins, made.before, made.came, strict=True):
+            for x in versions:
+                if x.sharding not in self.there[v]:
+                    self.there[v][x.sharding] = self.external(v, x, state.lazy)
+                actual[x] = self.there[v][x.sharding]
+        for eqn in made.eqns:
+            for x in (*eqn.ins, *eqn.outs):
+                if x not in actual:
+                    actual[x] = dataclasses.replace(x)
+            put = dataclasses.replace(
+                eqn, ins=tuple(actual[x] for x in eqn.ins), outs=tuple(actual[x] for x in eqn.outs)
+            )
+            self.eqns.append(put)
+            self.owner[put] = i
+        for v, versions in zip((*step.ins, *step.outs), made.after, strict=True):
+            for x in versions:
+                if x in actual:
+                    self.there[v][x.sharding] = actual[x]
+        self.extents.update(made.extents)
+
+    def external(self, v: Var, x: Var, lazy: Eqn | None) -> Var:
+        """A version that something else has made: an input, or born here."""
+        made = dataclasses.replace(x)
+        if lazy is not None:
+            self.eqns.append(dataclasses.replace(lazy, outs=(made,)))
+        elif v in self.segment.constants:
+            self.eqns.append(Eqn(CONSTANT, (), (made,)))
+        else:
+            self.ins.append(made)
+        return made
+
+    def read(self, x: Var | None, op: Op) -> None:
+        """Something else reads a value."""
+        if x is not None:
+            self.eqns.append(Eqn(op, (x,), (Var((), np.dtype(np.float32), "", Sharding()),)))
+
+    def seconds(self, machine: Machine) -> tuple[float, ...]:
+        """Of the kernels that end in each of the segment's own steps."""
+        program = Program(
+            tuple(self.ins),
+            tuple(self.eqns),
+            tuple(self.outs),
+            mesh=self.joint.mesh,
+            extents=Extents(self.extents),
+        )
+        total = dict.fromkeys(self.segment.own, 0.0)
+        costs = ledger(program)
+        for step in costs.steps:
+            at = self.owner.get(step.eqns[-1], -1) if isinstance(step, Kernel) else -1
+            if at in total:
+                total[at] += roofline(costs.of(step), machine).seconds
+        return tuple(total.values())
