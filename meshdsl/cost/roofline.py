@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from .ledger import Line
 from .machine import Machine
 
-__all__ = ["Roofline", "roofline"]
+__all__ = ["TRANSCENDENTAL", "Roofline", "roofline"]
+
+TRANSCENDENTAL = frozenset(["exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "erf_inv", "sigmoid", "power"])
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,21 @@ class Roofline:
 
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, given the lines of the ledger that run in it."""
-    products = vector = memory = full = 0.0
+    products = vector = full = 0.0
+    whole = sum(line.hbm_bytes for line in lines)
+    memory = machine.memory_seconds(whole)
     alone: list[float] = []
     for line in lines:
-        moving = line.hbm_bytes / machine.hbm_bandwidth
         if line.kind in ("matmul", "conv"):
-            fastest = line.flops / machine.peak_of(line.dtype)
+            full += line.flops / machine.peak_of(line.dtype)
             computing = machine.matmul_seconds(line.flops, line.dtype)
-            full += fastest
             products += computing
         else:
-            computing = line.flops / machine.vector
+            slow = machine.transcendental and line.op in TRANSCENDENTAL
+            computing = line.flops / (machine.transcendental if slow else machine.vector)
             vector += computing
-        memory += moving
-        alone.append(max(computing, moving))
+        alone.append(max(computing, memory * line.hbm_bytes / whole if whole else 0.0))
     total = sum(alone)
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
-    return Roofline(products, vector, memory, machine.launch, max(full, vector, memory), weights)
+    least = max(full, vector, whole / machine.hbm_bandwidth)
+    return Roofline(products, vector, memory, machine.launch, least, weights)
