@@ -11,14 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import analyze, compare, doctor, explain, train
+from .commands import analyze, compare, doctor, explain, search, train, verify
 from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, version
 from .errors import LayoutError, MeshdslError, Where, caller
 from .schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
-COMMANDS = (analyze, compare, explain, train, doctor)
+COMMANDS = (analyze, compare, search, explain, verify, train, doctor)
 
 _EXAMPLES = """\
 examples:

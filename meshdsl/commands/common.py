@@ -19,6 +19,7 @@ __all__ = [
     "OK",
     "USAGE",
     "command",
+    "config_options",
     "count",
     "out_file",
     "placed",
@@ -46,7 +47,7 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
 
 
 def workload_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Where and how large: mesh, layout (or several of each), and settings of the workload's config."""
+    """Mesh and layout, or several of each, and settings of the workload's config."""
     many: dict[str, Any] = {"action": "append", "default": []} if several else {}
     each = "; give one for each" if several else " (default: no split)"
     parser.add_argument(
@@ -61,6 +62,11 @@ def workload_options(parser: argparse.ArgumentParser, *, several: bool = False) 
         help="axes such as 'rows:2;cols:4' (default: those of the named layout)",
         **many,
     )
+    config_options(parser)
+
+
+def config_options(parser: argparse.ArgumentParser) -> None:
+    """Settings of the workload's config."""
     parser.add_argument(
         "--set",
         action="append",

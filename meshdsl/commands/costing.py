@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ShapeError
 from .common import ILLEGAL_LAYOUT, OK, out_file
 
-__all__ = ["cost_options", "exit_code", "measured", "report_of", "size", "step_of"]
+__all__ = ["cost_options", "exit_code", "measured", "report_of", "size", "step_of", "step_options"]
 
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -34,11 +34,22 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         help="the hardware axes of one mesh axis, such as cols=x or rows=node:2,gpu:4; give every axis (default: the "
         "last mesh axis innermost)",
     )
-    parser.add_argument("--forward", action="store_true", help="the evaluation step instead of the training step")
+    step_options(parser)
     if html:
         parser.add_argument(
             "--html", type=out_file, metavar="FILE", help="write one self-contained page with charts as well"
         )
+
+
+def step_options(parser: argparse.ArgumentParser) -> None:
+    """Which step: training, and how it updates, or evaluation."""
+    parser.add_argument(
+        "--weight-update",
+        choices=["replicated", "sharded", "auto"],
+        default="replicated",
+        help="how the training step updates weights (default replicated)",
+    )
+    parser.add_argument("--forward", action="store_true", help="the evaluation step instead of the training step")
 
 
 def size(text: str) -> float:
@@ -54,8 +65,14 @@ def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) 
 
     Raises `UsageError` for a workload without inputs and for settings that no tensor can have.
     """
+    import meshdsl as md
+
     from ..train import UsageError, stages
 
+    if options.forward and options.weight_update != "replicated":
+        raise UsageError(
+            f"--forward is a step without an update, so --weight-update {options.weight_update} says nothing"
+        )
     asked = " ".join(options.settings) or "its config"
     try:
         if not workload.inputs(workload.config):
@@ -74,6 +91,12 @@ def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) 
         raise UsageError(
             f"{workload.name} has tensors of size 0: {', '.join(empty[:3])}{more}\n"
             "  every size is at least 1; look at the settings"
+        )
+    if options.weight_update != "replicated":
+        update = options.weight_update
+        machine = machine_of(options) if update == "auto" else None  # it decides what is sharded
+        compiled = md.compile(
+            compiled.function, mesh, layout, donate=compiled.donate, weight_update=update, machine=machine
         )
     return compiled, arguments
 

@@ -9,7 +9,7 @@ import platform
 import re
 from typing import Any
 
-from .common import FAILURE, OK, command, say, version
+from .common import FAILURE, OK, command, out_file, say, version
 
 __all__ = ["add"]
 
@@ -17,11 +17,27 @@ __all__ = ["add"]
 def add(commands: Any) -> None:
     """Declare the command."""
     about = "versions and devices, and whether they are what meshdsl is tested with"
-    command(commands, "doctor", run, about, workload=False)
+    parser = command(commands, "doctor", run, about, workload=False)
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="",
+        type=_machine_file,
+        metavar="FILE",
+        help="measure this computer's CPU instead, and write its machine file, which --machine cpu reads (default: "
+        "in $MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
+    )
+    parser.add_argument("--quick", action="store_true", help="with --calibrate: fewer points, a third of the time")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Say what there is, and every problem with it."""
+    """Say what there is, and every problem with it; or measure the machine."""
+    if options.calibrate is not None:
+        return _calibrate(options)
+    if options.quick:
+        from ..train import UsageError
+
+        raise UsageError("--quick goes with --calibrate, and there is no --calibrate")
     found, problems = _examine()
     if options.json:
         say({"command": "doctor", **found, "problems": problems, "ok": not problems})
@@ -32,6 +48,32 @@ def run(options: argparse.Namespace) -> int:
             print(f"problem: {problem}")
         print("something needs attention" if problems else "all is well")
     return FAILURE if problems else OK
+
+
+def _machine_file(text: str) -> str:
+    """A path that `--machine` will take for a file."""
+    if text and not text.endswith(".toml"):
+        raise argparse.ArgumentTypeError(f"a machine file ends in .toml, got {text!r}")
+    return str(out_file(text)) if text else ""
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    """Measure; the result is the path of the file and what it says."""
+    import jax
+
+    import meshdsl as md
+
+    jax.config.update("jax_platforms", "cpu")
+    md.host_devices(8)
+    from ..cost.calibrate import calibrate
+
+    path = calibrate(options.calibrate or None, quick=options.quick)
+    found = md.machine(path)
+    if options.json:
+        say({"command": "doctor", "machine_file": str(path), "machine": found.name, "title": found.title})
+    else:
+        print(f"{found}\nwritten to {path}")
+    return OK
 
 
 def _examine() -> tuple[dict[str, Any], list[str]]:

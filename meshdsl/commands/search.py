@@ -1,0 +1,84 @@
+"""`meshdsl search`: the best layouts of a workload on a machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .common import OK, command, config_options, count, say, workload_of, write
+from .costing import assignment_of, cost_options, machine_of, step_of, step_title
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = command(commands, "search", run, "find the best layouts for a machine, and say why others are worse")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument(
+        "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; give several to choose from"
+    )
+    where.add_argument("--devices", type=_positive, metavar="N", help="every mesh of so many devices")
+    parser.add_argument(
+        "--layout", default="", metavar="RULES", help="rules that every layout keeps, such as 'batch:rows'"
+    )
+    config_options(parser)
+    cost_options(parser)
+    parser.add_argument(
+        "--objective",
+        choices=["seconds", "peak_bytes", "wire_bytes"],
+        default="seconds",
+        help="what is to be least (default: the seconds of a step)",
+    )
+    parser.add_argument(
+        "--dims", metavar="NAMES", help="the dims that may be split, such as 'batch heads' (default: all)"
+    )
+    parser.add_argument("--axes", metavar="NAMES", help="the mesh axes to split over (default: all)")
+    parser.add_argument("--one-axis", action="store_true", help="a dim takes one axis at most")
+    parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only the mesh's")
+    parser.add_argument(
+        "--top", type=_positive, default=5, metavar="N", help="how many of the best to show (default 5)"
+    )
+
+
+def _positive(text: str) -> int:
+    n = count(text)
+    if not n:
+        raise argparse.ArgumentTypeError("at least 1 is needed, got 0")
+    return n
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search, and print what was found."""
+    import meshdsl as md
+
+    workload = workload_of(options)
+    fixed = md.Layout(options.layout)
+    compiled, arguments = step_of(options, workload, md.Mesh("all:1"), md.Layout(""))
+    found = md.search(
+        compiled,
+        *arguments,
+        mesh=options.mesh,
+        devices=options.devices,
+        machine=machine_of(options),
+        limit=options.memory,
+        objective=options.objective,
+        layout=fixed,
+        dims=options.dims,
+        axes=options.axes,
+        several=not options.one_axis,
+        orders=options.orders,
+        runners_up=options.top - 1,
+        assignment=assignment_of(options),
+    )
+    if options.html:
+        from ..cost.html import page
+
+        entries = [found.best, *found.runners_up[:3]]
+        names = ["best", "second", "third", "fourth"]
+        write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
+    if options.json:
+        say({"command": "search", **found.to_dict(), "title": step_title(options, workload)})
+    else:
+        print(found)
+    return OK
