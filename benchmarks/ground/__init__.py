@@ -1,0 +1,1 @@
+"""What `benchmarks.ground_truth` sets beside published measurements: programs, and models of the systems measured."""

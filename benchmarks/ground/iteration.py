@@ -1,0 +1,234 @@
+"""GPT training on one node of A100, data and tensor parallel: the published seconds of an iteration against programs.
+
+The system measured is Megatron-DeepSpeed: fp16, activations checkpointed, fused Adam, 450 runs over five models
+(d_model, layers) x (tp, dp) x micro-batch x batch. For each (model, tp, dp, micro-batch) the train step of
+models/transformer.py is traced, partitioned on `data:dp model:tp`, and its ledger read. The micro-batches repeat the
+forward and backward part; the update, and the all_reduce of the gradients (one, as DeepSpeed buckets them), run once.
+
+What differs: Megatron's recomputation runs all of a layer again, six all_reduces a layer; ours leaves out the last
+product and its all_reduce, whose results nobody reads, five a layer. Dropout is left out.
+
+Two models of a step are fitted, on the rows of four (d_model, layers) at a time, and tested on those of the fifth.
+
+compiled  what `compiled.cost` computes, for a compiler that fuses: each kernel takes its roofline plus a launch.
+eager     for a library that calls one equation after the other from Python, as the system measured does: a kernel takes
+          its roofline, or a launch for each equation in it that computes something, whichever is more.
+
+Both have five parameters: the efficiency of products at two sizes, the bandwidth of memory (at most the data sheet's),
+the seconds of a launch, and a factor on the time of the tensor-parallel all_reduces.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import meshdsl as md
+from models.transformer import lm
+
+from .programs import Array, Programs, Rates, Work, check, device_seconds, machine_file, mean, report, solve
+
+LAYOUT = "batch:data; heads:model; d_ff:model; vocab:model"
+LENGTH, HEADS, VOCAB = 1024, 16, 51200
+SIZES = (1e10, 1e12)  # FLOPs of the products at which the efficiency is fitted
+PEAK, VECTOR, BANDWIDTH = 312e12, 19.5e12, 2.039e12  # A100 80 GB, data sheet
+START = {
+    "efficiency_1e10": (0.6, 0.05, 0.95),
+    "efficiency_1e12": (0.7, 0.05, 0.95),
+    "bandwidth": (0.8, 0.4, 1.0),  # of the data sheet's
+    "launch": (20.0, 1.0, 80.0),  # microseconds
+    "sending": (1.0, 0.3, 3.0),
+}  # start, least, most
+
+
+class Case(NamedTuple):
+    """One program: a model on a layout with a micro-batch."""
+
+    d_model: int
+    layers: int
+    tp: int
+    dp: int
+    micro_batch: int
+
+    @property
+    def mesh(self) -> str:
+        return f"data:{self.dp} model:{self.tp}"
+
+    @property
+    def workload(self) -> md.Workload:
+        return lm.replace(
+            batch=self.micro_batch * self.dp, length=LENGTH, vocab=VOCAB, layers=self.layers, d_model=self.d_model,
+            heads=HEADS, d_head=self.d_model // HEADS, d_ff=4 * self.d_model, activation="gelu", tied=True,
+            remat=True, compute_dtype="bfloat16", reduce_dtype="bfloat16",
+        )  # fmt: skip
+
+
+class Run(NamedTuple):
+    """One measurement."""
+
+    case: Case
+    batch: int
+    seconds: float
+
+    @property
+    def trips(self) -> float:
+        """How many micro-batches each replica does."""
+        return self.batch / self.case.micro_batch / self.case.dp
+
+    @property
+    def model(self) -> tuple[int, int]:
+        return self.case.d_model, self.case.layers
+
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """Runs of one model, on as many GPUs, with one batch: their layouts compete."""
+        return (*self.model, self.case.tp * self.case.dp, self.batch)
+
+
+def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
+    """The measurements; one of another kind than expected is an error."""
+    found: list[Run] = []
+    for row in rows:
+        if row["group"] != "vtrain_single":
+            continue
+        m, p = row["model_config"], row["parallelism"]
+        if (m["seq"], m["heads"], p["pp"], p["recompute"]) != (LENGTH, HEADS, 1, "full"):
+            raise ValueError(f"row {row['id']} is not of this experiment: {m} {p}")
+        case = Case(m["d_model"], m["layers"], p["tp"], p["dp"], m["micro_batch"])
+        found.append(Run(case, m["global_batch"], row["measured"]["iter_time_ms"] * 1e-3))
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """The kernels of all cases behind each other, and for each run which case it is."""
+
+    kernels: Work  # the forward and backward parts, concatenated
+    starts: Array  # where each case begins
+    sending: Array  # of each case: seconds of the tensor-parallel collectives of a micro-batch
+    gradients: Array  # seconds of the gradients' all_reduce
+    updating: Array  # bytes that the update moves
+    case: Array  # of each run
+    trips: Array
+    measured: Array
+
+    def summed(self, values: Array) -> Array:
+        """Over the kernels of each case."""
+        return np.add.reduceat(values * self.kernels.trips, self.starts)
+
+
+def table(programs: Programs, measured: Sequence[Run]) -> tuple[Table, dict[Case, Work]]:
+    """Trace what is not known yet, and lay it out for the fit."""
+    cases = sorted({run.case for run in measured})
+    works = {case: programs.work(case.workload, case.mesh, LAYOUT) for case in cases}
+    network = md.machine("a100-p4de").network
+    parts: dict[str, list[Array]] = defaultdict(list)
+    columns: dict[str, list[float]] = defaultdict(list)
+    for case, work in works.items():
+        placement = md.place(network, md.Mesh(case.mesh))
+        keep = ~work.update
+        for name in ("trips", "calls", "products", "vector", "moved", "scores", "update"):
+            parts[name].append(getattr(work, name)[keep])
+        columns["sending"].append(sum(placement.seconds(k, a, v) * n for k, a, v, n in work.sends if a == ("model",)))
+        gradients = sum(v * n for _, a, v, n in work.sends if a == ("data",))
+        columns["gradients"].append(placement.seconds("all_reduce", ["data"], gradients))
+        columns["updating"].append(float((work.trips * work.moved)[work.update].sum()))
+    kernels = Work(**{name: np.concatenate(values) for name, values in parts.items()}, sends=(), parameters=0)
+    ends = np.cumsum([len(values) for values in parts["trips"]])
+    index = {case: i for i, case in enumerate(cases)}
+    return Table(
+        kernels,
+        starts=np.concatenate([[0], ends[:-1]]),
+        **{name: np.array(values) for name, values in columns.items()},
+        case=np.array([index[run.case] for run in measured]),
+        trips=np.array([run.trips for run in measured]),
+        measured=np.array([run.seconds for run in measured]),
+    ), works
+
+
+def rates(x: Sequence[float] | Array) -> Rates:
+    """The device of these parameters; larger products are never less efficient."""
+    efficiency = np.maximum.accumulate(x[:2]).tolist()
+    return Rates(PEAK, VECTOR, x[2] * BANDWIDTH, tuple(zip(SIZES, efficiency, strict=True)))
+
+
+def predict(of: Table, eager: bool, x: Sequence[float] | Array) -> Array:
+    """Seconds of every run."""
+    k = of.kernels
+    device = device_seconds(rates(x), k.products, k.vector, k.moved)
+    launch = x[3] * 1e-6
+    kernels = np.maximum(device, launch * k.calls) if eager else device + launch
+    micro_batch = of.summed(kernels) + x[4] * of.sending
+    update = of.gradients + of.updating / (x[2] * BANDWIDTH)
+    return of.trips * micro_batch[of.case] + update[of.case]
+
+
+def fit(of: Table, eager: bool, rows: Array) -> dict[str, float]:
+    """The parameters that meet these rows best."""
+    return solve(lambda x: np.log(predict(of, eager, x)[rows] / of.measured[rows]), START)
+
+
+def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
+    """How far off, how well ordered, and what is lost by taking the layout predicted to be best."""
+    from scipy.stats import kendalltau
+
+    truth = np.array([run.seconds for run in measured])
+    choices: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, run in enumerate(measured):
+        choices[run.choice].append(i)
+    several = [at for at in choices.values() if len(at) > 1]
+    lost = [truth[min(at, key=lambda i: seconds[i])] / truth[at].min() - 1 for at in several]
+    orders: list[Any] = [kendalltau(seconds[at], truth[at]).statistic for at in several]  # pyright: ignore
+    return {
+        "rows": len(measured),
+        "mean_error": mean(np.abs(seconds / truth - 1)),
+        "within_15%": mean(np.abs(seconds / truth - 1) <= 0.15),
+        "kendall_tau": round(float(np.asarray(kendalltau(seconds, truth)[0])), 4),
+        "kendall_tau_within_choices": mean(orders),
+        "choices": len(several),
+        "lost_by_best": mean(lost),
+    }
+
+
+def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
+    """All lines of this part."""
+    measured = runs(rows)
+    of, works = table(programs, measured)
+    models = np.array([measured[i].model for i in range(len(measured))])
+    for name, eager in (("compiled", False), ("eager", True)):
+        held_out = np.zeros(len(measured))
+        for model in np.unique(models, axis=0):
+            test = (models == model).all(axis=1)
+            found = fit(of, eager, ~test)
+            held_out[test] = predict(of, eager, list(found.values()))[test]
+            yield {"part": "iteration", "model_of_a_step": name, "held_out": model.tolist(),
+                   **quality([r for r, t in zip(measured, test, strict=True) if t], held_out[test])}  # fmt: skip
+        yield {"part": "iteration", "model_of_a_step": name, "held_out": "each in turn", **quality(measured, held_out)}
+        found = fit(of, eager, np.ones(len(measured), dtype=bool))
+        yield {"part": "iteration", "model_of_a_step": name, "fitted_to": "all",
+               "parameters": {key: round(value, 3) for key, value in found.items()},
+               **quality(measured, predict(of, eager, list(found.values())))}  # fmt: skip
+        if not eager:
+            yield from agreement(works, list(found.values()))
+
+
+def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any]]:
+    """The arrays against the cost tool itself, on a machine file of the fitted figures."""
+    import tempfile
+    from pathlib import Path
+
+    device = rates(x)
+    with tempfile.TemporaryDirectory() as folder:
+        file = machine_file(
+            Path(folder), "a100-p4de", efficiency=[list(point) for point in device.efficiency],
+            hbm_bandwidth=device.bandwidth, launch=x[3] * 1e-6, vector=VECTOR,
+            asynchronous=[],
+        )  # fmt: skip
+        for case in (min(works), max(works)):
+            found = report(case.workload, case.mesh, LAYOUT, machine=file)
+            yield {"part": "iteration", "agreement_with_compiled_cost": list(case),
+                   "difference": round(check(works[case], found, device), 6)}  # fmt: skip

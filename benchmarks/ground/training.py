@@ -1,0 +1,137 @@
+"""Published training runs of larger models against programs, with one efficiency for each chip.
+
+MaxText on slices of TPU v5e (16 to 128 billion parameters), LLM Foundry on A100 and H100 (125 million to 70 billion).
+The work of one device comes from the train step of models/transformer.py with the published sizes; the time of its
+kernels is the roofline of the packaged machine file, in which one number is fitted: the fraction of the peak that
+products reach. Attention is taken as one fused kernel (both systems have one): its scores never reach memory.
+
+Both shard the parameters over the replicas (FSDP). A layout of one mesh axis cannot say that here: batch and model
+would meet on it in every activation. The program is therefore that of data parallelism, and the gathering is costed
+beside it: for each micro-batch the bf16 parameters are gathered twice and their gradients reduce-scattered; the update
+is of a device's own part. Tensor parallelism is in the program. What is sent in a micro-batch is hidden behind the
+kernels, so the longer of the two counts; between slices of v5e, gradients are all_reduced over the data centre network
+at the end, in the open. One row in four of MaxText keeps the projections of attention in host memory instead of
+computing them again; here all is computed again.
+
+The published rates count model FLOPs as those systems do; they are turned back into seconds by the same formulas.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+from models.transformer import lm
+
+from .programs import Programs, Rates, Work, device_seconds, mean, solve
+
+BF16 = 2  # bytes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement, and how its step is laid out."""
+
+    chip: str
+    machine: str
+    workload: md.Workload
+    mesh: str
+    layout: str
+    replicas: int  # over which the parameters are sharded
+    slices: int
+    micro_batches: int
+    seconds: float
+
+
+def maxtext(row: dict[str, Any]) -> Run:
+    """A run of MaxText: a Llama-like model, rematerialised in full."""
+    m, p = row["model_config"], row["parallelism"]
+    tensor = 16 if "tensor16" in p["ici"] else 1
+    replicas = 256 // tensor
+    batch = m["per_device_batch"] * 256
+    workload = lm.replace(
+        batch=batch * p["dcn_data"], length=m["seq"], vocab=m["vocab"], layers=m["layers"], d_model=m["d_model"],
+        heads=m["heads"], d_head=m["d_head"], d_ff=m["d_ff"], activation="silu", gated=True, norm="rms",
+        positions="rotary", tied=False, remat=True, compute_dtype="bfloat16", reduce_dtype="bfloat16",
+    )  # fmt: skip
+    width = m["heads"] * m["d_head"]
+    matrices = m["layers"] * (4 * m["d_model"] * width + 3 * m["d_model"] * m["d_ff"]) + m["d_model"] * m["vocab"]
+    attention = 12 * m["layers"] * width * m["seq"]  # causal or not: both halves are counted (see the row's note)
+    flops = (6 * matrices + attention) * batch * m["seq"] / 256
+    seconds = flops / (row["measured"]["tflops_per_chip"] * 1e12)
+    mesh = f"slice:{p['dcn_data']} data:{replicas} model:{tensor}"
+    layout = "batch:slice,data; heads:model; d_ff:model; vocab:model"
+    return Run("v5e", "tpu-v5e", workload, mesh, layout, replicas, p["dcn_data"], 1, seconds)
+
+
+def llm_foundry(row: dict[str, Any]) -> Run:
+    """A run of LLM Foundry: MPT, data parallel."""
+    m, p = row["model_config"], row["parallelism"]
+    eight = p["precision"] == "amp_fp8"
+    chip = row["hardware"][:4].lower() + (" fp8" if eight else "")
+    workload = lm.replace(
+        batch=p["micro_batch"] * p["gpus"], length=m["seq"], vocab=m["vocab"], layers=m["layers"],
+        d_model=m["d_model"], heads=m["heads"], d_head=m["d_model"] // m["heads"], d_ff=m["d_ff"], activation="gelu",
+        tied=True, remat=p["act_ckpt"] == "True", compute_dtype="bfloat16", reduce_dtype="bfloat16",
+    )  # fmt: skip
+    tokens = p["micro_batch"] * p["grad_accum"] * m["seq"]
+    seconds = tokens / row["measured"]["tokens_per_s_per_gpu"]
+    machine = "a100-p4de" if chip == "a100" else "h100"
+    return Run(chip, machine, workload, f"data:{p['gpus']}", "batch:data", p["gpus"], 1, p["grad_accum"], seconds)
+
+
+def predict(run: Run, work: Work, efficiency: float) -> float:
+    """Seconds of one step."""
+    on = md.machine(run.machine)
+    peak = on.peak_of("float8_e4m3fn" if "fp8" in run.chip else "bfloat16")
+    rates = Rates(peak, on.vector, on.hbm_bandwidth, ((1.0, efficiency), (1e30, efficiency)))
+    kernels = work.trips * (device_seconds(rates, work.products, work.vector, work.moved - work.scores) + on.launch)
+    update = float(kernels[work.update].sum()) / run.replicas
+    placement = md.place(on.network, md.Mesh(run.mesh))
+    size = BF16 * work.parameters
+    sharding = 2 * placement.seconds("all_gather", ["data"], size) + placement.seconds("reduce_scatter", ["data"], size)
+    sending = sum(placement.seconds(k, a, v) * n for k, a, v, n in work.sends if a == ("model",))
+    micro_batch = max(float(kernels[~work.update].sum()), sending + sharding)
+    between = placement.seconds("all_reduce", ["slice"], size / run.replicas) if run.slices > 1 else 0.0
+    return run.micro_batches * micro_batch + update + between
+
+
+def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
+    """All lines of this part."""
+    chips: dict[str, list[Run]] = defaultdict(list)
+    for row in rows:
+        if row["group"] in ("maxtext_v5e", "llmfoundry"):
+            one = maxtext(row) if row["group"] == "maxtext_v5e" else llm_foundry(row)
+            chips[one.chip].append(one)
+    for chip, there in chips.items():
+        works = [programs.work(r.workload, r.mesh, r.layout) for r in there]
+        programs.save()
+        measured = np.array([r.seconds for r in there])
+
+        def seconds(x: Any, there: list[Run] = there, works: list[Work] = works) -> Any:
+            return np.array([predict(r, w, float(x[0])) for r, w in zip(there, works, strict=True)])
+
+        def fit(keep: Any, measured: Any = measured, seconds: Any = seconds) -> dict[str, float]:
+            return solve(lambda x: np.log(seconds(x) / measured)[keep], {"efficiency": (0.6, 0.05, 0.98)})
+
+        every = np.ones(len(there), dtype=bool)
+        sizes = np.array([(r.workload.config.d_model, r.workload.config.layers) for r in there])
+        held_out = np.zeros(len(there))
+        for size in np.unique(sizes, axis=0):
+            test = (sizes == size).all(axis=1)
+            held_out[test] = seconds(list(fit(~test).values()))[test]
+        found = fit(every)
+        for how, estimate in (("all", seconds(list(found.values()))), ("the other models", held_out)):
+            error = np.abs(estimate / measured - 1)
+            yield {"part": "training", "chip": chip, "fitted_to": how, "rows": len(there),
+                   "efficiency": round(found["efficiency"], 3), "mean_error": mean(error),
+                   "within_15%": mean(error <= 0.15), "worst": round(float(error.max()), 3)}  # fmt: skip
+        by_model: dict[str, list[float]] = defaultdict(list)
+        for r, error in zip(there, seconds(list(found.values())) / measured - 1, strict=True):
+            by_model[f"{r.workload.config.d_model}x{r.workload.config.layers}"].append(float(error))
+        yield {"part": "training", "chip": chip, "mean_signed_error": {k: mean(v) for k, v in by_model.items()}}
