@@ -43,11 +43,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
     "cost.report": ("Report",),
+    "cost.memory": ("Memory", "memory"),
+    "cost.verify": ("Verification", "verify"),
+    "cost.aot": ("Compilation", "CompilerError", "compile_for"),
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
     "compile": ("Compiled", "compile", "host_devices"),
     "search": ("search",),
     "checkpoint": ("Checkpoints", "Restored"),
+    "checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
     "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules

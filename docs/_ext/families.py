@@ -23,9 +23,13 @@ TITLES = {
     "compile": "Programs",
     "lowering": "Programs",
     "cost.report": "Cost",
+    "cost.memory": "Memory",
+    "cost.verify": "What is emitted",
+    "cost.aot": "The compiler for TPUs",
     "cost.machine": "Machines",
     "cost.network": "Where a mesh lies",
     "checkpoint": "Checkpoints",
+    "checkpoint.convert": "Checkpoints",
     "workload": "Workloads",
     "errors": "Errors",
 }  # a home that is not here goes under its own name, so nothing public is left out

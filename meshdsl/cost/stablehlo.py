@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from ..layouts import Mesh
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 
-__all__ = ["Sent", "read", "stated"]
+__all__ = ["Groups", "Sent", "groups_of", "read", "stated"]
 
 Groups = tuple[tuple[int, ...], ...]
 KINDS = {"collective_permute": "permute"}  # the others have our names
@@ -162,15 +163,21 @@ def stated(program: Program) -> Counter[Sent]:
     return found
 
 
-def _groups(record: CollectiveRecord, mesh: Mesh) -> Groups:
-    permute = record.kind == "permute"
-    axes = tuple(axis for axis in mesh.axes if axis in record.axes) if permute else record.axes
-    places = np.moveaxis(
-        np.arange(mesh.size).reshape(tuple(mesh.axes.values())),
-        [list(mesh.axes).index(axis) for axis in axes],
-        range(len(axes)),
-    ).reshape(mesh.count(axes), -1)
-    if permute:
-        pairs = record.op.pairs(mesh)  # type: ignore[union-attr]
-        return tuple(sorted((int(group[a]), int(group[b])) for group in places.T for a, b in pairs))
+def groups_of(axes: Sequence[str], mesh: Mesh) -> Groups:
+    """The device numbers of each group along some axes, members in the axes' order.
+
+    >>> groups_of(["cols"], Mesh("rows:2 cols:2"))
+    ((0, 1), (2, 3))
+    """
+    order = [list(mesh.axes).index(axis) for axis in axes]
+    numbers = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
+    places = np.moveaxis(numbers, order, range(len(axes))).reshape(mesh.count(axes), -1)
     return tuple(sorted(tuple(map(int, group)) for group in places.T))
+
+
+def _groups(record: CollectiveRecord, mesh: Mesh) -> Groups:
+    if record.kind != "permute":
+        return groups_of(record.axes, mesh)
+    along = groups_of([axis for axis in mesh.axes if axis in record.axes], mesh)
+    pairs = record.op.pairs(mesh)  # type: ignore[union-attr]
+    return tuple(sorted((group[a], group[b]) for group in along for a, b in pairs))

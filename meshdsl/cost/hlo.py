@@ -1,0 +1,198 @@
+"""The collectives of a compiled program, read from the compiler's own text (HLO, in the order it runs).
+
+A collective in a loop counts once for each trip, where the loop's test compares its counter with a constant; the start
+of an asynchronous pair stands for the pair. Sizes are as the text has them, without the padding of its layouts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InternalError
+
+__all__ = ["Performed", "performed"]
+
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+TYPES = {"pred": "bool", "bf16": "bfloat16"} | {f"c{n}": f"complex{n}" for n in (64, 128)}
+TYPES |= {f"{letter}{n}": f"{word}{n}" for letter, word in (("s", "int"), ("u", "uint")) for n in (2, 4, 8, 16, 32, 64)}
+TYPES |= {f"f{n}": f"float{n}" for n in (16, 32, 64)}
+HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
+CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclass(frozen=True)
+class Performed:
+    """One collective of the compiled program, as often as one device runs it."""
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]  # of device numbers; of a permute the pairs (from, to)
+    dtype: str  # of several arrays sent as one, the names joined by "+"
+    bytes: int  # the larger of one device's operands and results
+    arrays: int  # sent as one
+    asynchronous: bool
+    count: int
+    bounded: bool  # the trips of the loops around it are known; if not, they count as one
+
+    def __str__(self) -> str:
+        how = " asynchronous" if self.asynchronous else ""
+        many = f" of {self.arrays} arrays" if self.arrays > 1 else ""
+        return f"{self.count} x{how} {self.kind}{many} {self.dtype} {self.bytes} bytes in {len(self.groups)} groups"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "groups": [list(group) for group in self.groups]}
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    opcode: str
+    type: str
+    args: str  # between the parentheses
+    rest: str  # after them
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(re.findall(r"%([\w.\-]+)", self.args))
+
+
+def performed(text: str) -> tuple[Performed, ...]:
+    """The collectives of a compiled module, in its order.
+
+    >>> performed("ENTRY %main (p: f32[4]) -> f32[8] {\\n  %p = f32[4] parameter(0)\\n"
+    ...           "  ROOT %g = f32[8] all-gather(%p), replica_groups={{0,1}}, dimensions={0}\\n}")[0].bytes
+    32
+
+    Raises `InternalError` for a text without an entry, and for a collective whose groups it cannot read.
+    """
+    bodies, entry = _bodies(text)
+    if not entry:
+        raise InternalError("the compiled text has no ENTRY computation, so its collectives cannot be read")
+    return tuple(_performed(bodies, entry, 1, True))
+
+
+def _bodies(text: str) -> tuple[dict[str, list[_Instruction]], str]:
+    bodies: dict[str, list[_Instruction]] = {}
+    here: list[_Instruction] = []
+    entry = ""
+    for line in text.splitlines():
+        if head := HEAD.match(line):
+            here = bodies.setdefault(head[2], [])
+            entry = head[2] if head[1] else entry
+        elif found := LINE.match(line):
+            here.append(_instruction(found[1], found[2]))
+    return bodies, entry
+
+
+def _instruction(name: str, code: str) -> _Instruction:
+    end = _close(code, 0, " ")  # the type may be a tuple, with spaces inside
+    opcode = re.match(r"\s*([\w\-]+)\(", code[end:])
+    if opcode is None:
+        return _Instruction(name, "", code, "", "")
+    start = end + opcode.end()
+    stop = _close(code, start, ")")
+    return _Instruction(name, opcode[1], code[:end], code[start:stop], code[stop + 1 :])
+
+
+def _close(code: str, start: int, last: str) -> int:
+    """Where `last` stands outside brackets."""
+    depth = 0
+    for i in range(start, len(code)):
+        if depth == 0 and code[i] == last:
+            return i
+        depth += (code[i] in "({[") - (code[i] in ")}]")
+    return len(code)
+
+
+def _performed(
+    bodies: dict[str, list[_Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
+) -> Iterator[Performed]:
+    types = {one.name: one.type for one in bodies[name]}
+    for one in bodies[name]:
+        kind = KINDS.get(one.opcode.removesuffix("-start"))
+        if kind is not None:
+            yield _collective("reduce_scatter" if scattered else kind, one, types, trips, bounded)
+            continue
+        inner = trips, bounded
+        if one.opcode == "while":
+            n = _trips(bodies, one)
+            inner = trips * (1 if n is None else n), bounded and n is not None
+        for callee in _called(one):
+            if callee in bodies:  # the TPU's compiler fuses an all-reduce with the slice after it under this name
+                fused = scattered or "all-reduce-scatter" in callee
+                yield from _performed(bodies, callee, *inner, fused)
+
+
+def _called(one: _Instruction) -> list[str]:
+    if one.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
+        return []
+    several = [name for found in BRANCHES.findall(one.rest) for name in re.findall(r"[\w.\-]+", found)]
+    return CALLED.findall(one.rest) + several
+
+
+def _trips(bodies: dict[str, list[_Instruction]], loop: _Instruction) -> int | None:
+    if known := TRIPS.search(loop.rest):
+        return int(known[1])
+    test = re.search(r"\bcondition=%?([\w.\-]+)", loop.rest)
+    inside = bodies.get(test[1], []) if test else []
+    numbers = {one.name: one.args for one in inside if one.opcode == "constant" and one.args.isdigit()}
+    ends = [
+        int(numbers[name])
+        for one in inside
+        if one.opcode == "compare" and "direction=LT" in one.rest
+        for name in one.operands[1:]
+        if name in numbers
+    ]
+    return ends[0] if len(ends) == 1 else None  # lax.scan counts from zero, by one
+
+
+def _collective(kind: str, one: _Instruction, types: dict[str, str], trips: int, bounded: bool) -> Performed:
+    groups = _groups(one)
+    arrays = [found for name in one.operands for found in ARRAY.findall(types.get(name, ""))]
+    dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
+    sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
+    larger = len(groups[0]) if kind == "all_gather" else 1
+    start = one.opcode.endswith("-start")
+    return Performed(kind, groups, "+".join(dtypes), sum(sizes) * larger, len(arrays), start, trips, bounded)
+
+
+def _dtype(element: str) -> str:
+    return TYPES.get(element) or (f"float8_{element[2:]}" if element.startswith("f8") else element)
+
+
+def _itemsize(element: str) -> int:
+    bits = re.search(r"\d+", element)
+    return 1 if element == "pred" or bits is None else max(1, int(bits[0]) // 8)
+
+
+def _groups(one: _Instruction) -> tuple[tuple[int, ...], ...]:
+    """Of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: a grid of device numbers, transposed, in rows."""
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", one.rest):
+        rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]
+        return tuple(sorted(tuple(map(int, row)) for row in rows))
+    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", one.rest):
+        sizes = [int(n) for n in grid[3].split(",")]
+        numbers = np.arange(math.prod(sizes)).reshape(sizes)
+        if grid[4]:
+            numbers = numbers.transpose([int(n) for n in grid[4].split(",")])
+        return tuple(sorted(tuple(map(int, row)) for row in numbers.reshape(int(grid[1]), int(grid[2]))))
+    raise InternalError(
+        f"a collective of the compiled text without groups that meshdsl can read: {one.name} {one.rest[:200]}"
+    )
