@@ -33,6 +33,7 @@ class Config(seq2seq.Config):
     aux_weight: float = 0.01
     dispatch: str = "auto"
     optimizer: str = "adafactor"  # or "adam"
+    learning_rate: float = 0.01
 
 
 _EXPERTS = "batch:rows; group:rows; expert:rows"
@@ -116,10 +117,13 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def optimizer(config: Any) -> md.optim.Optimizer:
-    """Adafactor as in GShard's appendix A.2, or Adam."""
-    if config.optimizer not in ("adafactor", "adam"):
+    """Adafactor as in GShard's appendix A.2, every expert a weight of its own, or Adam."""
+    if config.optimizer == "adam":
+        return md.optim.adam(config.learning_rate)
+    if config.optimizer != "adafactor":
         raise md.ShapeError(f"no optimizer {config.optimizer!r}; there are: adafactor, adam")
-    return (md.optim.adafactor if config.optimizer == "adafactor" else md.optim.adam)(config.learning_rate)
+    rate = md.optim.inverse_sqrt(config.learning_rate, hold=10_000)
+    return md.optim.adafactor(rate, max_b2=0.99, stacked="layer* expert")
 
 
 moe = md.Workload("moe", Config(), model=model, inputs=seq2seq.inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS)
@@ -140,6 +144,6 @@ def preset(experts: int, layers: int, **changes: Any) -> md.Workload:
     sizes = {
         "experts": experts, "layers": layers // 2, "d_model": 1024, "heads": 16, "d_head": 128, "d_ff": 8192,
         "expert_hidden": 8192, "vocab": 64000, "source": 128, "length": 128, "batch": 16 * experts, "sequences": 16,
-        "remat": True,
+        "remat": True, "learning_rate": 1.0,
     }  # fmt: skip
     return moe.replace(**{**sizes, **changes})
