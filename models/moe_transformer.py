@@ -26,8 +26,8 @@ class Config(seq2seq.Config):
     experts: int = 8
     expert_hidden: int = 1024
     sequences: int = 1  # sequences of one group, whose tokens compete for the experts' places
-    router: str = "gshard_paper"  # or any other of md.nn.moe.route
-    capacity_factor: float = 2.0
+    router: str = "gshard"  # Algorithm 1 with its capacity, ceil(2 tokens / experts); or any other of md.nn.moe.route
+    capacity_factor: float = 1.0
     eval_capacity_factor: float = 2.0
     train: bool = True  # which of the two holds; in training second choices are drawn, given a key
     aux_weight: float = 0.01
