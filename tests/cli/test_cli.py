@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from meshdsl import cli
 from meshdsl.commands import doctor
 from meshdsl.train import configure, load
+from tests.cli.running import HERE, apart, here
 
-HERE = Path(__file__).parent
 SMALL = ["--steps", "4", "--eval-batches", "2"]
-
-
-class Run(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def here(*arguments: str) -> Run:
-    """In this process: for what fails before anything is computed."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = cli.main(arguments)
-        except SystemExit as stop:  # how argparse ends
-            code = int(stop.code or 0)
-    return Run(code, out.getvalue(), err.getvalue())
-
-
-def apart(*arguments: str, **options: Any) -> Run:
-    """In a process of its own, as a user runs it."""
-    command = [sys.executable, "-m", "meshdsl", *arguments]
-    run = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=120, **options)
-    return Run(run.returncode, run.stdout, run.stderr)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +116,7 @@ def test_a_setting_is_read_as_the_type_of_its_field(setting: str, value: object)
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["explain"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [[], *([module.__name__.rpartition(".")[2]] for module in cli.COMMANDS)])
 def test_help_is_quick_and_needs_no_jax(arguments: list[str]):
     script = (
         "import sys; from meshdsl.cli import main\n"

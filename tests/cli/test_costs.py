@@ -1,0 +1,279 @@
+"""The commands about cost: what they say, what they write, and the code they exit with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshdsl.commands import common, doctor
+from meshdsl.cost import calibrate, html
+from meshdsl.cost.tables import WIDTH
+from meshdsl.schema import SCHEMA_VERSION
+from meshdsl.train import UsageError
+from tests.cli.running import HERE, Run, apart, here
+
+BIGRAM = "workloads.py:bigram"
+GRID = [BIGRAM, "--layout", "grid"]
+MACHINE = """\
+title = "a machine"
+device = "chip"
+vector = 1e12
+hbm = 1e9
+hbm_bandwidth = 1e11
+launch = 1e-6
+efficiency = [[1e6, 0.1], [1e9, 0.5]]
+[peak]
+other = 1e13
+[network]
+launch = 1e-6
+[[network.level]]
+kind = "switch"
+axes = { chip = 8 }
+bandwidth = 1e10
+latency = 1e-6
+[sources]
+hbm = "a test"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_this_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(HERE)
+    monkeypatch.setenv("COLUMNS", "100")
+    yield
+
+
+def record(run: Run) -> dict:
+    """The one JSON line."""
+    (line,) = run.out.splitlines()
+    found = json.loads(line)
+    assert found["schema_version"] == SCHEMA_VERSION
+    return found
+
+
+def test_analyze():
+    run = here("analyze", *GRID)
+    assert (run.code, run.err) == (0, "")
+    assert run.out.startswith("bigram, training step on rows:2 cols:4  (8 chips, Google TPU v5e")
+    for section in ("where the time goes", "collectives of one step", "memory of one chip at the peak", "longest"):
+        assert section in run.out
+    assert max(map(len, run.out.splitlines())) <= WIDTH
+
+
+def test_analyze_gives_the_same_as_json():
+    found = record(here("analyze", *GRID, "--json"))
+    assert (found["command"], found["mesh"], found["fits"]) == ("analyze", {"rows": 2, "cols": 4}, True)
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+
+
+def test_forward_has_no_gradients_and_no_update():
+    step, forward = (record(here("analyze", *GRID, "--json", *more)) for more in ([], ["--forward"]))
+    assert not any(line["backward"] for line in forward["instructions"])
+    assert forward["flops"] < step["flops"] / 2
+
+
+def test_a_machine_of_the_users(tmp_path: Path):
+    (tmp_path / "mine.toml").write_text(MACHINE)
+    found = record(here("analyze", *GRID, "--machine", str(tmp_path / "mine.toml"), "--json"))
+    assert found["machine"] == {"name": "mine", "title": "a machine", "hbm": 1e9}
+
+
+def test_a_place_of_the_mesh():
+    one = record(here("analyze", *GRID, "--json"))
+    other = record(here("analyze", *GRID, "--json", "--place", "rows=y", "--place", "cols=x"))
+    assert one["placement"] != other["placement"]
+
+
+def test_over_memory_is_3_and_says_why():
+    run = here("analyze", *GRID, "--memory", "20kB")
+    assert run.code == 3
+    assert "DOES NOT FIT" in run.out
+    assert run.err.startswith("over memory: the layout needs ") and "parameters" in run.err
+
+
+def test_compare():
+    run = here("compare", BIGRAM)
+    assert (run.code, run.err) == (0, "")
+    assert "data: all:8,  batch:all" in run.out and "from data to grid" in run.out
+    assert max(map(len, run.out.splitlines())) <= WIDTH
+    found = record(here("compare", BIGRAM, "--json"))
+    assert list(found["reports"]) == ["data", "grid"] and found["best"] in found["reports"]
+
+
+def test_compare_says_which_layout_is_illegal():
+    options = ["--mesh", "rows:2 cols:4", "--layout", "batch:rows", "--layout", "width:rows vocab:rows"]
+    run = here("compare", BIGRAM, *options)
+    assert run.code == 3
+    assert "A: rows:2 cols:4,  batch:rows" in run.out and "B is illegal" in run.out
+    assert "a tensor can use an axis once" in run.out
+    assert run.err == "illegal layout: B\n"
+
+
+def test_explain_a_collective_and_a_dim():
+    run = here("explain", *GRID, "--collective", "0")
+    assert (run.code, run.err) == (0, "")
+    assert "collective 0: " in run.out and "cause" in run.out and "elsewhere" in run.out
+    run = here("explain", *GRID, "--dim", "vocab")
+    assert run.code == 0 and "split vocab no more (now cols)" in run.out
+    found = record(here("explain", *GRID, "--collective", "0", "--json"))
+    assert found["collectives"][0]["number"] == 0 and found["moves"]
+
+
+def test_search():
+    large = ["--set", "width=1024", "--batch", "512"]
+    options = [*large, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis"]
+    run = here("search", BIGRAM, *options)
+    assert (run.code, run.err) == (0, ""), run.err
+    assert "batch:all" in run.out
+    assert record(here("search", BIGRAM, *options, "--json"))["best"]["layout"] == "batch:all"
+
+
+def test_verify():
+    run = here("verify", *GRID)
+    assert (run.code, run.err) == (0, "")
+    assert "the program states what is emitted" in run.out
+    assert record(here("verify", *GRID, "--forward", "--json"))["equal"] is True
+
+
+def test_calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "here.toml"
+
+    def measure(target: str | None, *, quick: bool) -> Path:
+        assert (target, quick) == (str(path), True)
+        path.write_text(MACHINE)
+        return path
+
+    monkeypatch.setattr(calibrate, "calibrate", measure)
+    run = here("doctor", "--calibrate", str(path), "--quick")
+    assert (run.code, run.err) == (0, "")
+    assert run.out.endswith(f"written to {path}\n")
+    assert record(here("doctor", "--calibrate", str(path), "--quick", "--json"))["machine_file"] == str(path)
+    assert doctor.__doc__
+
+
+# What was typed, the exit code, and a name for the golden text of stderr.
+MISTAKES = [
+    ("cost_no_inputs", 2, ["analyze", "workloads_odd.py:nothing"]),
+    ("cost_zero", 2, ["analyze", BIGRAM, "--set", "width=0"]),
+    ("cost_negative", 2, ["compare", BIGRAM, "--set", "vocab=-256"]),
+    ("cost_zero_batch", 2, ["search", BIGRAM, "--devices", "4", "--batch", "0"]),
+    ("cost_one_layout", 2, ["compare", *GRID]),
+    ("cost_layout_twice", 2, ["compare", *GRID, "--layout", "data", "--layout", "grid"]),
+    ("cost_meshes", 2, ["compare", *GRID, "--layout", "data", "--layout", "", *["--mesh", "all:8"] * 2]),
+    ("cost_place", 2, ["analyze", *GRID, "--place", "rows:x"]),
+    ("cost_place_twice", 2, ["analyze", *GRID, "--place", "rows=x", "--place", "rows=y"]),
+    ("cost_place_unknown", 3, ["analyze", *GRID, "--place", "rows=x", "--place", "cols=z"]),
+    ("cost_update_of_nothing", 2, ["analyze", *GRID, "--forward", "--weight-update", "sharded"]),
+    ("cost_too_large", 3, ["analyze", BIGRAM, "--mesh", "all:1000000", "--layout", "batch:all"]),
+    ("cost_illegal", 3, ["analyze", BIGRAM, "--mesh", "all:8", "--layout", "width:all; vocab:all; bach:all"]),
+    ("cost_no_collective", 2, ["explain", *GRID, "--collective", "99"]),
+    ("cost_no_dim", 2, ["explain", *GRID, "--dim", "widht"]),
+    ("cost_quick", 2, ["doctor", "--quick"]),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "arguments"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]):
+    run = here(*arguments)
+    assert run.code == code, run.err
+    assert run.out == ""
+    assert "Traceback" not in run.err
+    golden(f"cli/{name}", re.sub(r"/\S*/meshdsl/", "meshdsl/", run.err))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["analyze", BIGRAM, "--memory", "0"], "a memory size is written 16GB, 512MiB or 16e9, above 0; got '0'"),
+        (["analyze", BIGRAM, "--memory", "-1GB"], "argument --memory: expected one argument"),
+        (["analyze", BIGRAM, "--memory", "16 gallons"], "above 0; got '16 gallons'"),
+        (["search", BIGRAM], "one of the arguments --mesh --devices is required"),
+        (["search", BIGRAM, "--mesh", "a:2", "--devices", "2"], "argument --devices: not allowed with argument --mesh"),
+        (["search", BIGRAM, "--devices", "0"], "argument --devices: at least 1 is needed, got 0"),
+        (["explain", *GRID, "--dim", "vocab", "--moves"], "argument --moves: not allowed with argument --dim"),
+        (["analyze", BIGRAM, "--html", "nowhere/a.html"], "there is no folder 'nowhere' to write 'a.html' in"),
+        (["analyze", BIGRAM, "--html", "."], "'.' is a folder; name a file in it"),
+        (["doctor", "--calibrate", "cpu.json"], "a machine file ends in .toml, got 'cpu.json'"),
+    ],
+)  # fmt: skip
+def test_mistakes_that_argparse_finds(arguments: list[str], message: str):
+    run = here(*arguments)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.splitlines()[-1].endswith(message)
+
+
+def test_an_unknown_machine():
+    run = here("analyze", *GRID, "--machine", "tpu-v5")
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("UsageError: no machine is called 'tpu-v5'; did you mean 'tpu-v5p'? there are: ")
+    run = here("analyze", *GRID, "--machine", "here.toml")
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("UsageError: there is no machine file here.toml; the names known are: ")
+
+
+def test_a_file_that_fails_to_import(tmp_path: Path):
+    (tmp_path / "broken.py").write_text("import math\nx = math.nothing\n")
+    for command in ("analyze", "compare", "explain", "verify"):
+        run = here(command, f"{tmp_path}/broken.py:lm")
+        assert (run.code, run.out) == (1, "")
+        assert run.err.endswith("broken.py:2  x = math.nothing\n")
+
+
+def test_a_malformed_machine_file_names_every_problem(tmp_path: Path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text(MACHINE.replace("hbm = 1e9", "hbm = -1").replace("vector = 1e12", "vecter = 1e12"))
+    run = here("analyze", *GRID, "--machine", str(bad))
+    assert (run.code, run.out) == (2, "")
+    assert "hbm: " in run.err and "vecter" in run.err and "Traceback" not in run.err
+    bad.write_text("title = ")
+    run = here("analyze", *GRID, "--machine", str(bad))
+    assert (run.code, run.out) == (2, "") and "is not TOML" in run.err
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "page.html"
+    run = here("analyze", *GRID, "--html", str(path))
+    assert run.code == 0 and path.read_text().startswith("<!doctype html>")
+    assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~common._umask()
+    before = path.read_text()
+
+    def broken(reports: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(html, "page", broken)
+    assert here("analyze", *GRID, "--html", str(path)).code == 130
+    assert path.read_text() == before
+    assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*names: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+        common.write(tmp_path / "a.html", "text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_compare_and_search_write_a_page(tmp_path: Path):
+    for name, arguments in {
+        "compare": [BIGRAM],
+        "search": [BIGRAM, "--mesh", "all:2", "--dims", "batch vocab", "--one-axis"],
+    }.items():
+        path = tmp_path / f"{name}.html"
+        assert here(name, *arguments, "--html", str(path)).code == 0
+        assert path.read_text().count("<svg") >= 4
+
+
+def test_off_a_terminal_nothing_moves_and_nothing_is_coloured():
+    run = apart("explain", *GRID, "--moves", env={**os.environ, "FORCE_COLOR": "1", "NO_COLOR": ""})
+    assert run.code == 0
+    assert "\x1b" not in run.out + run.err and "\r" not in run.out + run.err
+    assert run.out.startswith("bound by ")
