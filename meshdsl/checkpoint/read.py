@@ -48,6 +48,13 @@ class StepReader:
                 if shared.elements:
                     part.into[shared.slices(part.box.start)] = values[shared.slices(here.start)]
 
+    def whole(self, entry: Entry) -> np.ndarray:
+        """All of a tensor. Raises `CheckpointError` like `read`."""
+        sizes = tuple(d.size for d in entry.type.shape)
+        values = np.empty(sizes, entry.type.dtype)
+        self.read(entry, [Part(Box((0,) * len(sizes), sizes), values)])
+        return values
+
     def verify(self) -> None:
         """Read every chunk of every tensor. Raises `CheckpointError` for the first that is not what was written."""
         for entry in self.manifest.tensors.values():

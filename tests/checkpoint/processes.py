@@ -117,8 +117,9 @@ def failures(folder: Path) -> None:
     write.write_durably = real
     checkpoints.save(4, tree)
     checkpoints.close()
+    other = md.Checkpoints(folder)
     try:
-        (other := md.Checkpoints(folder)).save(4, tree)
+        other.save(4, tree)
         raise AssertionError("it was saved twice")
     except md.SaveError as error:
         assert ("step-00000004 is there already" in str(error)) == (me == 0), error

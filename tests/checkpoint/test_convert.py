@@ -1,0 +1,103 @@
+"""Other formats: what goes out comes back bit for bit, and a changed bit is noticed. Both are extras."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+from . import trees
+
+TREE = {
+    "params": {"w": ("io:3 hidden:5", "float32"), "b": ("hidden:5", "bfloat16"), "mask": ("io:3", "bool")},
+    "state": [("", "int64"), ("io:3 hidden:5", "complex64")],
+}
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[md.Checkpoints, dict[str, np.ndarray]]:
+    specs = {
+        "params": {name: md.spec(*spec) for name, spec in TREE["params"].items()},
+        "state": [md.spec(*spec) for spec in TREE["state"]],
+    }
+    tree = trees.tensors(specs, trees.values_for(specs, 0), md.Mesh("a:2 b:2"), md.Layout("hidden:a io:b"))
+    checkpoints = md.Checkpoints(tmp_path / "run", chunk_bytes=16)
+    checkpoints.save(3, tree, config={"lr": 0.1}, key=md.random.key(0))
+    checkpoints.close()
+    return checkpoints, {path: x.numpy() for path, x in checkpoints.restore().tree.items()}
+
+
+def check(found: dict[str, md.Tensor], values: dict[str, np.ndarray]) -> None:
+    assert found.keys() == values.keys()
+    for path, x in found.items():
+        assert x.dtype == values[path].dtype and np.array_equal(trees.bits(x.numpy()), trees.bits(values[path])), path
+    assert [d.name for d in found["params/w"].dims] == ["io", "hidden"]
+
+
+def test_safetensors(saved: Any, tmp_path: Path):
+    library = pytest.importorskip("safetensors.numpy")
+    checkpoints, values = saved
+    file = tmp_path / "w.safetensors"
+    md.export_safetensors(checkpoints, 3, file)
+    check(md.import_safetensors(file), values)
+    assert np.array_equal(library.load_file(file)["params/w"], values["params/w"]), "others read it too"
+
+    raw = file.read_bytes()
+    place = raw.index(values["params/w"].tobytes())
+    file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+    with pytest.raises(md.CheckpointError, match="params/w: the tensor is not what meshdsl wrote: its SHA-256 differs"):
+        md.import_safetensors(file)
+    file.write_bytes(raw[:-1])
+    with pytest.raises(md.CheckpointError, match=r"w.safetensors cannot be read: SafetensorError"):
+        md.import_safetensors(file)
+
+    library.save_file({"w": np.zeros((2, 3))}, file)
+    assert md.import_safetensors(file, dims={"w": "io hidden"})["w"].shape == (2, 3)
+    with pytest.raises(md.ShapeError, match=r"does not name the dims of w, an array of shape \(2, 3\)"):
+        md.import_safetensors(file)
+    for note in (
+        "[]",
+        "{}",
+        '{"step": 1}',
+        json.dumps({**dict.fromkeys(("step", "config", "data", "key")), "tensors": 1}),
+    ):
+        library.save_file({"w": np.zeros((2, 3))}, file, metadata={"meshdsl": note})
+        with pytest.raises(md.CheckpointError, match="metadata"):
+            md.import_safetensors(file)
+
+
+def test_what_safetensors_lacks(tmp_path: Path):
+    pytest.importorskip("safetensors")
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, {"w": md.tensor(trees.any_bits((3,), "float8_e4m3fn", 0), "io")})
+        with pytest.raises(md.ShapeError, match=r"safetensors does not hold w \(float8_e4m3fn\)"):
+            md.export_safetensors(checkpoints, 0, tmp_path / "w")
+
+
+@pytest.mark.filterwarnings("ignore")  # of orbax about itself
+def test_orbax(saved: Any, tmp_path: Path):
+    pytest.importorskip("orbax.checkpoint")
+    checkpoints, values = saved
+    md.export_orbax(checkpoints, 3, tmp_path / "orbax")
+    check(md.import_orbax(tmp_path / "orbax"), values)
+    with pytest.raises(md.CheckpointError, match="none cannot be read"):
+        md.import_orbax(tmp_path / "none")
+
+
+def test_the_extras_are_named(saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for module in ("safetensors", "safetensors.numpy", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for call, extra in (
+        (lambda: md.export_safetensors(saved[0], 3, tmp_path / "x"), "safetensors"),
+        (lambda: md.import_safetensors(tmp_path / "x"), "safetensors"),
+        (lambda: md.export_orbax(saved[0], 3, tmp_path / "x"), "orbax"),
+        (lambda: md.import_orbax(tmp_path / "x"), "orbax"),
+    ):
+        with pytest.raises(md.MeshdslError, match=rf"it is an extra: pip install 'meshdsl\[{extra}\]'"):
+            call()
