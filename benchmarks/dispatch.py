@@ -1,9 +1,9 @@
-"""Dispatch by index against dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--model 256]
+"""Dispatch by index against dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--router top2]
 
-One device routes one group (top 2, capacity factor 2), sends its tokens to slots and takes them back, forward and
+One device routes one group (capacity factor 2), sends its tokens to slots and takes them back, forward and
 backward, without experts in between. A JSON line for each size and method: seconds, floating-point operations and
-temporary memory; a line for each number of tokens with the ratio of the two; and the crossing point, the fewest
-tokens from which index is faster for every number of experts measured.
+temporary memory; and the crossing point: the fewest places of the masks, tokens x experts x capacity, from which
+index took less CPU time at every size measured, which is what "auto" goes by.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 
 import meshdsl as md
 from benchmarks import hlo, ratio
-from meshdsl.nn.moe import assign, capacity_of, dispatch_by
+from meshdsl.nn.moe import INDEX_FROM, assign, capacity_of, dispatch_by
 
-TOKENS, EXPERTS = (16, 64, 256, 1024, 4096), (4, 16, 64)
+TOKENS, EXPERTS = (8, 16, 32, 64, 256, 1024, 2048), (4, 16, 64)
 
 
-def executable(method: str, tokens: int, experts: int, capacity: int, model: int) -> jax.stages.Compiled:
+def executable(method: str, tokens: int, experts: int, capacity: int, model: int, router: str) -> jax.stages.Compiled:
     """The gradient of a sum of squares of what comes back, of gates and values."""
     token, expert, slot = md.Dim("token", tokens), md.Dim("expert", experts), md.Dim("slot", capacity)
 
     def loss(gates: md.Tensor, x: md.Tensor) -> md.Tensor:
-        found = assign(gates, tokens=token, experts=expert, capacity=slot, router="top2")
+        found = assign(gates, tokens=token, experts=expert, capacity=slot, router=router)
         way = dispatch_by(method, found)
         return md.sum(md.square(way.receive(way.send(x))))
 
@@ -37,19 +37,19 @@ def executable(method: str, tokens: int, experts: int, capacity: int, model: int
     return md.compile(md.grad(loss, argnums=(0, 1)), "one:1", "").lower(*specs).compile()
 
 
-def measured(tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:
+def measured(router: str, tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:
     """The figures of both methods at one size."""
     rng = np.random.default_rng(0)
     gates = jax.nn.softmax(rng.standard_normal((tokens, experts)).astype(np.float32))
     x = jax.numpy.asarray(rng.standard_normal((tokens, model)).astype(np.float32))
     capacity = capacity_of(tokens, experts, factor=2.0, formula="mesh_tf")
-    made = {name: executable(name, tokens, experts, capacity, model) for name in ("einsum", "index")}
+    made = {name: executable(name, tokens, experts, capacity, model, router) for name in ("einsum", "index")}
 
     def step(run: jax.stages.Compiled) -> Callable[[], object]:
         return lambda: jax.block_until_ready(run(gates, x))
 
     times = ratio.measure({name: step(run) for name, run in made.items()}, rounds)
-    size = {"tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
+    size = {"router": router, "tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
     figures = {}
     for name, run in made.items():
         summary = hlo.summary(run)
@@ -61,22 +61,23 @@ def measured(tokens: int, experts: int, model: int, rounds: int) -> dict[str, di
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--router", default="top2")
     parser.add_argument("--model", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--experts", type=int, nargs="*", default=EXPERTS)
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    faster: dict[int, bool] = {}
+    index_wins: dict[int, bool] = {}
     for tokens in args.tokens:
         for experts in args.experts:
-            figures = measured(tokens, experts, args.model, args.rounds)
+            figures = measured(args.router, tokens, experts, args.model, args.rounds)
             for line in figures.values():
                 print(json.dumps(line), flush=True)
-            faster[tokens] = faster.get(tokens, True) and figures["index"]["cpu_ratio"] < 1
-    above = [t for t in faster if all(faster[n] for n in faster if n >= t)]
-    print(
-        json.dumps({"figure": "crossing", "model": args.model, "index_is_faster_from_tokens": min(above, default=None)})
-    )
+            places = tokens * experts * figures["index"]["capacity"]
+            index_wins[places] = index_wins.get(places, True) and figures["index"]["cpu_ratio"] < 1
+    above = [n for n in index_wins if all(won for m, won in index_wins.items() if m >= n)]
+    crossing = {"index_is_faster_from": min(above, default=None), "auto_takes_index_from": INDEX_FROM}
+    print(json.dumps({"figure": "crossing", "router": args.router, "model": args.model, **crossing}))
     return 0
 
 

@@ -1,8 +1,7 @@
 """The routers: each token's experts, slots and weights, or each expert's tokens, in linear size.
 
-Slots are integers counted in int32, so they depend on no layout and on no order of additions; gradients flow
-through the weights and the auxiliary loss only. Ties go to the lowest index. A dim of the gates that is neither the
-token nor the expert dim is batch-like: each of its places is a group with slots of its own, and needs no other.
+Gradients flow through the weights and the auxiliary loss only. Ties go to the lowest index. A dim of the gates that is
+neither the token nor the expert dim is batch-like: each of its places is a group with slots of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import meshdsl as md
 
 from ..precision import dim_of
 from .options import choices_of, resolve
+from .slots import slots_of
 
 __all__ = ["Assignment", "Choice", "Picks", "assign"]
 
@@ -163,7 +163,7 @@ def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> 
     if case.router == "batch_prioritised":
         score = raw[0] if options["score"] == "top1" else sum(raw[1:], raw[0])
         order = md.argsort(-md.stop_gradient(score), case.token)
-    slots, keeps, used = _slots(case, wanted, order)
+    slots, keeps, used = slots_of(wanted, case.token, case.expert, case.capacity, case.used, order)
     if accepted is not None:
         keeps[1] = keeps[1] & accepted
     if options.get("normalize") == "after":
@@ -176,7 +176,7 @@ def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> 
 def _by_ids(case: _Case, ids: md.Tensor) -> Assignment:
     mask = _at(case, ids)
     mask = mask if case.real is None else mask & case.real
-    slots, keeps, used = _slots(case, [mask], None)
+    slots, keeps, used = slots_of([mask], case.token, case.expert, case.capacity, case.used)
     one = md.broadcast(1.0, ids.dims)
     return _assignment(case, (Choice(ids, slots[0], one, keeps[0]),), [mask], md.cast(0.0, one.dtype), mask, used)
 
@@ -207,40 +207,6 @@ def _shares(weights: list[md.Tensor]) -> list[md.Tensor]:
     some = total > 0
     total = md.where(some, total, 1)
     return [md.where(some, w / total, 0) for w in weights]
-
-
-def _slots(
-    case: _Case, wanted: list[md.Tensor], order: md.Tensor | None
-) -> tuple[list[md.Tensor], list[md.Tensor], md.Tensor]:
-    """The slot of each choice and whether it exists [groups, token], and the slots used then [groups, expert].
-
-    All j-th choices come before any (j+1)-th; a choice that finds no slot counts too.
-    """
-    token, expert, room = case.token, case.expert, case.capacity.size
-    before: md.Tensor | None = None
-    slots: list[md.Tensor] = []
-    keeps: list[md.Tensor] = []
-    for mask in wanted:
-        ones = md.cast(mask, "int32")
-        place = _running(ones, token, order) - 1
-        place = place if before is None else place + before
-        total = md.sum(ones, token)
-        before = total if before is None else before + total
-        fits = place < (room if case.used is None else room - md.cast(case.used, "int32"))
-        slots.append(md.sum(md.where(mask, place, 0), expert))
-        keeps.append(md.any(mask & fits, expert))
-    assert before is not None
-    used = before if case.used is None else before + md.cast(case.used, "int32")
-    return slots, keeps, md.minimum(used, room)
-
-
-def _running(ones: md.Tensor, token: md.Dim, order: md.Tensor | None) -> md.Tensor:
-    """Running counts over the tokens, in token order or in that of the priorities."""
-    if order is None:
-        return md.cumsum(ones, token)
-    ranked = md.rename(order, **{token.name: f"{token.name}_rank"})
-    counts = md.cumsum(md.take(ones, ranked, token), f"{token.name}_rank")
-    return md.transpose(md.take(counts, md.argsort(order, token), f"{token.name}_rank"), ones.dims)
 
 
 def _balance(case: _Case, first: md.Tensor, gates: md.Tensor) -> md.Tensor:

@@ -23,8 +23,8 @@ from .routing import masks
 __all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by"]
 
 # Places of the masks, tokens x experts x capacity of one group, from which index is faster: measured on CPU, forward
-# and backward, by benchmarks/dispatch.py. Below, both take well under a millisecond.
-INDEX_FROM = 1024
+# and backward, by benchmarks/dispatch.py. From 1024 to here neither is; below, einsum is.
+INDEX_FROM = 4096
 
 
 @dataclass(frozen=True)
