@@ -300,7 +300,15 @@ def eval_shape(f: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return tree.tree_unflatten(out, [v.type for v in graph.outs])
 
 
-def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, remat: bool | str = False) -> Any:
+def layers(
+    f: Callable[..., Any],
+    x: Any,
+    over: DimLike,
+    *,
+    xs: Any = None,
+    remat: bool | str = False,
+    collect: bool = False,
+) -> Any:
     """Run `x = f(x)` once for each index of `over`, as one scan whose parameters are stacked along it.
 
     >>> import meshdsl as md
@@ -312,8 +320,9 @@ def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, rema
 
     The graph has the size of one layer, whatever their number. With `xs` (a pytree of tensors that have the dim), f
     also gets its slice, `f(x, slice)`. With `remat`, the gradient computes each layer again from its input instead of
-    keeping what is inside (rematerialisation); a text is the policy of md.checkpoint. Raises `ShapeError` when f
-    changes the dims or dtype of x.
+    keeping what is inside (rematerialisation); a text is the policy of md.checkpoint. With `collect`, f returns a pair,
+    x and what to collect, and the result is a pair too: the last x, and all that was collected, stacked along `over`
+    (a decoder's caches). Raises `ShapeError` when f changes the dims or dtype of x.
     """
     run = _run("md.layers")
     try:
@@ -323,12 +332,22 @@ def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, rema
     has_slices = xs is not None
 
     def one(carry: Any, row: Any) -> Any:
-        return f(carry, row) if has_slices else f(carry)
+        result = f(carry, row) if has_slices else f(carry)
+        return result if collect else (result, None)
 
     declared = _declared_by(run, dim, one, x, xs)
     if run.values is None:
         _declare(run, declared)
-        return x
+        if not collect:
+            return x
+        rows = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
+        inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim))
+
+        def collected(x: Any, row: Any) -> Any:
+            with _running(inner):
+                return one(x, row)[1]
+
+        return x, tree.tree_map(lambda t: zeros(Type((dim, *t.shape), t.dtype)), eval_shape(collected, x, rows))
     weights = {
         path: run.slices[path] if path in run.slices else _value(run, path, d.type) for path, d in declared.items()
     }
@@ -340,11 +359,11 @@ def layers(f: Callable[..., Any], x: Any, over: DimLike, *, xs: Any = None, rema
                 return one(carry, row)
 
         policy = remat if isinstance(remat, str) else "nothing"
-        return (checkpoint(apply, policy) if remat else apply)(carry, *rows), None
+        return (checkpoint(apply, policy) if remat else apply)(carry, *rows)
 
-    result = scan(step, x, (xs, weights), over=dim)[0]
+    last, collected = scan(step, x, (xs, weights), over=dim)
     _declare(run, declared)
-    return result
+    return (last, collected) if collect else last
 
 
 def _declared_by(run: _Pass, dim: Dim, one: Callable[..., Any], x: Any, xs: Any) -> dict[str, Declared]:
@@ -354,7 +373,7 @@ def _declared_by(run: _Pass, dim: Dim, one: Callable[..., Any], x: Any, xs: Any)
 
     def discover(x: Any, row: Any) -> Any:
         with _running(inner):
-            return one(x, row)
+            return one(x, row)[0]
 
     before, after = (tree.tree_leaves(eval_shape(g, x, rows)) for g in (lambda x, row: x, discover))
     if [(set(t.shape), t.dtype) for t in before] != [(set(t.shape), t.dtype) for t in after]:
