@@ -49,7 +49,8 @@ def points(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
             continue
         config, measured = row["model_config"], row["measured"]
         n = row["parallelism"]["n"]
-        kind: str = KINDS.get(config["op"], config["op"])
+        op: str = config["op"]
+        kind = KINDS.get(op, op)
         size = config["bytes"] if "bytes" in config else config["MB"] * 2**20
         seconds = measured["time_us"] * 1e-6 if "time_us" in measured else measured["time_ms"] * 1e-3
         system = row["group"].removeprefix("collective_")

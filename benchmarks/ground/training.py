@@ -3,7 +3,8 @@
 MaxText on slices of TPU v5e (16 to 128 billion parameters), LLM Foundry on A100 and H100 (125 million to 70 billion).
 The work of one device comes from the train step of models/transformer.py with the published sizes; the time of its
 kernels is the roofline of the packaged machine file, in which one number is fitted: the fraction of the peak that
-products reach. Attention is taken as one fused kernel (both systems have one): its scores never reach memory.
+products reach. Attention is taken as one fused kernel (both systems have one): its scores never reach memory, and the
+backward pass computes them once more.
 
 Both shard the parameters over the replicas (FSDP). A layout of one mesh axis cannot say that here: batch and model
 would meet on it in every activation. The program is therefore that of data parallelism, and the gathering is costed
@@ -46,6 +47,7 @@ class Run:
     slices: int
     micro_batches: int
     seconds: float
+    bandwidth: float = 1.0  # of the memory, as a fraction of the machine file's
 
 
 def maxtext(row: dict[str, Any]) -> Run:
@@ -82,23 +84,40 @@ def llm_foundry(row: dict[str, Any]) -> Run:
     tokens = p["micro_batch"] * p["grad_accum"] * m["seq"]
     seconds = tokens / row["measured"]["tokens_per_s_per_gpu"]
     machine = "a100-p4de" if chip == "a100" else "h100"
-    return Run(chip, machine, workload, f"data:{p['gpus']}", "batch:data", p["gpus"], 1, p["grad_accum"], seconds)
+    smaller = 1555 / 2039 if "A100 40GB" in row["hardware"] else 1.0  # data sheets of A100 40 GB and 80 GB
+    mesh = f"data:{p['gpus']}"
+    return Run(chip, machine, workload, mesh, "batch:data", p["gpus"], 1, p["grad_accum"], seconds, smaller)
 
 
-def predict(run: Run, work: Work, efficiency: float) -> float:
-    """Seconds of one step."""
-    on = md.machine(run.machine)
-    peak = on.peak_of("float8_e4m3fn" if "fp8" in run.chip else "bfloat16")
-    rates = Rates(peak, on.vector, on.hbm_bandwidth, ((1.0, efficiency), (1e30, efficiency)))
-    kernels = work.trips * (device_seconds(rates, work.products, work.vector, work.moved - work.scores) + on.launch)
-    update = float(kernels[work.update].sum()) / run.replicas
-    placement = md.place(on.network, md.Mesh(run.mesh))
-    size = BF16 * work.parameters
-    sharding = 2 * placement.seconds("all_gather", ["data"], size) + placement.seconds("reduce_scatter", ["data"], size)
-    sending = sum(placement.seconds(k, a, v) * n for k, a, v, n in work.sends if a == ("model",))
-    micro_batch = max(float(kernels[~work.update].sum()), sending + sharding)
-    between = placement.seconds("all_reduce", ["slice"], size / run.replicas) if run.slices > 1 else 0.0
-    return run.micro_batches * micro_batch + update + between
+class Estimate:
+    """Seconds of one run's step as a function of the efficiency; the rest is worked out once."""
+
+    def __init__(self, run: Run, work: Work):
+        on = md.machine(run.machine)
+        self.run, self.work, self.launch = run, work, on.launch
+        self.peak = on.peak_of("float8_e4m3fn" if "fp8" in run.chip else "bfloat16")
+        self.vector, self.bandwidth = on.vector, on.hbm_bandwidth * run.bandwidth
+        self.moved = work.moved - work.scores
+        of_scores = (work.scores > 0) & (work.products > 0)
+        again = 1 + of_scores / max(of_scores.sum(), 1)  # one product of scores more, spread over all of them
+        attention = np.where(of_scores, self.peak / on.peak_of("bfloat16"), 1.0)  # with fp8, attention stays in bf16
+        self.products = work.products * again * attention
+        place = md.place(on.network, md.Mesh(run.mesh)).seconds
+        size = BF16 * work.parameters
+        tensor = sum(place(k, a, v) * n for k, a, v, n in work.sends if a == ("model",))
+        sharding = 2 * place("all_gather", ["data"], size) + place("reduce_scatter", ["data"], size)
+        self.sending = tensor + sharding
+        self.between = place("all_reduce", ["slice"], size / run.replicas) if run.slices > 1 else 0.0
+
+    def seconds(self, efficiency: float) -> float:
+        """Of one step."""
+        rates = Rates(self.peak, self.vector, self.bandwidth, ((1.0, efficiency),))
+        work = self.work
+        device = device_seconds(rates, self.products, work.vector, self.moved)
+        kernels = work.trips * (device + self.launch)
+        update = float(kernels[work.update].sum()) / self.run.replicas
+        micro_batch = max(float(kernels[~work.update].sum()), self.sending)
+        return self.run.micro_batches * micro_batch + update + self.between
 
 
 def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
@@ -109,12 +128,12 @@ def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str
             one = maxtext(row) if row["group"] == "maxtext_v5e" else llm_foundry(row)
             chips[one.chip].append(one)
     for chip, there in chips.items():
-        works = [programs.work(r.workload, r.mesh, r.layout) for r in there]
+        estimates = [Estimate(r, programs.work(r.workload, r.mesh, r.layout)) for r in there]
         programs.save()
         measured = np.array([r.seconds for r in there])
 
-        def seconds(x: Any, there: list[Run] = there, works: list[Work] = works) -> Any:
-            return np.array([predict(r, w, float(x[0])) for r, w in zip(there, works, strict=True)])
+        def seconds(x: Any, estimates: list[Estimate] = estimates) -> Any:
+            return np.array([estimate.seconds(float(x[0])) for estimate in estimates])
 
         def fit(keep: Any, measured: Any = measured, seconds: Any = seconds) -> dict[str, float]:
             return solve(lambda x: np.log(seconds(x) / measured)[keep], {"efficiency": (0.6, 0.05, 0.98)})
