@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.cost.ledger import Ledger, ledger
-from meshdsl.cost.memory import memory
 from models.mlp import LAYOUTS, mlp
 
+MACHINE = "tpu-v4"  # has room for 512 partitions; none of the figures here depends on it
 CASES = 24
 PARTITIONS = (8, 32, 128, 512)
 Terms = Callable[[Mapping[str, float]], list[float]]
@@ -94,12 +93,11 @@ def table_1(layout: str) -> dict[str, Any]:
         workload = mlp.replace(batch=b, io=i, hidden=h)
         mesh = " ".join(f"{axis}:{size}" for axis, size in axes.items())
         step = md.compile(workload.train_step(), mesh, LAYOUTS[layout][1], donate=(0, 1))
-        program = step.program(*workload.specs())
-        found = ledger(program)
+        found = step.cost(*workload.specs(), machine=MACHINE)
         costs = {
-            "computation": sum(line.flops for line in found.lines if line.matmul is not None),
-            "communication": sum(c.bytes * c.count for c in program.collectives),
-            "memory": memory(program, donated=program.ins[:3]).peak,
+            "computation": sum(line.flops for line in found.ledger.lines if line.matmul is not None),
+            "communication": sum(c.bytes * c.count for c in found.program.collectives),
+            "memory": found.memory.peak,
         }
         samples.append(({"b": b, "i": i, "h": h, "n": n, **axes}, costs))
     return {
@@ -229,12 +227,12 @@ TABLE_4 = (
 
 def table_4(operator: Operator) -> dict[str, Any]:
     """The slopes of computation and communication by partitions, beside the paper's orders."""
-    found: list[Ledger] = []
+    found: list[md.Report] = []
     for d in PARTITIONS:
         step = md.compile(operator.function, f"d:{d}", operator.layout)
-        found.append(ledger(step.program(*operator.specs(d))))
-    kinds = sorted({line.op for line in found[-1].lines if line.collective is not None})
-    compute = slope([one.flops for one in found])
+        found.append(step.cost(*operator.specs(d), machine=MACHINE))
+    kinds = sorted({record.kind for record in found[-1].program.collectives})
+    compute = slope([one.ledger.flops for one in found])
     sent = [sum(c.bytes * c.count for c in one.program.collectives) for one in found]
     communication = slope(sent) if any(sent) else None
     right = (
