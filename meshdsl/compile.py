@@ -287,13 +287,12 @@ class Compiled:
         layout and for a mesh that the machine has no room for, `MachineError` for a machine that nobody knows.
         """
         program = self.program(*args)
-        found = self._for(args)[0]
         try:
             on = machine if isinstance(machine, Machine) else machine_named(machine)
             return report(
                 program,
                 on,
-                donated=[program.ins[i] for i in found.donated],
+                donated=self.donated(*args),
                 placement=place(on.network, self.mesh, assignment),
                 limit=limit,
                 layout=self.layout,
@@ -301,6 +300,11 @@ class Compiled:
             )
         except MeshdslError as error:
             raise at(error, caller()) from None
+
+    def donated(self, *args: Any) -> tuple[Var, ...]:
+        """The inputs of the program whose memory its results may take over."""
+        program = self.program(*args)
+        return tuple(program.ins[i] for i in self._for(args)[0].donated)
 
     def under(self, mesh: Mesh | str, layout: Layout | str | dict[str, Any]) -> Compiled:
         """The same function on another mesh or under another layout; what has been traced is not traced again."""

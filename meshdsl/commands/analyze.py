@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
-from .common import command, placed, say, workload_options, write
+from .common import command, out_file, placed, say, workload_options, write
 from .costing import cost_options, exit_code, measured
 
 __all__ = ["add"]
@@ -16,6 +17,9 @@ def add(commands: Any) -> None:
     parser = command(commands, "analyze", run, "say what a layout costs: memory, time, what is sent and why")
     workload_options(parser)
     cost_options(parser)
+    parser.add_argument(
+        "--trace", type=out_file, metavar="FILE", help="write the timeline for ui.perfetto.dev or chrome://tracing"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,6 +29,10 @@ def run(options: argparse.Namespace) -> int:
         from ..cost.html import page
 
         write(options.html, page({options.layout or "layout": report}))
+    if options.trace:
+        from ..cost.trace_events import trace_events
+
+        write(options.trace, json.dumps(trace_events(report.timeline)))
     if options.json:
         say({"command": "analyze", **report.to_dict()})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from meshdsl.commands import common, doctor
-from meshdsl.cost import calibrate, html
+from meshdsl.cost import aot, calibrate, html
+from meshdsl.cost.changes import Change
 from meshdsl.cost.tables import WIDTH
 from meshdsl.schema import SCHEMA_VERSION
 from meshdsl.train import UsageError
@@ -141,6 +143,21 @@ def test_verify():
     assert record(here("verify", *GRID, "--forward", "--json"))["equal"] is True
 
 
+def test_verify_beside_a_compiler(monkeypatch: pytest.MonkeyPatch):
+    """With a stand-in for the TPU's compiler, which tests/cost/ runs where it is installed."""
+    held = aot.CompiledMemory(argument=30_000, output=20_000, temp=10_000, alias=20_000, generated_code=0, peak=50_000)
+    other = Change("all_reduce", "cols", 4, 4096, 2, 4096, 1, "2 were made one")
+    whole = aot.Compilation("tpu:v5e:2x4", 8, "as given", True, 50_000, None, "", held, (), (other,), 1.0)
+    full = dataclasses.replace(whole, fits=False, limit=40_000, message="too much", memory=None, changes=())
+    for made, code in ((whole, 0), (full, 3)):
+        monkeypatch.setattr(aot, "compile_for", lambda *given, made=made, **named: made)
+        run = here("verify", *GRID, "--aot", "tpu:v5e:2x4")
+        assert (run.code, run.err) == (code, "")
+        assert record(here("verify", *GRID, "--aot", "tpu:v5e:2x4", "--json"))["aot"]["fits"] is made.fits
+        words = ["peak", "50.00 kB", "2 were made one"] if made.fits else ["does not fit on tpu:v5e:2x4", "too much"]
+        assert all(word in run.out for word in words), run.out
+
+
 def test_calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "here.toml"
 
@@ -175,6 +192,8 @@ MISTAKES = [
     ("cost_no_collective", 2, ["explain", *GRID, "--collective", "99"]),
     ("cost_no_dim", 2, ["explain", *GRID, "--dim", "widht"]),
     ("cost_quick", 2, ["doctor", "--quick"]),
+    ("cost_fast", 2, ["verify", *GRID, "--fast"]),
+    ("cost_topology", 2, ["verify", *GRID, "--aot", "v5e:2x4"]),
 ]
 
 
@@ -250,6 +269,13 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert here("analyze", *GRID, "--html", str(path)).code == 130
     assert path.read_text() == before
     assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_trace(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    assert here("analyze", *GRID, "--trace", str(path)).code == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} >= {"compute", "cols"}
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
