@@ -148,7 +148,7 @@ def compile_for(
                 "  give the mesh as many devices (v2, v3 and v4 count two cores for each chip), or another topology"
             )
         if "error" in found:
-            return _refused(topology, found)
+            return refused(topology, found)
         memory = CompiledMemory(**found["memory"])
         text = (directory / "compiled.txt").read_text(encoding="utf-8")
     collectives = performed(text)
@@ -217,7 +217,7 @@ def _run(directory: Path, topology: str, timeout: float) -> dict[str, Any]:
     return json.loads(result.read_text(encoding="utf-8"))
 
 
-def _refused(topology: str, found: dict[str, Any]) -> Compilation:
+def refused(topology: str, found: dict[str, Any]) -> Compilation:
     message: str = found["error"]
     if "RESOURCE_EXHAUSTED" not in message:
         raise CompilerError(f"the compiler for {topology} failed: {message[:2000]}")

@@ -1,0 +1,205 @@
+"""Liveness by hand on small programs, and laws on large ones."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.cost.memory import CATEGORIES, Memory
+from models.mlp import mlp
+from models.transformer import lm
+
+KB = 1024  # of float32[16, 16]
+X = md.spec("a:16 b:16")
+LM = lm.replace(batch=16, length=64, vocab=64, layers=3, d_model=64, heads=4, d_head=16, d_ff=256)
+
+
+def of(
+    f: Callable[..., Any], *specs: Any, mesh: str = "x:1", layout: str = "", donated: tuple[int, ...] = ()
+) -> Memory:
+    program = md.compile(f, mesh, layout).program(*specs)
+    return checked(md.memory(program, donated=[program.ins[i] for i in donated]))
+
+
+def checked(found: Memory) -> Memory:
+    """The laws that hold for every program."""
+    assert found.peak == found.at.bytes == max(moment.bytes for moment in found.profile)
+    assert sum(found.by_category.values()) == found.peak == sum(held.bytes for held in found.by_tensor)
+    assert [moment.index for moment in found.profile] == list(range(len(found.profile)))
+    first, last = found.profile[0], found.profile[-1]
+    assert (first.op, last.op) == ("arguments", "results")
+    assert first.bytes == last.bytes == min(moment.bytes for moment in found.profile)
+    kept = [n for name, n in zip(CATEGORIES, last.by_category, strict=True) if name in CATEGORIES[4:]]
+    assert not any(kept), "at the end only arguments and results are left"
+    sizes = [held.bytes for held in found.by_tensor]
+    assert sizes == sorted(sizes, reverse=True)
+    json.dumps(found.to_dict())
+    return found
+
+
+def held(found: Memory) -> dict[str, int]:
+    return {name: n for name, n in found.by_category.items() if n}
+
+
+def twice(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    """Two products one after the other, with what stays inside a kernel between them."""
+    return md.einsum(md.relu(md.einsum(x, w, out="a c")), w, out="a b")
+
+
+W = md.spec("b:16 c:16")
+
+
+def test_a_value_is_held_from_its_kernel_to_its_last_reader() -> None:
+    found = of(twice, X, W)
+    assert held(found) == {"inputs": 2 * KB, "results": KB, "temporaries": KB}
+    assert [moment.bytes // KB for moment in found.profile] == [3, 4, 4, 3]  # arguments, einsum with relu, einsum, end
+
+
+def test_a_device_holds_its_block() -> None:
+    assert of(twice, X, W, mesh="x:4", layout="a:x").peak == KB + 3 * KB // 4
+    split = of(twice, X, W, mesh="x:4", layout="c:x")
+    assert split.peak == KB + KB // 4 + KB + KB // 4 + KB  # x, w, result, relu's, partial sum
+
+
+def test_a_collective_holds_its_operand() -> None:
+    found = of(lambda x, w: md.einsum(x, w, out="a c"), X, W, mesh="x:4", layout="b:x")
+    assert held(found) == {"inputs": KB // 2, "results": KB, "collective buffers": KB}
+    assert found.at.op == "einsum"
+
+
+def test_elementwise_results_take_the_place_of_what_they_are_made_of() -> None:
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        y = md.cumsum(x, "a")
+        return md.cumsum(md.cumsum(y + md.sum(y, "b"), "b"), "a")
+
+    assert of(f, X, W).peak == 2 * KB + KB + 2 * KB  # two at a time: the sum of both is where y was
+    kept = of(
+        lambda x, w: (lambda y: md.cumsum(md.cumsum(y + w, "a"), "b") + y)(md.cumsum(x, "a")), X, md.spec("a:16 b:16")
+    )
+    assert kept.peak == 2 * KB + KB + 3 * KB  # y is read again
+
+
+def test_a_result_takes_the_place_of_a_donated_argument() -> None:
+    def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return w - md.einsum(md.transpose(x, "b a"), x, out="b a") * 0.1
+
+    w = md.spec("b:16 a:16")
+    plain, donated = of(step, w, X), of(step, w, X, donated=(0,))
+    assert held(plain)["results"] == KB and "results" not in held(donated)
+    assert plain.peak == donated.peak + KB
+
+
+def test_a_donated_argument_that_is_read_later_keeps_its_place() -> None:
+    def step(w: md.Tensor, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        new = md.cumsum(w, "b")
+        return new, md.einsum(md.cumsum(md.einsum(new, x, out="b c"), "c"), w, out="a c")
+
+    specs = md.spec("b:16 a:16"), md.spec("a:16 c:16")
+    found = of(step, *specs, donated=(0,))
+    assert of(step, *specs).peak == found.peak + KB - KB  # a place of its own either way, until w has been read
+
+
+def test_a_donated_argument_of_another_type_gives_no_place() -> None:
+    found = of(lambda x: md.cast(md.cumsum(x, "a"), "bfloat16"), X, donated=(0,))
+    assert held(found)["results"] == KB // 2
+
+
+def test_a_scan_holds_its_stack_its_carry_and_one_trip() -> None:
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
+        def body(carry: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            inner = md.cumsum(md.einsum(carry, row, out="a c"), "c")
+            return md.einsum(inner, row, out="a b"), md.sum(inner, "c")
+
+        carry, ys = md.scan(body, x, w, over="t")
+        return md.sum(carry) + md.sum(ys)
+
+    found = of(f, X, md.spec("t:8 b:16 c:16"))
+    stack, trip = 8 * 16 * 4, 2 * KB  # the product and its sums
+    assert found.peak == KB + 8 * KB + 4 + KB + stack + trip
+    assert sum(moment.op == "cumsum" for moment in found.profile) == 1  # one trip stands for all
+    assert of(f, X, md.spec("t:16 b:16 c:16")).peak == found.peak + 8 * KB + stack
+
+
+def test_of_a_conditional_the_larger_arm_counts() -> None:
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        def small(x: md.Tensor) -> md.Tensor:
+            return x + 1.0
+
+        def large(x: md.Tensor) -> md.Tensor:
+            return md.cumsum(md.einsum(md.cumsum(x, "a"), w, out="a c"), "a") + 1.0
+
+        return md.cond(md.sum(x) > 0, small, lambda x: md.rename(large(x), c="b"), x)
+
+    # the predicate, and of the large arm two values at a time beside the place of the result
+    assert of(f, X, W).peak == 2 * KB + KB + 1 + 2 * KB
+
+
+def test_a_while_loop_holds_its_carry_and_one_trip() -> None:
+    def f(x: md.Tensor) -> md.Tensor:
+        return md.while_loop(lambda x: md.sum(x) > 1.0, lambda x: md.cumsum(x, "a") * 0.5, x)
+
+    assert of(f, X).peak == pytest.approx(3 * KB, abs=64)  # argument, carry, sums
+
+
+def test_categories_come_from_paths_or_from_the_caller() -> None:
+    step = md.compile(LM.train_step(), "x:2", "batch:x")
+    program = step.program(*LM.specs())
+    found = checked(md.memory(program))
+    first = dict(zip(CATEGORIES, found.profile[0].by_category, strict=True))
+    sizes = {
+        kind: sum(program.local_bytes(v) for v in program.ins if v.name.startswith(kind))
+        for kind in ("params", "state", "batch")
+    }
+    assert [first["parameters"], first["optimizer state"], first["inputs"]] == list(sizes.values())
+    named = checked(md.memory(program, categories=dict.fromkeys(program.ins, "parameters")))
+    assert named.by_category["parameters"] == sum(sizes.values()) and named.peak == found.peak
+
+
+def test_the_peak_names_tensors_with_their_lines() -> None:
+    program = md.compile(LM.train_step(), "x:2", "batch:x").program(*LM.specs())
+    found = md.memory(program)
+    names = {one.name: one for one in found.by_tensor}
+    assert names["params/embed"].shape == (64, 64) and names["params/embed"].bytes == 64 * 64 * 4
+    saved = [one for one in found.by_tensor if one.category == "saved activations"]
+    assert saved and all(str(one.where).startswith("models/transformer.py:") for one in saved)
+    assert str(found).startswith(f"peak {found.peak / 1e6:.2f} MB at ")
+
+
+def test_rematerialisation_lowers_the_peak() -> None:
+    peaks = []
+    for remat in (False, True):
+        workload = LM.replace(remat=remat, layers=8)
+        program = md.compile(workload.train_step(), "x:2", "batch:x").program(*workload.specs())
+        peaks.append(checked(md.memory(program)).by_category["saved activations"])
+    assert peaks[1] < peaks[0] / 3
+
+
+def test_a_machine_may_pad() -> None:
+    def tiled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        return int(np.prod([-(-n // 128) * 128 for n in shape])) * dtype.itemsize
+
+    program = md.compile(twice, "x:1", "").program(X, W)
+    assert md.memory(program, stored=tiled).peak == 64 * md.memory(program).peak
+
+
+@pytest.mark.parametrize("workload", [mlp, LM, LM.replace(remat=True)], ids=["mlp", "lm", "remat"])
+def test_every_layout_holds_at_least_its_arguments(workload: md.Workload) -> None:
+    for mesh, layout in workload.layouts.values():
+        program = md.compile(workload.train_step(), mesh, layout).program(*workload.specs())
+        donated = [v for v in program.ins if not v.name.startswith("batch")]
+        plain, saved = checked(md.memory(program)), checked(md.memory(program, donated=donated))
+        assert plain.peak > saved.peak >= sum(map(program.local_bytes, program.ins))
+
+
+def test_a_deep_model_on_many_devices_takes_no_time() -> None:
+    workload = lm.replace(layers=64, batch=512)
+    program = md.compile(workload.train_step(), "rows:256 cols:8", lm.layouts["sequence"][1]).program(*workload.specs())
+    start = time.perf_counter()
+    checked(md.memory(program))
+    assert time.perf_counter() - start < 2  # 0.02 s on an idle machine
