@@ -1,5 +1,6 @@
 """Checkpoints in meshdsl's own format: written by every process, trusted by none, restored onto any layout."""
 
-from .store import Checkpoints, Restored
+from .restore import Restored
+from .store import Checkpoints
 
 __all__ = ["Checkpoints", "Restored"]

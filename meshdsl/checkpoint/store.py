@@ -8,40 +8,24 @@ import secrets
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..ops.random import WORD
-from ..trace import Tensor, spec_of, tensor, tree
+from ..trace import Tensor
 from . import lock, processes
-from .directory import clean, is_good, lost, note_newest, remove_step, set_aside, step_numbers, unfinished
+from .directory import clean, is_good, note_newest, remove_step, set_aside, step_numbers
 from .files import remove_tree, sync_directory
 from .manifest import STEP_LIMIT
-from .place import place, targets
-from .read import StepReader, open_step, step_name
-from .trees import check_fit, flat, json_value, key_words, tensors_of
+from .read import open_step, step_name
+from .restore import Restored, Wanted, restore_newest, restore_step
+from .trees import json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["Checkpoints", "Restored"]
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What `Checkpoints.restore` found; `bytes_read` counts what this process read of tensors."""
-
-    step: int
-    tree: Any
-    config: Any
-    data: Any
-    key: Tensor | None
-    bytes_read: int
+__all__ = ["Checkpoints"]
 
 
 class Checkpoints:
@@ -104,9 +88,14 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk. Raises `SaveError` when it could not be written."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        writing = self._writing
+        if writing is None:
+            return
+        try:
             writing.result()
+        finally:
+            if writing.done():  # else a signal interrupted the waiting, and the next call goes on with it
+                self._writing = None
 
     def steps(self) -> list[int]:
         """The steps in the directory, ascending."""
@@ -280,59 +269,12 @@ class Checkpoints:
         """
         self.wait()
         try:
-            wanted = _Wanted(like, mesh, layout, program)
-            return self._restore_newest(wanted) if step is None else self._restore(step, wanted)
+            wanted = Wanted(like, mesh, layout, program)
+            if step is not None:
+                return restore_step(self.directory, step, wanted)
+            return restore_newest(self.directory, wanted, self.report)
         except MeshdslError as error:
             raise at(error, caller()) from None
-
-    def _restore_newest(self, wanted: _Wanted) -> Restored:
-        if gone := lost(self.directory):
-            self.report(f"{gone} was saved in {self.directory}, and is gone")
-        for name in unfinished(self.directory):
-            self.report(f"{name} in {self.directory} is a save that was not finished")
-        below, refused = STEP_LIMIT + 1, [""]
-        while True:
-            newest = max((s for s in self.steps() if s < below), default=-1)
-            below = int(processes.from_first(str(newest).encode("ascii"), 20))
-            if below < 0:
-                raise CheckpointError(f"there is no sound checkpoint in {self.directory}" + "\n  ".join(refused))
-            try:
-                return self._restore(below, wanted)
-            except CheckpointError as error:
-                refused.append(str(error.args[0]))
-                self.report(f"{step_name(below)} in {self.directory} is passed over: {error.args[0]}")
-
-    def _restore(self, step: int, wanted: _Wanted) -> Restored:
-        """The step, if all processes can read their parts of it."""
-        found: Restored | None = None
-        problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; it says why")
-        try:
-            with open_step(self.directory, step) as reader:
-                found = _read(reader, wanted)
-        except CheckpointError as error:
-            problem = error
-        if not processes.everywhere(found is not None) or found is None:
-            raise problem
-        return found
-
-
-class _Wanted(NamedTuple):
-    like: Any
-    mesh: Mesh | None
-    layout: Layout | None
-    program: Program | None
-
-
-def _read(reader: StepReader, wanted: _Wanted) -> Restored:
-    stored, header = reader.manifest, reader.manifest.header
-    like = {path: entry.type for path, entry in stored.tensors.items()} if wanted.like is None else wanted.like
-    leaves = flat(like)
-    check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
-    places = targets(leaves, wanted.mesh, wanted.layout, wanted.program)
-    found = [place(reader, stored.tensors[path], target) for path, target in places.items()]
-    key = None if header.key is None else tensor(np.array(header.key, np.uint32), (WORD,))
-    made = tree.tree_unflatten(tree.tree_structure(like), found)
-    return Restored(header.step, made, header.config, header.data, key, reader.bytes_read)
 
 
 def _warn(message: str) -> None:

@@ -167,6 +167,8 @@ def await_publication(folder: Path, directory: Path, step: int, save: str, secon
     """
     deadline = time.monotonic() + seconds
     while folder.exists():
+        if (folder / "failed-00000").exists():
+            raise SaveError("process 0 could not write its part; it says why")
         if time.monotonic() > deadline:
             raise SaveError(f"process 0 did not publish the step in {seconds:g} seconds")
         time.sleep(_POLL_SECONDS)

@@ -129,7 +129,10 @@ def failures(folder: Path) -> None:
 
 
 def run(command: str, folder: Path, seeds: Sequence[int], counts: Sequence[int]) -> None:
-    """Each program's part of each pair, in this process."""
+    """Each program's part of each pair, in this process; or what can go wrong, once."""
+    if command == "failures":
+        failures(folder / "failures")
+        return
     for seed in seeds:
         a, b, c = layouts(seed, counts)
         at = folder / str(seed)
@@ -174,10 +177,8 @@ def main(port: str, rank: str, processes: str, each: str, command: str, folder: 
     if int(processes) > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(rank), initialization_timeout=120)
-    if command == "failures":
-        failures(Path(folder))
-    else:
-        run(command, Path(folder), [*map(int, seeds.split(","))], [*map(int, counts.split(","))])
+    for part in command.split(","):
+        run(part, Path(folder), [*map(int, seeds.split(","))], [*map(int, counts.split(","))])
     if int(processes) > 1:
         jax.distributed.shutdown()
 

@@ -51,9 +51,7 @@ def test_safetensors(saved: Any, tmp_path: Path):
     raw = file.read_bytes()
     place = raw.index(values["params/w"].tobytes())
     file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-    with pytest.raises(
-        md.CheckpointError, match="'params/w': the tensor is not what meshdsl wrote: its SHA-256 differs"
-    ):
+    with pytest.raises(md.CheckpointError, match="'params/w': the tensor is not what meshdsl wrote: its SHA-256"):
         md.import_safetensors(file)
     file.write_bytes(raw[:-1])
     with pytest.raises(md.CheckpointError, match=r"w.safetensors cannot be read: SafetensorError"):

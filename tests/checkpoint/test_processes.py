@@ -9,10 +9,13 @@ from . import processes
 
 
 def test_two_processes_and_one(tmp_path: Path):
-    """Eight devices of one process save, two processes of four restore and save, one restores."""
+    """Eight devices of one process save, two processes of four restore and save, one restores.
+
+    The two also meet what can go wrong: what one of them meets, both learn.
+    """
     seeds, counts = [1, 2, 3], [8, 8, 8]
     processes.run("save", tmp_path, seeds, counts)
-    processes.spawn("move", tmp_path, seeds, counts, processes=2, each=4)
+    processes.spawn("move,failures", tmp_path, seeds, counts, processes=2, each=4)
     processes.run("restore", tmp_path, seeds, counts)
     for seed in seeds:
         step = tmp_path / str(seed) / "b" / f"step-{seed:08d}"
@@ -20,7 +23,3 @@ def test_two_processes_and_one(tmp_path: Path):
         whole = (tmp_path / str(seed) / "a" / step.name / "part-00000.bin").stat().st_size
         assert len(sizes) == 2 and sum(sizes) == whole, "each part is written once, by one of the processes"
         assert all(sizes), "and both have something to write"
-
-
-def test_what_one_process_meets_all_learn(tmp_path: Path):
-    processes.spawn("failures", tmp_path, [0], [8], processes=2, each=4)
