@@ -120,7 +120,7 @@ class _Fusion:
         what that makes; no kernel holds two. Where such a chain ends, its smallest value is stored.
         """
         readers = self.readers[v]
-        if kind(eqn) == "" or not all(takes_inside(r) for r in readers):
+        if kind(eqn) == "" or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
             return
         chain = self.chain(eqn, v)
         reader = readers[0] if len(readers) == 1 else None

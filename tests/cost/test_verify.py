@@ -160,7 +160,7 @@ def test_what_the_compiler_changed_is_said_in_words() -> None:
 def test_a_reduce_scatter_that_becomes_an_all_reduce() -> None:
     step = md.compile(lambda x, w: md.shard(md.dot(x, w, "io"), {"batch": "cols"}), "cols:4", "io:cols")
     program = step.program(*SPECS)
-    assert [one.kind for one in program.collectives] == ["reduce_scatter"]
+    assert program.collectives[0].kind == "reduce_scatter"
     text = "ENTRY %m (x: f32[8,32]) -> f32[4] {\n  %x = f32[8,32]{1,0} parameter(0)\n"
     text += "  %r = f32[8,32]{1,0} all-reduce(%x), replica_groups={{0,1,2,3}}\n}"
     words = {one.kind: one.words for one in changes(program, performed(text))}

@@ -1,0 +1,220 @@
+"""When each value of a program has a place in one device's memory: from the step that makes it to its last reader.
+
+Arguments and results have theirs from beginning to end, as the caller provides both; a result takes over the place of a
+donated argument of its type. What stays inside a kernel (see `fusion`) has none. Three things that compilers do count:
+
+- a step that holds no more after it than before runs as soon as it can;
+- what is read where a result of its size is written, for the last time, gives the result its place;
+- an all_reduce works in place when nothing else reads its operand.
+
+A loop holds its carry and the results that it stacks from its first step to its last, and the values of one trip while
+it runs: the clock goes through the body once. The arms of a conditional have times of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import NOWHERE, Where
+from ..ir import Eqn, Graph, Op, Var
+from ..lowering import Program
+from ..lowering.program import show_bytes
+from .fusion import Branch, Kernel, Loop, Send, Step, holders, steps
+
+__all__ = ["CATEGORIES", "Held", "Lives", "Sizes"]
+
+Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
+CATEGORIES = (
+    "parameters",
+    "optimizer state",
+    "inputs",
+    "results",
+    "saved activations",
+    "temporaries",
+    "collective buffers",
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """One value in one device's memory, from the moment `first` to the moment `last`."""
+
+    name: str  # of the tensor, or else of the operation that makes it
+    category: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # stored, on one device
+    bytes: int
+    where: Where
+    first: int
+    last: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "dtype": self.dtype.name, "shape": list(self.shape), "where": str(self.where)}
+
+    def __str__(self) -> str:
+        return f"{show_bytes(self.bytes):>10}  {self.name} {self.dtype.name}{list(self.shape)}  # {self.where}"
+
+
+class Lives:
+    """The first and last moment of every stored value, on one clock."""
+
+    def __init__(self, program: Program, donated: frozenset[Var], categories: Mapping[Var, str], stored: Sizes):
+        self.program = program
+        self.stored = stored
+        self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
+        self.found: list[Held] = []
+        self.whole(donated, categories)
+
+    def size(self, v: Var) -> int:
+        return self.stored(self.program.local_shape(v), v.dtype)
+
+    def hold(self, v: Var, category: str, name: str, where: Where, first: int, last: int) -> None:
+        n = self.size(v)
+        if n and last >= first:
+            self.found.append(Held(name, category, v.dtype, self.program.local_shape(v), n, where, first, last))
+
+    def whole(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
+        """Hold arguments and results for the whole run, and what is made between for as long as it is read."""
+        program = self.program
+        source = holders(program)
+        free: dict[Any, list[Var]] = defaultdict(list)  # donated and not taken over yet, by type
+        for v in program.ins:
+            if v in donated:
+                free[v.dtype, program.local_shape(v)].append(v)
+        taken: dict[Var, Var] = {}  # of a result, the argument whose place it takes
+        copies: list[Var] = []  # results with a place of their own
+        for v in program.outs:
+            places = free[v.dtype, program.local_shape(v)]
+            if places and source.get(v, v) not in taken:
+                taken[source.get(v, v)] = places.pop(0)
+            else:
+                copies.append(v)
+        results = {source.get(v, v) for v in program.outs}
+        order = self.early(steps(program), results | set(program.ins), taken)
+        births, dies = self.run(program, order, results | set(program.ins))
+        end = len(self.moments)
+        self.moments.append(("results", NOWHERE, False))
+        for v in program.ins:
+            self.hold(v, categories.get(v) or _category(v), v.name, NOWHERE, 0, end)
+        made = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        for v in copies:
+            eqn = made.get(source.get(v, v))
+            self.hold(v, "results", v.name or (_label(eqn) if eqn else "copy"), eqn.where if eqn else NOWHERE, 0, end)
+        for v, place in taken.items():
+            if v in births and dies.get(place, 0) > births[v]:  # the argument is read later: both are there until then
+                self.hold(v, "temporaries", _label(made[v]), made[v].where, births[v], dies[place])
+
+    def run(self, graph: Graph, order: Sequence[Step], placed: set[Var]) -> tuple[dict[Var, int], dict[Var, int]]:
+        """Hold the values of one graph, those in `placed` aside. The moments when each is made, and last read."""
+        births: dict[Var, int] = {}
+        dies: dict[Var, int] = {}
+        makers: dict[Var, Step] = {}
+        saved: set[Var] = set()
+        sent: set[Var] = set()
+        for step in order:
+            first = len(self.moments)
+            eqn = _last(step)
+            self.moments.append((_label(eqn), eqn.where, eqn.backward))
+            carried: set[Var] = set()
+            if isinstance(step, Loop):
+                carried = self.trip(step)
+            elif isinstance(step, Branch):
+                for (_, sub), arm in zip(step.eqn.graphs(), step.arms, strict=True):
+                    source = holders(sub)
+                    self.run(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
+            last = len(self.moments) - 1
+            for v in step.reads:
+                dies[v] = first if v in carried else last
+                if eqn.backward and v in makers and not _last(makers[v]).backward:
+                    saved.add(v)
+            for v in step.writes:
+                births[v], makers[v] = first, step
+            if isinstance(step, Send):
+                sent.update(step.reads, step.writes)
+        overwritten = self.overwritten(order, births, dies, placed)
+        for v, first in births.items():
+            if v not in placed:
+                kept = "collective buffers" if v in sent else "temporaries"
+                eqn = _last(makers[v])
+                last = max(dies.get(v, first), first) - (v in overwritten)
+                category = "saved activations" if v in saved else kept
+                self.hold(v, category, v.name or _label(eqn), eqn.where, first, last)
+        return births, dies
+
+    def early(self, order: Sequence[Step], placed: set[Var], taken: Mapping[Var, Var]) -> list[Step]:
+        """The steps with those that hold no more after than before as soon as they can run; a compiler does so.
+
+        Such a step stays after the other readers of what it frees, and of the argument whose place it takes.
+        """
+        readers: dict[Var, list[Step]] = defaultdict(list)
+        for step in order:
+            for v in step.reads:
+                readers[v].append(step)
+        times: dict[Step, int] = {}
+        made: dict[Var, int] = {}
+        for i, step in enumerate(order):
+            times[step] = i
+            freed = [v for v in step.reads if v in made and v not in placed and readers[v][-1] is step]
+            new = [v for v in step.writes if v not in placed]
+            if isinstance(step, Kernel | Send) and sum(map(self.size, new)) <= sum(map(self.size, freed)):
+                gone = [*freed, *(taken[v] for v in step.writes if v in taken)]
+                others = [times.get(r, i) for v in gone for r in readers[v] if r is not step]
+                times[step] = max([made.get(v, -1) for v in step.reads] + others, default=i)
+            made.update(dict.fromkeys(step.writes, times[step]))
+        return sorted(order, key=lambda step: times[step])
+
+    def trip(self, step: Loop) -> set[Var]:
+        """Hold what one trip makes. The operands whose place the carry takes: they end where the loop begins."""
+        params = step.eqn.params
+        body: Graph = params["body"]
+        source = holders(body)
+        consts, n = params["consts"], params.get("carries", len(body.outs))
+        outs = [source.get(v, v) for v in body.outs]
+        read = {v for inner in step.body for v in inner.reads}
+        rows = set(outs[n:]) - read  # kept by the stack only, so written there at once
+        begin = len(self.moments)
+        places = {v for _, sub in step.eqn.graphs() for v in sub.ins}
+        placed = places | rows | set(outs[:n])
+        births, dies = self.run(body, self.early(step.body, placed, {}), placed)
+        end = len(self.moments) - 1
+        for place, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
+            if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is there
+                self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
+        whole = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
+        return set(step.eqn.ins[consts : consts + n]) - whole
+
+    def overwritten(
+        self, order: Sequence[Step], births: Mapping[Var, int], dies: Mapping[Var, int], placed: set[Var]
+    ) -> set[Var]:
+        """Values whose place the kernel that reads them last writes its result into."""
+        found: set[Var] = set()
+        readers = Counter(v for step in order for v in step.reads)
+        for step in order:
+            alike: Sequence[Var] = step.alike if isinstance(step, Kernel) else ()
+            if isinstance(step, Send) and step.eqn.op.name == "all_reduce":
+                alike = [v for v in step.reads if readers[v] == 1]
+            for out in step.writes:
+                for v in alike:
+                    own = v in births and v not in placed and v not in found and out not in placed
+                    if own and self.size(v) == self.size(out) and dies[v] == births[out]:
+                        found.add(v)
+                        break
+        return found
+
+
+def _last(step: Step) -> Eqn:
+    return step.eqns[-1] if isinstance(step, Kernel) else step.eqn
+
+
+def _label(eqn: Eqn) -> str:
+    return str(eqn.op) if isinstance(eqn.op, Op) else eqn.op.name
+
+
+def _category(v: Var) -> str:
+    return {"params": "parameters", "state": "optimizer state"}.get(v.name.partition("/")[0], "inputs")
