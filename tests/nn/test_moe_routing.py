@@ -214,6 +214,13 @@ def test_narrow_gates_are_routed_in_float32():
     assert one.counts.tolist() == [600, 0]  # a bfloat16 count stops at 256
 
 
+def test_a_coin_that_equals_the_weight_refuses():
+    x = gates([[0.875, 0.125, 0.0]] * 3)  # twice the second weight is 0.25
+    coins = md.tensor(np.array([0.25, 0.25 - 1e-9, 0.5]), "token")
+    assert routed(x, uniforms=coins).counts.tolist() == [2, 1, 0]
+    assert routed(x, policy="threshold", threshold=0.125).counts.tolist() == [2, 0, 0]
+
+
 def test_a_choice_of_weight_zero_takes_a_slot():
     routing = routed(gates([[1.0, 0.0], [0.0, 1.0]]), router="top2")
     assert routing.dispatch.sum() == 4 and np.count_nonzero(routing.combine) == 2
