@@ -147,7 +147,7 @@ WRONG = {
     "wrap": (("bandwidth = 1e10", "bandwidth = 1e10\nwrap = 4"), "network.level[0].wrap: only the axes of a torus"),
     "levels": (("[[network.level]]", "[network.level]"), "network.level: written as [[network.level]], once for each"),
     "same axis": (
-        ("axes = { gpu = 8 }", 'axes = { gpu = 8 }\nbandwidth = 1\n[[network.level]]\nkind = "switch"\naxes = { gpu = 2 }'),
+        ("{ gpu = 8 }", '{ gpu = 8 }\nbandwidth = 1\n[[network.level]]\nkind = "switch"\naxes = { gpu = 2 }'),
         "network.level: two levels have a hardware axis 'gpu'",
     ),
     "table kind": (("all_reduce", "allreduce"), "network.measured[0].kind: unknown 'allreduce'; did you"),
