@@ -95,5 +95,9 @@ def _beside(made: Any, memory: Any) -> str:
     lines.append(table(["on one device", "predicted", "compiled", "difference"], rows, "<>>>"))
     changed = [change for change in made.changes if change.words]
     kept = len(made.changes) - len(changed)
-    lines += ["", f"collectives: {kept} of {len(made.changes)} kinds as the program states them, {len(changed)} changed by the compiler"]
+    total = len(made.changes)
+    lines += [
+        "",
+        f"collectives: {kept} of {total} kinds as the program states them, {len(changed)} changed by the compiler",
+    ]
     return "\n".join([*lines, *(f"  {change}" for change in changed)])

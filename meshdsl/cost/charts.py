@@ -166,8 +166,7 @@ def _points(report: Report) -> dict[_Point, float]:
 def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
     """What each layout sends, by dims, axes and kind: the exposed time, and beside it what is hidden."""
     rows = [(name, sent) for name, report in reports.items() for sent in report.collectives[:top]]
-    labels = [f"{' '.join(s.dims) or 'other'} on {','.join(s.axes)}: {s.count} {s.kind}, {s.sizes}" for _, s in rows]
-    labels = [cut(label, 62) for label in labels]
+    labels = [cut(str(sent), 62) for _, sent in rows]
     left, right = label_width(labels) + 16, WIDTH - 110
     most = max((sent.seconds for _, sent in rows), default=0.0) or 1.0
     scale = linear(0, most, left, right)
