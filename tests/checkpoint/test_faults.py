@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import meshdsl as md
+from meshdsl.checkpoint.read import open_step
+
 from . import faults
 
 
@@ -22,4 +25,20 @@ def test_damage_is_detected(bench: faults.Bench, name: str):
 
 def test_an_untouched_copy_is_sound(bench: faults.Bench, tmp_path: Path):
     bench.fresh()
+    assert bench.check("nothing") == "harmless"
+
+
+def test_no_bit_of_the_manifest_may_change(bench: faults.Bench):
+    """What the chunks' hashes do not cover, the manifest's own does: one bit of each of its bytes."""
+    bench.fresh()
+    file = bench.step / "manifest.json"
+    honest = file.read_bytes()
+    with open(file, "r+b", buffering=0) as raw:
+        for n in range(0, len(honest), 3):
+            raw.seek(n)
+            raw.write(bytes([honest[n] ^ 1 << n % 8]))
+            with pytest.raises(md.CheckpointError), open_step(bench.work, faults.DAMAGED):
+                pass
+            raw.seek(n)
+            raw.write(honest[n : n + 1])
     assert bench.check("nothing") == "harmless"
