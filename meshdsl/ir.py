@@ -12,6 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -111,15 +112,20 @@ class Op:
 
     def keywords(self, function: Callable[..., Any], available: Params) -> dict[str, Any]:
         """The part of `available` that a rule asks for by parameter name (all of it when it takes `**`)."""
-        parameters = inspect.signature(function).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return dict(available)
-        return {p.name: available[p.name] for p in parameters if p.name in available}
+        names = _parameters(function)
+        return dict(available) if names is None else {name: available[name] for name in names if name in available}
 
     def infer(self, ins: Sequence[Type], params: Params) -> tuple[Type, ...]:
         """Types of the results; raises ShapeError for operands that do not fit."""
         outs = self.type(*ins, **params)
         return (outs,) if isinstance(outs, Type) else tuple(outs)
+
+
+@lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of a function's parameters; None when it takes any (`**`)."""
+    parameters = inspect.signature(function).parameters.values()
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else tuple(p.name for p in parameters)
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,8 +256,13 @@ class _Hunt:
         return self.ranked(objective, wanted)
 
     def ranked(self, objective: str, wanted: int) -> list[Entry]:
-        fit = [(getattr(e, objective), e.seconds, e.peak_bytes, i) for i, e in self.entries.items() if e.fits]
-        return [self.entries[i] for *_, i in sorted(fit)[:wanted]]
+        """The best that fit, one for each outcome: of layouts that cost the same, the one with the fewest rules."""
+        each: dict[tuple[float, ...], tuple[int, int]] = {}
+        for i, e in self.entries.items():
+            outcome = getattr(e, objective), e.seconds, e.peak_bytes, e.wire_bytes
+            if e.fits:
+                each[outcome] = min(each.get(outcome, (math.inf, 0)), (len(e.layout.rules), i))
+        return [self.entries[each[outcome][1]] for outcome in sorted(each)[:wanted]]
 
     def look(self, i: int) -> Entry | None:
         """The candidate's exact cost, or None where it is illegal."""

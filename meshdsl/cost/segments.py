@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import Eqn, Op, Var
-from ..layouts import Extents, Sharding
+from ..layouts import Extents, Mesh, Sharding
 from ..lowering import Program
 from .fusion import Kernel, kind
 from .joint import Body, Loop, Made, Plain
@@ -50,13 +50,14 @@ def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[
     `known` keeps what has been costed, for segments that are alike.
     """
     found: list[np.ndarray | None] = [None] * len(body.steps)
+    forms: _Forms = known.setdefault("forms", _Forms(body.joint.mesh))
     for segment in _segments(body):
         points = [plain for i in segment.steps for plain in _points(body.steps[i], segment)]
         columns = [plain.made for plain in points] + [body.ends[i].made for i in segment.ends]
         likeness = _likeness(body, segment)
 
         def costed(*made: Made, segment: Segment = segment, likeness: Any = likeness) -> tuple[float, ...]:
-            key = likeness, made
+            key = likeness, *forms.of(made)
             if key not in known:
                 known[key] = _Wiring(body, segment, made).seconds(machine)
             return known[key]
@@ -157,6 +158,76 @@ def _segments(body: Body) -> list[Segment]:
     return found
 
 
+class _Forms:
+    """What the time of a segment's kernels depends on, of each class: local sizes, and which versions are the same.
+
+    Layouts that cut a dim by other axes into as many blocks have the same form.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.numbers: dict[Any, int] = {}
+        self.known: dict[Made, tuple[int, tuple[Sharding, ...]]] = {}
+
+    def of(self, made: Sequence[Made]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The forms of some classes, and which of their shardings are equal."""
+        number: dict[Sharding, int] = {}
+        forms: list[int] = []
+        equal: list[int] = []
+        for one in made:
+            form, shardings = self.form(one)
+            forms.append(form)
+            equal += [number.setdefault(s, len(number)) for s in shardings]
+        return tuple(forms), tuple(equal)
+
+    def form(self, made: Made) -> tuple[int, tuple[Sharding, ...]]:
+        """A number for the form of a class, and the shardings that tell its versions apart."""
+        if made not in self.known:
+            extents = Extents(made.extents)
+            number: dict[Var, int] = {}
+            sizes: list[Any] = []
+
+            def see(x: Var) -> int:
+                if x not in number:
+                    number[x] = len(number)
+                    sizes.append((x.dtype, extents.local_shape(x.shape, x.sharding, self.mesh)))
+                return number[x]
+
+            before = tuple(tuple(map(see, versions)) for versions in made.before)
+            eqns = tuple((_what(eqn), tuple(map(see, eqn.ins)), tuple(map(see, eqn.outs))) for eqn in made.eqns)
+            after = tuple(tuple(map(see, versions)) for versions in made.after)
+            lazy = tuple(state.lazy for state in made.came)
+            key = before, eqns, after, lazy, tuple(sizes), made.wanted is None
+            versions = [x.sharding for xs in (*made.before, *made.after) for x in xs]
+            shardings = tuple(versions if made.wanted is None else [*versions, made.wanted])
+            self.known[made] = self.numbers.setdefault(key, len(self.numbers)), shardings
+        return self.known[made]
+
+
+def _what(eqn: Eqn) -> Any:
+    """What of an equation, beside its operands, its cost depends on."""
+    if not isinstance(eqn.op, Op):
+        return eqn.op.name
+    key = eqn.op, tuple(sorted((k, v) for k, v in eqn.params.items() if isinstance(v, int | str)))
+    rest = tuple(v for _, v in sorted(eqn.params.items()) if not isinstance(v, int | str))
+    try:
+        hash(rest)
+    except TypeError:
+        return eqn
+    return (*key, rest)
+
+
+class _Part(Program):
+    """A program that knows the local sizes of its values once they have been asked for."""
+
+    def local_shape(self, var: Var) -> tuple[int, ...]:
+        """The stored sizes of a value on one device."""
+        known = self.__dict__.setdefault("sizes", {})
+        if var not in known:
+            known[var] = super().local_shape(var)
+        return known[var]
+
+
 class _Wiring:
     """One class of one segment as a program: what each of its equations was lowered to, joined."""
 
@@ -233,7 +304,7 @@ class _Wiring:
 
     def seconds(self, machine: Machine) -> tuple[float, ...]:
         """Of the kernels that end in each of the segment's own steps."""
-        program = Program(
+        program = _Part(
             tuple(self.ins),
             tuple(self.eqns),
             tuple(self.outs),

@@ -87,7 +87,10 @@ class Mesh:
         >>> Mesh("rows:2 cols:4").count(("rows", "cols"))
         8
         """
-        return math.prod(self.axes[axis] for axis in axes)
+        n = 1
+        for axis in axes:
+            n *= self.axes[axis]
+        return n
 
     def check_axis(self, axis: str) -> None:
         """Raises `LayoutError` when the mesh has no such axis."""

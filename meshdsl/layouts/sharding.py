@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..dims import Dim, Shape
 from .mesh import Mesh
@@ -36,6 +37,13 @@ class Sharding:
         if len(used) != len(set(used)):
             raise ValueError(f"a sharding mentions each mesh axis at most once: {self.split} {self.partial}")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.split, self.partial, self.kind))
+
     @staticmethod
     def of(split: Mapping[str, Iterable[str]], partial: Iterable[str] = (), kind: str = "sum") -> Sharding:
         """The sharding in normal form: empty splits dropped, dims and partial axes sorted."""
@@ -46,7 +54,10 @@ class Sharding:
     def axes(self, dim: Dim | str) -> Axes:
         """The axes that cut a dim, major to minor; empty when it is whole on every device."""
         name = dim if isinstance(dim, str) else dim.name
-        return next((axes for d, axes in self.split if d == name), ())
+        for d, axes in self.split:
+            if d == name:
+                return axes
+        return ()
 
     @property
     def split_axes(self) -> Axes:
@@ -95,7 +106,7 @@ class Extents:
 
     def global_shape(self, shape: Shape) -> tuple[int, ...]:
         """Stored sizes of the whole value."""
-        return tuple(self.padded(dim) for dim in shape)
+        return tuple([self.padded(dim) for dim in shape])
 
     def local_shape(self, shape: Shape, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
         """Stored sizes of one device's block.
@@ -103,4 +114,7 @@ class Extents:
         >>> Extents({"batch": 4}).local_shape((Dim("batch", 10),), Sharding.of({"batch": ("r",)}), Mesh("r:4"))
         (3,)
         """
-        return tuple(self.padded(dim) // mesh.count(sharding.axes(dim)) for dim in shape)
+        if not sharding.split:
+            return self.global_shape(shape)
+        split = dict(sharding.split)
+        return tuple([self.padded(dim) // mesh.count(split.get(dim.name, ())) for dim in shape])

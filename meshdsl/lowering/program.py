@@ -5,6 +5,7 @@ It is the only description of what a device does. Running it, simulating it, cos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ class Program(Graph):
 
     def local_bytes(self, var: Var) -> int:
         """The stored bytes of a value on one device."""
-        return int(np.prod(self.local_shape(var), dtype=object)) * var.dtype.itemsize
+        return math.prod(self.local_shape(var)) * var.dtype.itemsize
 
     @property
     def collectives(self) -> tuple[CollectiveRecord, ...]:
