@@ -70,7 +70,7 @@ class CompiledMemory:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compiler made of a program for a topology."""
+    """What a compiler made of a program for a topology; `changes` says what it did with the collectives."""
 
     topology: str
     devices: int
