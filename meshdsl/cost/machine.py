@@ -41,7 +41,6 @@ class Machine:
     network: Network
     transcendental: float = 0.0  # operations/s of exp, log, tanh and their like; 0: as fast as any other
     memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); none: all of it
-    step: float = 0.0  # seconds of starting a program
     overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
     uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
     asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute

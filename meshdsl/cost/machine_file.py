@@ -42,8 +42,8 @@ class MachineError(MeshdslError, ValueError):
     """A machine that nobody knows, or a machine file with something wrong in it."""
 
 
-NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "step", "overlap_slowdown", "uncertainty")
-OPTIONAL = ("transcendental", "step", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "sources")
+NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")
+OPTIONAL = ("transcendental", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "sources")
 TOP = ("title", "device", *NUMBERS, "efficiency", "memory", "peak", "asynchronous", "network", "sources")
 LEVEL = ("kind", "axes", "bandwidth", "latency", "wrap", "share", "device_bandwidth")
 MEASURED = ("kind", "group", "points")
@@ -76,7 +76,7 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def _least(key: str) -> float:
-    return {"overlap_slowdown": 1.0, "launch": 0.0, "step": 0.0, "uncertainty": 0.0}.get(key, math.ulp(0.0))
+    return {"overlap_slowdown": 1.0, "launch": 0.0, "uncertainty": 0.0}.get(key, math.ulp(0.0))
 
 
 class _Checks:
