@@ -8,7 +8,7 @@ two equations of one kernel never reaches memory. Memory, traffic and time all r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -135,8 +135,12 @@ class _Fusion:
         if chain.smallest not in (None, v) and (chain.reduces or reader is None):
             self.cut(chain)
             chain, roots = self.chain(eqn, v), self.reads(eqn)
-        if reader is not None or sum(map(self.size, roots)) <= REMADE * self.size(v):
+        if reader is not None or self.cheap(v, roots):
             self.roots[v], self.chains[v] = roots, chain
+
+    def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
+        """Whether making a value again reads little more than reading it."""
+        return sum(map(self.size, roots)) <= REMADE * self.size(v)
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
         """Whether an equation goes on, element by element, in the kernel that makes one of its operands."""
@@ -153,8 +157,8 @@ class _Fusion:
             (first, *_) = before
         if first.smallest is not None and self.bytes(first.smallest) < self.bytes(v):
             return _Chain(first.smallest, (*first.after, (eqn, v)), first.reduces)
-        dear = first.reduces or self.bytes(v) < sum(map(self.bytes, self.reads(eqn)))  # to make again
-        return _Chain(v, ((eqn, v),), first.reduces) if dear else _Chain(None, (), False)
+        cheap = not first.reduces and self.cheap(v, self.reads(eqn))
+        return _Chain(None, (), False) if cheap else _Chain(v, ((eqn, v),), first.reduces)
 
     def cut(self, chain: _Chain) -> None:
         """Store the smallest value of a chain; what comes after is made of it."""
