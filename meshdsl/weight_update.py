@@ -19,7 +19,8 @@ from .layouts.sharding import Axes
 from .lowering import Program, partition
 from .lowering.program import show_bytes
 from .passes.hoist import hoist_casts
-from .passes.shard_updates import Decision, Placed, Update, Worth, shard_updates
+from .passes.shard_updates import Decision, Worth, shard_updates
+from .passes.updates import Placed, Update
 
 __all__ = ["MODES", "Lowered", "WeightUpdate", "lower"]
 

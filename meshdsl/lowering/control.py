@@ -61,6 +61,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
             if how.partial:
                 where = body.eqns[0].where if body.eqns else Where("", 0)
                 scope.reasons[v] = ("sum carried by the loop", where, True)
+    scope.made_in.update(scope.home)
     for eqn in body.eqns:
         lower(scope, eqn)
     return scope
@@ -154,6 +155,7 @@ def _add_loop(
 ) -> None:
     body: Graph = eqn.params["body"]
     carries = eqn.params["carries"]
+    scope.made_in.update(built.made_in)
     ins = [
         scope.get(v, how, eqn)
         for v, how in zip(eqn.ins, [*held, *carry, *rows], strict=True)

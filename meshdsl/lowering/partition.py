@@ -15,6 +15,8 @@ from ..errors import MeshdslError, Where, at
 from ..ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
+from ..ops.reshape import RENAME
+from ..passes.shard_updates import CUT
 from ..region import LOCAL
 from ..trace import FULL
 from .batch import batch_scalar_sums
@@ -56,15 +58,16 @@ def partition(
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
     setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
-    setting = dataclasses.replace(setting, homes=homes if homes is not None else {})
     scope = Scope(setting, graph)
     ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
-    setting.homes.update(scope.home)
+    scope.made_in.update(scope.home)
     for eqn in graph.eqns:
         lower(scope, eqn)
     outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
     if setting.problems:
         raise all_in_one(setting.problems, mesh, asked)
+    if homes is not None:
+        homes.update(scope.made_in)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
     return check(verify(batch_scalar_sums(dce(cse(program))), "partition"), "partition")
 
@@ -127,7 +130,7 @@ def lower(scope: Scope, eqn: Eqn) -> None:
     """Add one graph equation to the program being built."""
     n = len(scope.eqns)
     _lower(scope, eqn)
-    scope.setting.homes.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
+    scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
     made = scope.eqns[n:]
     if _sends(made) or any(v in scope.received for e in made for v in e.ins):
         scope.sent_for.update(eqn.outs)
@@ -154,6 +157,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         _place(scope, eqn)
     elif op.name == "keep":
         _keep(scope, eqn)
+    elif op is CUT:
+        _cut(scope, eqn)
     else:
         _operate(scope, eqn)
 
@@ -200,6 +205,27 @@ def _keep(scope: Scope, eqn: Eqn) -> None:
     scope.home[out] = scope.home[chosen]
     if chosen in scope.reasons:
         scope.reasons[out] = scope.reasons[chosen]
+
+
+def _cut(scope: Scope, eqn: Eqn) -> None:
+    """A sum scattered, then renamed; where the new names are padded otherwise, renamed first and then scattered."""
+    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
+    split: dict[str, Axes] = dict(eqn.params["split"])
+    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
+    home = scope.home[v]
+    if all(alike.values()):
+        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
+        target = Sharding.of(axes)
+    else:
+        target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
+    x = scope.get(v, target, eqn)
+    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
+    made = scope.define(out, renamed)
+    scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+    scope.home[out] = scope.get(out, Sharding.of(split), eqn).sharding
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:

@@ -36,7 +36,6 @@ class Setting:
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
-    homes: dict[Var, Sharding] = field(default_factory=dict[Var, Sharding])  # how values lie where they are made
 
 
 class Scope:
@@ -52,6 +51,7 @@ class Scope:
         self.lazy: dict[Var, Eqn] = {}
         self.received: set[Var] = set()  # versions that a collective made
         self.sent_for: set[Var] = set()  # graph values that needed something sent
+        self.made_in: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
         self.reasons: dict[Var, tuple[str, Where, bool]] = {}  # why a value is pending, and the line that made it so
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:

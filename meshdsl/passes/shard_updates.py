@@ -2,103 +2,39 @@
 
 Devices that hold the same weight compute the same update. This pass splits that work, and what only it needs: of
 each weight whose gradient is a pending sum over some mesh axes it cuts a dim over those axes too. The cut dim gets a
-name of its own (`io__rows`), so the rest of the model stays as it was: where the gradient comes in, the rename is a
-reduce-scatter; where the forward pass reads the weight, it is an all-gather. Both follow from the types.
-
-The redundancy analysis is the partitioner's own: `homes` says how every value lies, loops at their fixed point.
+name of its own (`io__rows`), so the rest of the model stays as it was: where the gradient comes in, the cut is a
+reduce-scatter; where the forward pass reads the weight, a rename is an all-gather. Both follow from the types.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import glob
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any, cast
+from typing import Any
 
-from ..dims import Dim, Shape
-from ..errors import ShapeError
-from ..ir import Eqn, Graph, Type, Var, verify
-from ..layouts import Extents, Layout, Mesh, Sharding
+from ..dims import Shape
+from ..errors import InternalError
+from ..ir import Eqn, Graph, Op, Type, Var, verify, walk
+from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
-from ..ops.placement import SHARD
 from ..ops.reshape import RENAME
+from .updates import (
+    CannotShardError,
+    Format,
+    Part,
+    Placed,
+    Update,
+    carried,
+    equations,
+    find_update,
+    pending_sums,
+    renamed,
+)
 
-__all__ = ["Decision", "Format", "Placed", "Update", "Worth", "shard_updates"]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A graph with where its values lie: what the partitioner found without this pass."""
-
-    graph: Graph
-    results: Sequence[str]  # the paths of the results
-    homes: Mapping[Var, Sharding]
-    mesh: Mesh
-    extents: Extents
-    layout: Layout
-
-    def bytes(self, v: Var) -> int:
-        """What one device stores of a value."""
-        sizes = self.extents.local_shape(v.shape, self.homes[v].whole(), self.mesh)
-        return math.prod(sizes) * v.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Format:
-    """How an update is cut: each cut dim with its private name and all axes that cut it then."""
-
-    dims: tuple[tuple[Dim, Dim, Axes], ...]
-    waste: float  # stored elements per real one
-    ways: int  # shards
-
-    def renamed(self, shape: Shape) -> Shape:
-        """These dims with the cut ones under their private names."""
-        new = {old: to for old, to, _ in self.dims}
-        return tuple(new.get(d, d) for d in shape)
-
-    def cuts(self, v: Var) -> bool:
-        """Whether a value has one of the cut dims."""
-        return any(old in v.shape for old, _, _ in self.dims)
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Where an update starts, in one graph: its pending sums, and, by loop and result, those inside loop bodies."""
-
-    here: tuple[Var, ...] = ()
-    loops: tuple[tuple[Eqn, int, Sums], ...] = ()
-
-    def all(self) -> Iterator[Var]:
-        """Every pending sum."""
-        yield from self.here
-        for _, _, inner in self.loops:
-            yield from inner.all()
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
-
-    sums: tuple[Var, ...]
-    eqns: frozenset[Eqn]
-    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
-    loops: tuple[tuple[Eqn, int, Part], ...]  # loops with the result that comes out of them cut
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """The update of one weight: what it computes, and how it would be cut."""
-
-    weight: Var
-    sums: tuple[Var, ...]
-    axes: Axes  # over which the sums are pending, so the update is redundant
-    format: Format
-    part: Part
-    carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
+__all__ = ["CUT", "Decision", "Worth", "shard_updates"]
 
 
 @dataclass(frozen=True)
@@ -115,219 +51,121 @@ class Decision:
     seconds_saved: float | None = None  # where a machine was asked
 
 
+def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
+    return Type(shape, x.dtype)
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise InternalError("partition replaces a cut by a rename and a collective")
+
+
+CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, scattered over the axes of `split`
+
 Worth = Callable[[Update], tuple[bool, float | None, str]]  # whether to shard, seconds saved, why
-
-
-class CannotShardError(Exception):
-    """This update stays as it is; the text says why."""
 
 
 def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
     Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
-    that has such.
+    that has such; and what a loop carries from step to step, where its body updates it.
     """
-    pairs = _carried(placed)
+    pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
+    weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root]
+    looped, in_loops, decided = _in_loops(placed, worth)
+    if in_loops:  # what a loop updates is not updated again around it
+        private = _private(in_loops)
+        layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
+        return verify(looped, "shard_updates"), layout, tuple(decided)
+    chosen, decisions = _decide(placed, pairs, weights, worth, {v: v.name for v in placed.graph.ins})
+    if not chosen:
+        return placed.graph, placed.layout, (*decided, *decisions)
+    return verify(_rewritten(placed, pairs, chosen), "shard_updates"), _with_private(placed, chosen), tuple(decisions)
+
+
+def _decide(
+    placed: Placed,
+    pairs: Sequence[tuple[Var, Var]],
+    weights: Sequence[tuple[Var, Var]],
+    worth: Worth,
+    names: Mapping[Var, str],
+) -> tuple[list[Update], list[Decision]]:
+    """The updates that are split, and a decision for each weight."""
     chosen: list[Update] = []
     decisions: list[Decision] = []
-    for v, out in pairs:
-        if v.name.partition("/")[0] != root:
+    for v, out in weights:
+        if any(v in update.carried for update in chosen):  # a moment of a weight before it
             continue
         try:
-            update = _update(placed, v, out, pairs, chosen)
+            update = find_update(
+                placed, v, out, pairs, {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
+            )
         except CannotShardError as problem:
-            decisions.append(Decision(v.name, v.shape, (), (), False, str(problem)))
+            decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
             continue
         wanted, seconds, reason = worth(update)
         form = update.format
         saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if wanted else 0
         split = tuple((old.name, axes) for old, _, axes in form.dims)
-        decisions.append(Decision(v.name, v.shape, update.axes, split, wanted, reason, saved, seconds))
+        decisions.append(Decision(names[v], v.shape, update.axes, split, wanted, reason, saved, seconds))
         if wanted:
             chosen.append(update)
-    if not chosen:
-        return placed.graph, placed.layout, tuple(decisions)
-    carried = {v for update in chosen for v in update.carried}
-    kept = {out for v, out in pairs if v in carried}
-    parts = [(update.format, update.part) for update in chosen]
-    graph = _Rewrite(placed.graph, parts, placed.homes, carried, kept).graph()
-    return verify(graph, "shard_updates"), _with_private(placed, chosen), tuple(decisions)
+    return chosen, decisions
 
 
-def _carried(placed: Placed) -> list[tuple[Var, Var]]:
-    """Inputs with the results that have the same path and type, the argument's and the result's own name aside."""
-    tails: dict[str, list[Var]] = defaultdict(list)
-    for v, path in zip(placed.graph.outs, placed.results, strict=True):
-        for tail in {path, path.partition("/")[2]} - {""}:
-            tails[tail].append(v)
-    pairs: list[tuple[Var, Var]] = []
-    for v in placed.graph.ins:
-        same = [out for out in tails[v.name.partition("/")[2]] if out.type == v.type]
-        if len(same) == 1 and v.shape:
-            pairs.append((v, same[0]))
-    return pairs
-
-
-def _update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var]], others: Sequence[Update]) -> Update:
-    """The update of one weight; raises `CannotShardError`."""
-    found = _sums(placed, placed.graph, out)
-    sums = tuple(found.all())
-    if not sums:
-        raise CannotShardError("its gradient is not a sum over devices")
-    pending = {placed.homes[g].partial for g in sums}
-    if len(pending) > 1:
-        raise CannotShardError("its gradients are pending over different axes")
-    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
-    form = _format(v.shape, axes, placed.mesh, placed.homes[sums[0]])
-    others_eqns = {eqn: other.weight.name for other in others for eqn in _equations(other.part)}
-    region = _Region(placed, placed.graph, form, found, axes, pairs, others_eqns)
-    part = region.grow()
-    return Update(v, sums, axes, form, part, tuple(region.carried))
-
-
-def _equations(part: Part) -> Iterator[Eqn]:
-    yield from part.eqns
-    for _, _, inner in part.loops:
-        yield from _equations(inner)
-
-
-def _sums(placed: Placed, graph: Graph, out: Var) -> Sums:
-    """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
-    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-    queue, seen = [out], {out}
-    here: list[Var] = []
-    loops: list[tuple[Eqn, int, Sums]] = []
-    while queue:
-        v = queue.pop()
-        eqn = made.get(v)
-        same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
-        home = placed.homes.get(v, Sharding())
-        if home.partial and home.kind == "sum" and not any(placed.homes.get(x, Sharding()).partial for x in same):
-            here.append(v)
+def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[Decision]]:
+    """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
+    eqns: list[Eqn] = []
+    every: list[Update] = []
+    decisions: list[Decision] = []
+    for eqn in placed.graph.eqns:
+        if eqn.op.name != "scan":
+            eqns.append(eqn)
             continue
-        if eqn is not None and eqn.op.name == "scan" and (i := eqn.outs.index(v)) >= eqn.params["carries"]:
-            body: Graph = eqn.params["body"]
-            inner = _sums(placed, body, body.outs[i])
-            if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
-                loops.append((eqn, i, inner))
-        queue += [x for x in same if x not in seen]
-        seen.update(same)
-    return Sums(tuple(here), tuple(loops))
+        held, n, body = eqn.params["consts"], eqn.params["carries"], eqn.params["body"]
+        outer = dict(zip(body.ins, eqn.ins, strict=True))
+        pairs = [
+            (v, out)
+            for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
+            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial  # no running sum
+        ]
+        inside = dataclasses.replace(placed, graph=body)
+        gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
+        weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
+        chosen, found = _decide(inside, pairs, weights, worth, {v: outer[v].name for v in body.ins})
+        decisions += found
+        eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
+        every += chosen
+    return placed.graph.replace(eqns=tuple(eqns)), every, decisions
 
 
-def _format(shape: Shape, axes: Axes, mesh: Mesh, home: Sharding) -> Format:
-    """A dim that divides, the fewest and the earliest; else what needs the least padding."""
-
-    def cut(places: Sequence[Dim]) -> Format:
-        cuts: dict[Dim, Axes] = {}
-        for axis, d in zip(axes, places, strict=True):
-            cuts[d] = (*cuts.get(d, home.axes(d)), axis)
-        waste = math.prod(-(-d.size // mesh.count(by)) * mesh.count(by) / max(d.size, 1) for d, by in cuts.items())
-        dims = tuple((d, Dim(f"{d.name}__{'_'.join(by)}", d.size), by) for d, by in cuts.items())
-        return Format(dims, waste, mesh.count(axes))
-
-    return min((cut(places) for places in product(shape, repeat=len(axes))), key=lambda f: (f.waste, len(f.dims)))
+def _differentiates(eqn: Eqn) -> bool:
+    """Whether an equation is part of a backward pass, or has one inside."""
+    return eqn.backward or any(inner.backward for _, sub in eqn.graphs() for inner, _ in walk(sub))
 
 
-class _Region:
-    """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
-
-    def __init__(
-        self,
-        placed: Placed,
-        graph: Graph,
-        form: Format,
-        sums: Sums,
-        axes: Axes,
-        pairs: Sequence[tuple[Var, Var]],
-        taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
-    ):
-        self.placed, self.graph, self.form, self.sums, self.axes = placed, graph, form, sums, axes
-        self.replaced = dict(pairs)
-        self.taken = taken
-        self.eqns: set[Eqn] = set()
-        self.inner: set[Var] = set()
-        self.carried: list[Var] = []
-
-    def grow(self) -> Part:
-        """Everything the update computes in this graph, and in the bodies its gradients come from."""
-        graph, readers = self.graph, defaultdict[Var, set[Eqn]](set)
-        for eqn in graph.eqns:
-            for v in eqn.ins:
-                readers[v].add(eqn)
-        made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-        loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
-        stacked = [eqn.outs[i] for eqn, i, _ in loops]
-        self.inner.update(stacked)
-        queue = [*self.sums.here, *stacked]
-        while queue:
-            for eqn in readers[queue.pop()] - self.eqns:
-                queue += self.take(eqn)
-        while True:
-            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
-            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
-            own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
-            own = {eqn for eqn in own if not eqn.op.control}
-            for eqn in own:
-                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.axes) for v in eqn.outs):
-                    raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
-                self.take(eqn)
-            self.carried += inputs
-            self.inner.update(inputs)
-            if not inputs and not own:
-                break
-        for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
-            for eqn in readers[v] - self.eqns:
-                if eqn.op.name == "cast" and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
-                    self.take(eqn)
-        return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
-
-    def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
-        """The part of a loop body that makes one of its stacked results."""
-        body: Graph = loop.params["body"]
-        part = _Region(self.placed, body, self.form, sums, self.axes, (), self.taken).grow()
-        out = body.outs[i]
-        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
-        if out not in part.inner | set(part.sums) or others & part.inner:
-            raise CannotShardError(f"the loop at {loop.where} reads its gradient")
-        return part
-
-    def take(self, eqn: Eqn) -> list[Var]:
-        """Add an equation; returns its results with a cut dim."""
-        if eqn.op.control:
-            raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
-        if eqn in self.taken:
-            raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
-        _renamed(eqn, self.form)
-        self.eqns.add(eqn)
-        cut = [v for v in eqn.outs if self.form.cuts(v)]
-        self.inner.update(cut)
-        return cut
+def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> list[Eqn]:
+    """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
+    body, held = _rewritten(inside, pairs, chosen), loop.params["consts"]
+    ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
+    for i, v in enumerate(body.ins):
+        if not held <= i < held + loop.params["carries"] or v.shape == ins[i].shape:
+            continue
+        cut = dataclasses.replace(v, name=ins[i].name)
+        before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
+        ins[i], whole = cut, outs[i - held]
+        outs[i - held] = Var(v.shape, v.dtype, whole.name)
+        cause = f"{cut.name or 'a weight'} leaves the loop"
+        after.append(Eqn(RENAME, (outs[i - held],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
+    made = dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs), params={**loop.params, "body": body})
+    return [*before, made, *after]
 
 
-def _renamed(eqn: Eqn, form: Format) -> Eqn:
-    """The equation on private dims; raises `CannotShardError` where the operation's rule refuses them."""
-    new = {old: to for old, to, _ in form.dims}
-    params = {key: _substitute(value, new) for key, value in eqn.params.items()}
-    ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]
-    outs = tuple(dataclasses.replace(v, shape=form.renamed(v.shape)) for v in eqn.outs)
-    try:
-        inferred = eqn.op.infer(ins, params)
-    except (ShapeError, KeyError, ValueError) as error:
-        raise CannotShardError(f"{eqn.op} at {eqn.where} cannot take a part of it: {error}") from None
-    if inferred != tuple(v.type for v in outs):
-        raise CannotShardError(f"{eqn.op} at {eqn.where} fixes the dims of its result")
-    return dataclasses.replace(eqn, params=params, outs=outs)
-
-
-def _substitute(value: Any, new: Mapping[Dim, Dim]) -> Any:
-    if isinstance(value, Dim):
-        return new.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_substitute(item, new) for item in cast("tuple[Any, ...]", value))
-    return value
+def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
+    cut = {v for update in chosen for v in update.carried}
+    kept = {out for v, out in pairs if v in cut}
+    return _Rewrite(placed.graph, [(update.format, update.part) for update in chosen], placed.homes, cut, kept).graph()
 
 
 class _Rewrite:
@@ -361,7 +199,7 @@ class _Rewrite:
         for eqn in old.eqns:
             if eqn in self.of:
                 form, _ = self.of[eqn]
-                made = dataclasses.replace(_renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+                made = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
                 for v, new in zip(eqn.outs, made.outs, strict=True):
                     if v in self.owner:
                         self.inside[v, form] = new
@@ -398,12 +236,14 @@ class _Rewrite:
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
-            made = self.rename(self.leave(v, eqn), form.renamed(v.shape), eqn, "its update is split")
+            x, shape = self.leave(v, eqn), form.renamed(v.shape)
             if self.sums.get(v) == form:
                 split = {to.name: axes for _, to, axes in form.dims}
-                split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in made.shape)}
-                made = self.add(SHARD, made, made.shape, eqn, "its update is split", split=tuple(split.items()))
-            self.inside[v, form] = made
+                split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in shape)}
+                params = {"shape": shape, "split": tuple(split.items())}
+                self.inside[v, form] = self.add(CUT, x, shape, eqn, "its update is split", params)
+            else:
+                self.inside[v, form] = self.rename(x, shape, eqn, "its update is split")
         return self.inside[v, form]
 
     def leave(self, v: Var, eqn: Eqn) -> Var:
@@ -414,17 +254,21 @@ class _Rewrite:
         return self.outside.get(v, v)
 
     def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: str) -> Var:
-        return self.add(RENAME, v, shape, eqn, cause, shape=shape)
+        return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
 
-    def add(self, op: Any, v: Var, to: Shape, eqn: Eqn, cause: str, **params: Any) -> Var:
+    def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: str, params: Mapping[str, Any]) -> Var:
         made = Var(to, v.dtype, v.name)
         self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
         return made
 
 
+def _private(chosen: Sequence[Update]) -> dict[str, Axes]:
+    return {to.name: axes for update in chosen for _, to, axes in update.format.dims}
+
+
 def _with_private(placed: Placed, chosen: Sequence[Update]) -> Layout:
     """The layout with rules for the private dims; overrides by path become rules of exactly those paths."""
-    private = {to.name: axes for update in chosen for _, to, axes in update.format.dims}
+    private = _private(chosen)
     named = [
         *((v.name, v.shape) for v in placed.graph.ins),
         *zip(placed.results, (v.shape for v in placed.graph.outs), strict=True),
@@ -432,7 +276,7 @@ def _with_private(placed: Placed, chosen: Sequence[Update]) -> Layout:
     renamed = {v.name: update.format for update in chosen for v in update.carried}
     renamed |= {
         path: renamed[v.name]
-        for v, out in _carried(placed)
+        for v, out in carried(placed)
         for path, result in zip(placed.results, placed.graph.outs, strict=True)
         if result is out and v.name in renamed
     }

@@ -12,7 +12,7 @@ import pytest
 import meshdsl as md
 from models.mlp import mlp
 from models.transformer import lm
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, run
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, loss, run, start
 
 CASES = [
     ("adam", "x:8", "batch:x"),
@@ -75,6 +75,59 @@ def test_the_cast_comes_before_the_gather_and_sums_are_scattered_in_loops() -> N
     scattered = [r for r in records if r.kind == "reduce_scatter" and r.count == 3]
     assert len(scattered) == 6  # q, k, v, o and the two of the feed-forward layer, in every trip
     assert not [r for r in records if r.kind == "all_reduce" and "x" in r.axes and r.bytes > 8]
+
+
+def test_weights_that_nothing_divides_are_scattered_too() -> None:
+    _, compiled = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=1)
+    records = compiled.program(*example("adam")).collectives
+    found = Counter(r.kind for r in records if "x" in r.axes)
+    assert (found["reduce_scatter"], found["all_gather"]) == (5, 5)
+    assert all(r.op.name != "all_reduce" or r.bytes <= 40 for r in records if "x" in r.axes)  # numbers, packed
+
+
+def example(name: str) -> tuple[Any, ...]:
+    params, batch = start()
+    return params, OPTIMIZERS[name]().init(params), batch
+
+
+def test_steps_in_a_loop_gather_their_state_after_it() -> None:
+    adam = OPTIMIZERS["adam"]()
+
+    def many(params: Any, state: Any, batch: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            params, state = carry
+            value, grads = md.value_and_grad(loss)(params, batch)
+            return adam.update(grads, state, params), value
+
+        return md.scan(step, (params, state), None, over=md.Dim("step", 4))
+
+    steps = [md.compile(many, "x:4 y:2", "batch:x hidden:y", weight_update=mode) for mode in ("replicated", "sharded")]
+    right, got = (jax.tree.map(lambda x: x.numpy(), step(*example("adam"))) for step in steps)
+    assert difference(right, got) <= TOLERANCE
+    records = [r for r in steps[1].program(*example("adam")).collectives if "x" in r.axes]
+    inside, after = ([r for r in records if (r.count == 4) == looped] for looped in (True, False))
+    assert Counter(r.kind for r in inside) == {"reduce_scatter": 5, "all_gather": 5}
+    assert Counter(r.kind for r in after) == {"all_gather": 15, "all_reduce": 1}  # weights and moments; the losses
+
+
+def test_accumulated_gradients_are_reduced_once() -> None:
+    adam = OPTIMIZERS["adam"]()
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        def one(total: Any, part: Any) -> Any:
+            value, grads = md.value_and_grad(loss)(params, part)
+            return jax.tree.map(lambda a, b: a + b, total, grads), value
+
+        parts = {k: md.unflatten(v, "batch", [md.Dim("micro", 2), md.Dim("batch", 8)]) for k, v in batch.items()}
+        zero = jax.tree.map(lambda p: md.broadcast(md.cast(0.0, p.dtype), p.dims), params)
+        grads, values = md.scan(one, zero, parts, over=md.Dim("micro", 2))
+        return *adam.update(jax.tree.map(lambda g: g / 2, grads), state, params), values
+
+    steps = [md.compile(step, "x:4 y:2", "batch:x hidden:y", weight_update=mode) for mode in ("replicated", "sharded")]
+    right, got = (jax.tree.map(lambda x: x.numpy(), step(*example("adam"))) for step in steps)
+    assert difference(right, got) <= TOLERANCE
+    scattered = [r for r in steps[1].program(*example("adam")).collectives if r.kind == "reduce_scatter"]
+    assert [r.count for r in scattered] == [1] * 5
 
 
 def test_expert_weights_whose_gradients_are_not_summed_say_so() -> None:

@@ -1,0 +1,281 @@
+"""The weight updates of a train step: where their gradients become whole, what they compute, how each could be cut.
+
+An update starts from pending sums (gradients) and ends in the values that replace the weight and its optimizer state.
+Devices along the axes of those sums all compute it: it is redundant. Where values lie is what the partitioner found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, cast
+
+from ..dims import Dim, Shape
+from ..errors import ShapeError
+from ..ir import Eqn, Graph, Type, Var
+from ..layouts import Extents, Layout, Mesh, Sharding
+from ..layouts.sharding import Axes
+
+__all__ = [
+    "CannotShardError", "Format", "Part", "Placed", "Update", "carried", "equations", "find_update", "pending_sums",
+    "renamed",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph with where its values lie: what the partitioner found without this pass."""
+
+    graph: Graph
+    results: Sequence[str]  # the paths of the results
+    homes: Mapping[Var, Sharding]
+    mesh: Mesh
+    extents: Extents
+    layout: Layout
+
+    def bytes(self, v: Var) -> int:
+        """What one device stores of a value."""
+        sizes = self.extents.local_shape(v.shape, self.homes[v].whole(), self.mesh)
+        return math.prod(sizes) * v.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Format:
+    """How an update is cut: each cut dim with its private name and all axes that cut it then."""
+
+    dims: tuple[tuple[Dim, Dim, Axes], ...]
+    waste: float  # stored elements per real one
+    ways: int  # shards
+
+    def renamed(self, shape: Shape) -> Shape:
+        """These dims with the cut ones under their private names."""
+        new = {old: to for old, to, _ in self.dims}
+        return tuple(new.get(d, d) for d in shape)
+
+    def cuts(self, v: Var) -> bool:
+        """Whether a value has one of the cut dims."""
+        return any(old in v.shape for old, _, _ in self.dims)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where an update starts, in one graph: its pending sums, and, by loop and result, those inside loop bodies."""
+
+    here: tuple[Var, ...] = ()
+    loops: tuple[tuple[Eqn, int, Sums], ...] = ()
+
+    def all(self) -> Iterator[Var]:
+        """Every pending sum."""
+        yield from self.here
+        for _, _, inner in self.loops:
+            yield from inner.all()
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
+
+    sums: tuple[Var, ...]
+    eqns: frozenset[Eqn]
+    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
+    loops: tuple[tuple[Eqn, int, Part], ...]  # loops with the result that comes out of them cut
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The update of one weight: what it computes, and how it would be cut."""
+
+    weight: Var
+    sums: tuple[Var, ...]
+    axes: Axes  # over which the sums are pending, so the update is redundant
+    format: Format
+    part: Part
+    carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
+
+
+class CannotShardError(Exception):
+    """This update stays as it is; the text says why."""
+
+
+def carried(placed: Placed) -> list[tuple[Var, Var]]:
+    """Inputs with the results that have the same path and type, the argument's and the result's own name aside."""
+    tails: dict[str, list[Var]] = defaultdict(list)
+    for v, path in zip(placed.graph.outs, placed.results, strict=True):
+        for tail in {path, path.partition("/")[2]} - {""}:
+            tails[tail].append(v)
+    pairs: list[tuple[Var, Var]] = []
+    for v in placed.graph.ins:
+        same = [out for out in tails[v.name.partition("/")[2]] if out.type == v.type]
+        if len(same) == 1 and v.shape:
+            pairs.append((v, same[0]))
+    return pairs
+
+
+def find_update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var]], taken: Mapping[Eqn, str]) -> Update:
+    """The update of one weight; raises `CannotShardError`."""
+    found = pending_sums(placed, placed.graph, out)
+    sums = tuple(found.all())
+    if not sums:
+        raise CannotShardError("its gradient is not a sum over devices")
+    pending = {placed.homes[g].partial for g in sums}
+    if len(pending) > 1:
+        raise CannotShardError("its gradients are pending over different axes")
+    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
+    form = _format(placed, v.shape, axes, placed.homes[sums[0]])
+    region = _Region(placed, placed.graph, form, found, axes, pairs, taken)
+    part = region.grow()
+    return Update(v, sums, axes, form, part, tuple(region.carried))
+
+
+def equations(part: Part) -> Iterator[Eqn]:
+    yield from part.eqns
+    for _, _, inner in part.loops:
+        yield from equations(inner)
+
+
+def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
+    """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
+    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    queue, seen = [out], {out}
+    here: list[Var] = []
+    loops: list[tuple[Eqn, int, Sums]] = []
+    while queue:
+        v = queue.pop()
+        eqn = made.get(v)
+        same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        home = placed.homes.get(v, Sharding())
+        if home.partial and home.kind == "sum" and not any(placed.homes.get(x, Sharding()).partial for x in same):
+            here.append(v)
+            continue
+        if eqn is not None and eqn.op.name == "scan" and (i := eqn.outs.index(v)) >= eqn.params["carries"]:
+            body: Graph = eqn.params["body"]
+            inner = pending_sums(placed, body, body.outs[i])
+            if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
+                loops.append((eqn, i, inner))
+        queue += [x for x in same if x not in seen]
+        seen.update(same)
+    return Sums(tuple(here), tuple(loops))
+
+
+def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
+    """A dim that divides, the fewest and the earliest; else what needs the least padding.
+
+    A dim that the layout splits comes last if it does not divide: under its private name its blocks are other ones.
+    """
+    mesh, extents = placed.mesh, placed.extents
+
+    def cut(places: Sequence[Dim]) -> tuple[int, Format]:
+        cuts: dict[Dim, Axes] = {}
+        for axis, d in zip(axes, places, strict=True):
+            cuts[d] = (*cuts.get(d, home.axes(d)), axis)
+        stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
+        moved = sum(bool(home.axes(d)) and n != extents.padded(d) for d, n in stored.items())
+        waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
+        dims = tuple((d, Dim(f"{d.name}__{'_'.join(by)}", d.size), by) for d, by in cuts.items())
+        return moved, Format(dims, waste, mesh.count(axes))
+
+    every = (cut(places) for places in product(shape, repeat=len(axes)))
+    return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]
+
+
+class _Region:
+    """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
+
+    def __init__(
+        self,
+        placed: Placed,
+        graph: Graph,
+        form: Format,
+        sums: Sums,
+        axes: Axes,
+        pairs: Sequence[tuple[Var, Var]],
+        taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
+    ):
+        self.placed, self.graph, self.form, self.sums, self.axes = placed, graph, form, sums, axes
+        self.replaced = dict(pairs)
+        self.taken = taken
+        self.eqns: set[Eqn] = set()
+        self.inner: set[Var] = set()
+        self.carried: list[Var] = []
+
+    def grow(self) -> Part:
+        """Everything the update computes in this graph, and in the bodies its gradients come from."""
+        graph, readers = self.graph, defaultdict[Var, set[Eqn]](set)
+        for eqn in graph.eqns:
+            for v in eqn.ins:
+                readers[v].add(eqn)
+        made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
+        stacked = [eqn.outs[i] for eqn, i, _ in loops]
+        self.inner.update(stacked)
+        queue = [*self.sums.here, *stacked]
+        while queue:
+            for eqn in readers[queue.pop()] - self.eqns:
+                queue += self.take(eqn)
+        while True:
+            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
+            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
+            own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
+            own = {eqn for eqn in own if not eqn.op.control}
+            for eqn in own:
+                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.axes) for v in eqn.outs):
+                    raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
+                self.take(eqn)
+            self.carried += inputs
+            self.inner.update(inputs)
+            if not inputs and not own:
+                break
+        for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
+            for eqn in readers[v] - self.eqns:
+                if eqn.op.name == "cast" and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                    self.take(eqn)
+        return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
+
+    def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
+        """The part of a loop body that makes one of its stacked results."""
+        body: Graph = loop.params["body"]
+        part = _Region(self.placed, body, self.form, sums, self.axes, (), self.taken).grow()
+        out = body.outs[i]
+        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if out not in part.inner | set(part.sums) or others & part.inner:
+            raise CannotShardError(f"the loop at {loop.where} reads its gradient")
+        return part
+
+    def take(self, eqn: Eqn) -> list[Var]:
+        """Add an equation; returns its results with a cut dim."""
+        if eqn.op.control:
+            raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
+        if eqn in self.taken:
+            raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
+        renamed(eqn, self.form)
+        self.eqns.add(eqn)
+        cut = [v for v in eqn.outs if self.form.cuts(v)]
+        self.inner.update(cut)
+        return cut
+
+
+def renamed(eqn: Eqn, form: Format) -> Eqn:
+    """The equation on private dims; raises `CannotShardError` where the operation's rule refuses them."""
+    new = {old: to for old, to, _ in form.dims}
+    params = {key: _substitute(value, new) for key, value in eqn.params.items()}
+    ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]
+    outs = tuple(dataclasses.replace(v, shape=form.renamed(v.shape)) for v in eqn.outs)
+    try:
+        inferred = eqn.op.infer(ins, params)
+    except (ShapeError, KeyError, ValueError) as error:
+        raise CannotShardError(f"{eqn.op} at {eqn.where} cannot take a part of it: {error}") from None
+    if inferred != tuple(v.type for v in outs):
+        raise CannotShardError(f"{eqn.op} at {eqn.where} fixes the dims of its result")
+    return dataclasses.replace(eqn, params=params, outs=outs)
+
+
+def _substitute(value: Any, new: Mapping[Dim, Dim]) -> Any:
+    if isinstance(value, Dim):
+        return new.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_substitute(item, new) for item in cast("tuple[Any, ...]", value))
+    return value
