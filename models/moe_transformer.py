@@ -9,6 +9,7 @@ layout; nothing here names an axis. The presets are the seven models of Table 1,
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import meshdsl as md
 from models import seq2seq
 
-__all__ = ["Config", "FAMILY", "LAYOUTS", "mixture", "moe", "optimizer", "preset"]
+__all__ = ["Config", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "preset"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,25 @@ def precision_of(config: Any) -> md.nn.Precision:
 
 def model(config: Config) -> md.Model:
     """(logits [batch, length, vocab], auxiliary loss) of a batch. Raises `ShapeError` for an odd number of layers."""
+    _check_even(config)
+    return seq2seq.transformer(config, mixture(config, precision_of(config)), every=2)
+
+
+def decoder(config: Config, search: seq2seq.Search) -> md.Model:
+    """What a search finds for each source of a batch: `seq2seq.decoder`, with experts.
+
+    A group is one place of `sequences` sequences, with all their beams; capacity is that of evaluation. It has no
+    places left over from training's groups, so a token is dropped where its own group is full, and only there: equal
+    to the whole sequence at once where neither drops.
+    """
+    _check_even(config)
+    feed = mixture(dataclasses.replace(config, train=False), precision_of(config))
+    return seq2seq.decoder(config, search, feed, every=2)
+
+
+def _check_even(config: Any) -> None:
     if config.layers % 2:
         raise md.ShapeError(f"every second layer has experts, and {config.layers} layers are odd")
-    return seq2seq.transformer(config, mixture(config, precision_of(config)), every=2)
 
 
 def loss(config: Config) -> Callable[..., Any]:

@@ -4,8 +4,9 @@ Dims are passed as `md.Dim` where a layer introduces them and by name where the 
 axis; where two dims of one tensor may compete for one, the layer says which matters with `md.prefer`.
 """
 
-from . import moe
+from . import decode, moe
 from .attention import multi_head_attention, rotary
+from .cached import attention_to, cached_attention, keys_and_values
 from .dropout import dropout
 from .linear import dense, embedding, feed_forward, learned_positions
 from .losses import softmax_cross_entropy
@@ -18,6 +19,7 @@ __all__ = [
     "dense", "embedding", "feed_forward", "learned_positions",
     "layer_norm", "rms_norm", "dropout",
     "multi_head_attention", "rotary",
+    "keys_and_values", "attention_to", "cached_attention", "decode",
     "softmax_cross_entropy",
     "moe", "moe_layer",
 ]  # fmt: skip

@@ -86,7 +86,7 @@ def multi_head_attention(
             scores = md.where(md.prefer(allowed, heads), scores, FORBIDDEN)
         if mask is not None:
             scores = md.where(mask, scores, FORBIDDEN)
-        weights = drop(md.cast(_softmax(scores, read), precision.compute), dropout, key)
+        weights = drop(md.cast(attention_weights(scores, read), precision.compute), dropout, key)
         mixed = md.prefer(precision.einsum(weights, v, out=[*outer, at, heads, *groups, head]), heads)
         mixed = md.cast(mixed, precision.compute)
         w = weight("wo", (heads, *groups, head), (wide,), init, precision)
@@ -116,7 +116,7 @@ def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 1
     return md.concat([a * cos - b * sin, a * sin + b * cos], whole.name)
 
 
-def _softmax(scores: md.Tensor, over: md.Dim) -> md.Tensor:
+def attention_weights(scores: md.Tensor, over: md.Dim) -> md.Tensor:
     """Softmax, whose backward keeps only its result: p (ct - sum(ct p))."""
 
     def forward(x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
