@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,6 +97,8 @@ def out_file(text: str) -> Path:
 
 def write(path: Path, text: str) -> None:
     """The whole file or nothing: it is written beside its place and renamed. Raises `UsageError` where it cannot be."""
+    import tempfile
+
     from ..train import UsageError
 
     temporary: str | None = None

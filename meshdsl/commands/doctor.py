@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import platform
 import re
 from typing import Any
 
@@ -78,6 +76,9 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 def _examine() -> tuple[dict[str, Any], list[str]]:
     """What this machine has, and what about it is not as meshdsl is tested."""
+    import importlib.metadata  # slow to import, and `--help` reads this file
+    import platform
+
     wanted = _requirements()
     found: dict[str, Any] = {"meshdsl": version(), "python": platform.python_version(), "system": platform.platform()}
     problems = []
@@ -103,6 +104,8 @@ def _examine() -> tuple[dict[str, Any], list[str]]:
 
 def _requirements() -> dict[str, str]:
     """The ranges of versions that meshdsl's own metadata states."""
+    import importlib.metadata
+
     try:
         lines = importlib.metadata.requires("meshdsl") or []
     except importlib.metadata.PackageNotFoundError:

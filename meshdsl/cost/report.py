@@ -68,6 +68,11 @@ class Sent:
         return sum(cost.exposed for cost in self.costs)
 
     @property
+    def label(self) -> str:
+        """The dims, or the cause of what no dim causes: "sum carried by the loop"."""
+        return " ".join(self.dims) or self.costs[0].line.cause
+
+    @property
     def sizes(self) -> str:
         """The bytes of each: "1.05 MB", or the least and the greatest."""
         each = sorted({_record(cost.line).bytes for cost in self.costs})
@@ -75,7 +80,7 @@ class Sent:
 
     def __str__(self) -> str:
         what = f"{self.count} {self.kind}{'s' if self.count != 1 else ''}"
-        return f"{' '.join(self.dims) or 'other'} on {','.join(self.axes)}: {what} of {self.sizes}"
+        return f"{self.label} on {','.join(self.axes)}: {what} of {self.sizes}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -38,7 +38,8 @@ def heading(report: Report) -> str:
     n, machine = report.mesh.size, report.machine
     devices = f"{n} {machine.device}{'s' if n != 1 else ''}"
     title = f"{report.title} on " if report.title else ""
-    lines = [f"{title}{report.mesh or 'one device'}  ({devices}, {machine.title})"]
+    where = f"{report.mesh or 'one device'} ({devices}, {machine.title})"
+    lines = [wrapped(where.split(), title, 2)]
     if report.layout is not None:
         rules = str(report.layout).split() or ["nothing is split"]
         lines.append(wrapped(rules, "layout ", 7))
@@ -48,7 +49,6 @@ def heading(report: Report) -> str:
 def summary(report: Report) -> str:
     """The answers, one line each."""
     low, high = report.interval
-    line = report.timeline
     device = report.machine.device
     verdict = "fits" if report.fits else "DOES NOT FIT"
     room = f"peak {show_bytes(report.peak_bytes)} of {show_bytes(report.limit)} on each {device}"
@@ -70,9 +70,18 @@ def summary(report: Report) -> str:
         ),
         ("sends", f"{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
         ("bound by", binding),
-        *(("note", note) for note in line.placement.notes),
+        *(("note", note) for note in _notes(report)),
     ]
-    return heading(report) + "\n\n" + "\n".join(f"  {name:<9} {text}" for name, text in rows)
+    return heading(report) + "\n\n" + "\n".join(wrapped(text.split(" "), f"  {name:<9} ", 12) for name, text in rows)
+
+
+def _notes(report: Report) -> list[str]:
+    """What the figures leave out, and what is special about where the mesh lies."""
+    notes = [*report.timeline.placement.notes]
+    unknown = sum(line.unbounded for line in report.ledger.lines)
+    if unknown:
+        notes.append(f"{unknown} instructions are in while loops, whose trips nobody knows: one trip is counted")
+    return notes
 
 
 def _gauge(part: float, whole: float) -> str:
@@ -120,7 +129,7 @@ def sent_table(report: Report, sends: Sequence[Sent]) -> str:
     """One row for each group of collectives."""
     rows = [
         [
-            " ".join(sent.dims) or "(none)",
+            sent.label,
             ",".join(sent.axes),
             sent.kind,
             sent.count,
@@ -131,7 +140,7 @@ def sent_table(report: Report, sends: Sequence[Sent]) -> str:
         ]
         for sent in sends
     ]
-    return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>")
+    return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>", shrink=0)
 
 
 def _share(report: Report, sends: Sequence[Sent]) -> str:
@@ -162,7 +171,7 @@ def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
         count = sum(cost.line.trips for cost in others)
         share = percent(sum(cost.exposed for cost in others), report.seconds)
         more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
-        yield ["", more, "", "", count, share, f"{' '.join(sent.dims)} on {sent.axes[0]}"]
+        yield ["", more, "", "", count, share, f"{sent.label} on {','.join(sent.axes)}"]
 
 
 SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collective buffers": "collective"}

@@ -15,11 +15,11 @@ WIDTH = 100
 def seconds(t: float) -> str:
     """Time with three digits.
 
-    >>> seconds(0.0412), seconds(2.5e-6), seconds(93), seconds(0)
-    ('41.2 ms', '2.50 us', '93.0 s', '0 s')
+    >>> seconds(0.0412), seconds(2.5e-6), seconds(0.9998), seconds(0)
+    ('41.2 ms', '2.50 us', '1.00 s', '0 s')
     """
     for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(t) >= one:
+        if abs(t) >= 0.9995 * one:
             return f"{_digits(t / one)} {unit}"
     return "0 s"
 
@@ -31,7 +31,7 @@ def number(n: float, unit: str = "") -> str:
     ('3.20 TFLOP/s', '950', '0 FLOP')
     """
     for prefix, one in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(n) >= one:
+        if abs(n) >= 0.9995 * one:
             return f"{_digits(n / one)} {prefix}{unit}".rstrip()
     return f"{n:.0f} {unit}".rstrip()
 

@@ -62,7 +62,7 @@ def record(run: Run) -> dict:
 def test_analyze():
     run = here("analyze", *GRID)
     assert (run.code, run.err) == (0, "")
-    assert run.out.startswith("bigram, training step on rows:2 cols:4  (8 chips, Google TPU v5e")
+    assert run.out.startswith("bigram, training step on rows:2 cols:4 (8 chips, Google TPU v5e")
     for section in ("where the time goes", "collectives of one step", "memory of one chip at the peak", "longest"):
         assert section in run.out
     assert max(map(len, run.out.splitlines())) <= WIDTH
@@ -134,6 +134,12 @@ def test_search():
     assert (run.code, run.err) == (0, ""), run.err
     assert "batch:all" in run.out
     assert record(here("search", BIGRAM, *options, "--json"))["best"]["layout"] == "batch:all"
+
+
+def test_search_when_nothing_fits():
+    run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis", "--memory", "1kB")
+    assert (run.code, run.out) == (3, "")
+    assert "fits 1.00 kB" in run.err and "the smallest needs" in run.err
 
 
 def test_verify():

@@ -77,6 +77,14 @@ def test_one_device_sends_nothing():
     assert "nothing is sent" in str(alone)
 
 
+def test_a_loop_of_unknown_length_is_noted():
+    def f(x: md.Tensor) -> md.Tensor:
+        return md.while_loop(lambda y: md.sum(y) < 10.0, lambda y: y * 2, x)
+
+    found = md.compile(f, "rows:2", "batch:rows").cost(md.spec("batch:8"))
+    assert "in while loops, whose trips nobody knows: one trip is counted" in " ".join(str(found).split())
+
+
 def test_over_memory_says_what_the_peak_is_made_of():
     tight = report("data_model", limit=1e6)
     assert not tight.fits and tight.constraint == "memory"
