@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import meshdsl as md
 
 from . import trees
+
+Tree = dict[str, md.Tensor]
 
 
 def total_bytes(values: object) -> int:
@@ -92,6 +95,34 @@ def test_a_restored_tree_is_taken_as_it_lies(tmp_path: Path):
             assert found.stored.shape == (3, 8)
             result = step(found, md.tensor(np.ones((2, 3), np.float32), "batch io"))
             assert np.array_equal(result.numpy(), np.ones((2, 3)) @ w.numpy())
+
+
+def test_between_replicated_and_sharded_updates(tmp_path: Path):
+    """Optimizer state that one run keeps whole, the next keeps in shards, and back; the run does not notice."""
+
+    def step(params: Tree, state: Tree, x: md.Tensor) -> tuple[Tree, Tree]:
+        g = md.grad(lambda w: md.sum(md.square(md.einsum(x, w, out="batch hidden"))))(params["w"])
+        m = state["m"] * 0.5 + g
+        return {"w": params["w"] - m * 0.25}, {"m": m}
+
+    mesh, layout = md.Mesh("rows:4"), md.Layout("batch:rows")
+    types = {"w": md.spec("io:6 hidden:5")}, {"m": md.spec("io:6 hidden:5")}
+    x = md.tensor(np.ones((8, 6), np.float32), "batch io")
+    runs = {mode: md.compile(step, mesh, layout, weight_update=mode) for mode in ("replicated", "sharded")}
+    w = md.tensor(np.arange(30, dtype=np.float32).reshape(6, 5), "io hidden")
+    alone = moved = ({"w": w}, {"m": w})
+    with md.Checkpoints(tmp_path) as checkpoints:
+        for n, mode in enumerate(["replicated", "sharded", "sharded", "replicated"]):
+            checkpoints.save(n, {"params": moved[0], "state": moved[1]})
+            program = runs[mode].program(*types, x)
+            found = checkpoints.restore(like={"params": types[0], "state": types[1]}, program=program).tree
+            block = found["state"]["m"].stored.addressable_shards[0].data.size
+            assert block == math.prod(program.local_shape(next(v for v in program.ins if v.name == "state/m")))
+            assert (block < 30) == (mode == "sharded"), "each device has what the program takes, and no more"
+            moved = runs[mode](found["params"], found["state"], x)
+            alone = runs["replicated"](*alone, x)
+    assert np.array_equal(moved[0]["w"].numpy(), alone[0]["w"].numpy())
+    assert np.array_equal(moved[1]["m"].numpy(), alone[1]["m"].numpy())
 
 
 def test_the_manifest_is_json(tmp_path: Path):
