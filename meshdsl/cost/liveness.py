@@ -144,7 +144,7 @@ class Lives:
                 eqn = _last(makers[v])
                 last = max(dies.get(v, first), first) - (v in overwritten)
                 category = "saved activations" if v in saved else kept
-                self.hold(v, category, v.name or _label(eqn), eqn.where, first, last)
+                self.hold(v, category, *_origin(eqn, v), first, last)
         return births, dies
 
     def early(self, order: Sequence[Step], placed: set[Var], taken: Mapping[Var, Var]) -> list[Step]:
@@ -214,6 +214,18 @@ def _last(step: Step) -> Eqn:
 
 def _label(eqn: Eqn) -> str:
     return str(eqn.op) if isinstance(eqn.op, Op) else eqn.op.name
+
+
+def _origin(eqn: Eqn, v: Var) -> tuple[str, Where]:
+    """The name of a value, or of the operation that makes it, with its line; of a loop's result, those inside."""
+    body: Graph | None = eqn.params.get("body")
+    if body is not None and v in eqn.outs:
+        out = body.outs[eqn.outs.index(v)]
+        out = holders(body).get(out, out)
+        maker = next((inner for inner in body.eqns if out in inner.outs), None)
+        if maker is not None:
+            return _origin(maker, out)
+    return v.name or _label(eqn), eqn.where
 
 
 def _category(v: Var) -> str:

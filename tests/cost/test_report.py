@@ -134,3 +134,9 @@ def test_under_traces_once():
     assert str(other.layout) == "io:cols" and str(step.layout) == "batch:rows"
     with pytest.raises(md.LayoutError, match="a layout rule is written"):
         step.under("rows:2", "io=cols")
+
+
+def test_what_a_loop_stacks_is_named_by_what_makes_it(found: Report):
+    saved = {(held.name, held.where.line) for held in found.memory.by_tensor if held.category == "saved activations"}
+    assert saved and "scan" not in {name for name, _ in saved}
+    assert len({line for _, line in saved}) > 1, "each by its own line of the model"
