@@ -89,11 +89,11 @@ def note_newest(directory: Path, step: int | None) -> None:
 
 
 def lost(directory: Path) -> str | None:
-    """The name of the step that was published last, when it is not there any more."""
+    """The name of the step that was published last, when neither it nor a newer one is there any more."""
     with contextlib.suppress(CheckpointError, ValueError, RecursionError), opened(str(directory / _NEWEST)) as fd:
         raw = bytearray(min(os.fstat(fd).st_size, 64))
         read_at(fd, memoryview(raw), 0, _NEWEST)
         step = json.loads(raw)["step"]
-        if isinstance(step, int) and step >= 0 and not (directory / step_name(step)).exists():
+        if isinstance(step, int) and step > max(step_numbers(directory), default=-1):
             return step_name(step)
     return None

@@ -228,11 +228,11 @@ class Checkpoints:
 
     def _retire(self, step: int) -> None:
         try:
-            note_newest(self.directory, step)
             for old in self.steps()[: -self.keep] if self.keep else []:
-                remove_step(self.directory, old, self._owner)
+                remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
+            note_newest(self.directory, step)
         except OSError as error:
-            raise SaveError(f"{step_name(step)} was saved, but older steps could not be removed: {error}") from error
+            raise SaveError(f"{step_name(step)} was saved, but what follows a save was not done: {error}") from error
 
     def discard(self, after: int) -> None:
         """Remove the steps after this one, to continue from it. Requires that no other program writes here."""
@@ -241,10 +241,11 @@ class Checkpoints:
         if processes.index() == 0:
             try:
                 self._become_writer()
-                for step in self.steps():
+                there = self.steps()
+                note_newest(self.directory, max((step for step in there if step <= after), default=None))
+                for step in there:
                     if step > after:
                         remove_step(self.directory, step, self._owner)
-                note_newest(self.directory, max(self.steps(), default=None))
             except (OSError, CheckpointError) as error:
                 problem = error
         if not processes.everywhere(problem is None):

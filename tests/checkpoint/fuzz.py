@@ -72,6 +72,7 @@ def run_disk(folder: Path, seed: int, scale: float) -> None:
                     saved = step
                 except md.SaveError as error:
                     assert "No space left" in str(error) and f"step-{step:08d}" in str(error), error
+                    saved = step if "was saved, but" in str(error) else saved
                     break
                 if step == 40:  # what is kept fits
                     break
