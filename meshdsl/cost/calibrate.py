@@ -40,10 +40,11 @@ Progress = Callable[[str], None]
 class _Plan:
     """What is measured: sides of square products, elements of a vector, bytes of a collective on one device.
 
-    Products and vectors are large enough that what a launch takes can be left out; below them the rates are flat.
+    All are large enough that what a launch takes can be left out; below them the rates are flat.
     """
 
     sides: tuple[int, ...] = (64, 128, 256, 512)
+    channels: tuple[int, ...] = (8, 16, 32)
     elements: tuple[int, ...] = (2**16, 2**18, 2**20, 2**22)
     blocks: tuple[int, ...] = (2**10, 2**14, 2**17, 2**20, 2**24)
     seconds: float = 0.03  # of one measurement, in CPU time
@@ -51,7 +52,7 @@ class _Plan:
     rounds: int = 3
 
 
-QUICK = _Plan((64, 256), (2**16, 2**20), (2**10, 2**16, 2**20), 0.01, 0.5, 2)
+QUICK = _Plan((64, 256), (8, 16), (2**16, 2**20), (2**10, 2**16, 2**20), 0.01, 0.5, 2)
 
 
 def calibrate(
@@ -146,13 +147,15 @@ def _document(bench: _Bench, say: Progress) -> str:
     peak = {"float32": max(rate for _, rate in rates)}
     for dtype in ("float64", "bfloat16") if jnp.zeros(0, float).dtype == np.float64 else ("bfloat16",):
         peak[dtype] = _product_rate(bench, largest, dtype, launch)
+    say("convolutions")
+    convs = [_conv_rate(bench, channels, launch) for channels in bench.plan.channels]
     say("memory and elementwise operations")
     copies = [(8.0 * size, _copy_rate(bench, size, launch)) for size in bench.plan.elements]
     bandwidth = max(rate for _, rate in copies)
     size = bench.plan.elements[len(bench.plan.elements) // 2]
     rows = np.random.default_rng(0).normal(size=(size // 128, 128)).astype(np.float32)
-    vector = 8 * size / (bench.seconds(_normalised, rows) - 3 * launch)
-    hard = size / (bench.seconds(lambda x: (jnp.exp(x) * 0.25,), rows) - launch)
+    vector = 8 * size / _without(bench.seconds(_normalised, rows), 3 * launch)
+    hard = size / _without(bench.seconds(lambda x: (jnp.exp(x) * 0.25,), rows), launch)
     tables: list[tuple[str, int, list[tuple[float, float]]]] = []
     for kind in KINDS:
         for group in (g for g in (2, 4, 8, 16, 32) if n % g == 0):
@@ -169,6 +172,7 @@ def _document(bench: _Bench, say: Progress) -> str:
         },
         curves={
             "efficiency": [(flops, rate / peak["float32"]) for flops, rate in rates],
+            "convolution": [(flops, rate / peak["float32"]) for flops, rate in convs],
             "memory": [(moved, rate / bandwidth) for moved, rate in copies],
         },
         peak={**peak, "other": min(peak.values())},
@@ -201,13 +205,37 @@ def _product_rate(bench: _Bench, side: int, dtype: str, launch: float) -> float:
         return y @ w.T, x.T @ y
 
     seconds = bench.seconds(step, x, w)
-    return 6 * side**3 / max(seconds - 3 * launch, 0.1 * seconds)
+    return 6 * side**3 / _without(seconds, 3 * launch)
+
+
+def _conv_rate(bench: _Bench, channels: int, launch: float) -> tuple[float, float]:
+    """FLOPs, and FLOP/s, of a 3 x 3 convolution of eight images of 8 x 8, forward and for both gradients."""
+    rng = np.random.default_rng(0)
+    x, w = (
+        rng.normal(scale=0.1, size=(*sizes, channels)).astype(np.float32) for sizes in ((8, 8, 8), (3, 3, channels))
+    )
+
+    def conv(x: Array, w: Array) -> Array:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def step(x: Array, w: Array) -> tuple[Array, Array]:
+        y, gradients = jax.vjp(conv, x, w)
+        return gradients(y)
+
+    flops = 2.0 * x.size * w.size / channels
+    seconds = bench.seconds(step, x, w)
+    return flops, 3 * flops / _without(seconds, 3 * launch)
 
 
 def _copy_rate(bench: _Bench, size: int, launch: float) -> float:
     """Bytes/s, read and written, of an elementwise operation."""
     seconds = bench.seconds(lambda x: (x * 0.5 + 0.25,), np.ones(size, np.float32))
-    return 8 * size / max(seconds - launch, 0.1 * seconds)
+    return 8 * size / _without(seconds, launch)
+
+
+def _without(seconds: float, launches: float) -> float:
+    """Seconds less those of launches, which cannot be nearly all of them."""
+    return max(seconds - launches, 0.1 * seconds)
 
 
 def _normalised(x: Array) -> tuple[Array]:

@@ -41,6 +41,7 @@ class Machine:
     network: Network
     transcendental: float = 0.0  # operations/s of exp, log, tanh and their like; 0: as fast as any other
     memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); none: all of it
+    convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` for convolutions; none: that of products
     overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
     uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
     asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute
@@ -74,6 +75,10 @@ class Machine:
     def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Seconds that one matrix product of so many FLOPs computes, without the launch and the memory."""
         return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops)) if flops else 0.0
+
+    def conv_seconds(self, flops: float, dtype: np.dtype | str) -> float:
+        """Seconds that one convolution of so many FLOPs computes, without the launch and the memory."""
+        return flops / (self.peak_of(dtype) * _on(self.convolution or self.efficiency, flops)) if flops else 0.0
 
 
 def _on(curve: Sequence[tuple[float, float]], size: float) -> float:

@@ -43,8 +43,8 @@ class MachineError(MeshdslError, ValueError):
 
 
 NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")
-OPTIONAL = ("transcendental", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "sources")
-TOP = ("title", "device", *NUMBERS, "efficiency", "memory", "peak", "asynchronous", "network", "sources")
+OPTIONAL = ("transcendental", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "convolution", "sources")
+TOP = ("title", "device", *NUMBERS, "efficiency", "convolution", "memory", "peak", "asynchronous", "network", "sources")
 LEVEL = ("kind", "axes", "bandwidth", "latency", "wrap", "share", "device_bandwidth")
 MEASURED = ("kind", "group", "points")
 LEVEL_KINDS = ("torus", "ring", "switch")
@@ -63,6 +63,8 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
         fields["peak"] = checks.peak(there["peak"])
     if "efficiency" in there:
         fields["efficiency"] = checks.curve("efficiency", "FLOPs, fraction", there["efficiency"])
+    if "convolution" in there:
+        fields["convolution"] = checks.curve("convolution", "FLOPs, fraction", there["convolution"])
     if "memory" in there:
         fields["memory"] = checks.curve("memory", "bytes, fraction", there["memory"])
     if "network" in there:

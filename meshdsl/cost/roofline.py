@@ -52,7 +52,8 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     for line in lines:
         if line.kind in ("matmul", "conv"):
             full += line.flops / machine.peak_of(line.dtype)
-            computing = machine.matmul_seconds(line.flops, line.dtype)
+            seconds_of = machine.conv_seconds if line.kind == "conv" else machine.matmul_seconds
+            computing = seconds_of(line.flops, line.dtype)
             products += computing
         else:
             slow = machine.transcendental and line.op in TRANSCENDENTAL

@@ -13,7 +13,7 @@ from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
 
-TINY = _Plan((8, 32), (2**8, 2**12), (2**8, 2**12), 1e-4, 0.1, 1)
+TINY = _Plan((8, 32), (2,), (2**8, 2**12), (2**8, 2**12), 1e-4, 0.1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_the_file_is_a_machine(measured: tuple[Path, list[str]]) -> None:
     assert {table.kind for table in found.network.tables} == set(KINDS)
     assert found.sources["peak"].startswith("measured on 20")
     assert list(path.parent.iterdir()) == [path]
-    assert len(said) == 3 + len(KINDS) and all(said)
+    assert len(said) == 4 + len(KINDS) and all(said)
     placement = place(found.network, Mesh("rows:2"))
     for kind in KINDS:
         small, large = (placement.seconds(kind, ["rows"], size) for size in (2**10, 2**20))
