@@ -88,6 +88,7 @@ def lower(
     gather_limit: float | None,
     mode: str,
     machine: Machine | None,
+    regather: bool = False,
 ) -> Lowered:
     """The graph with its updates split as the mode says, its program, and the decisions.
 
@@ -102,7 +103,7 @@ def lower(
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
     placed = Placed(hoisted, results, homes, mesh, program.extents, layout)
     worth = _always if machine is None else _by_time(placed, machine)
-    split, private, decisions = shard_updates(placed, worth)
+    split, private, decisions = shard_updates(placed, worth, regather)
     if mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..control import BARRIER
 from ..ir import Eqn, Graph, Var, verify
 from ..ops.elementwise import CAST
 
@@ -38,17 +39,27 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
 def _only_cast(body: Graph, v: Var) -> Eqn | None:
     """One of the casts that are all that a body does with a value, to one narrower dtype; None if it does more."""
     readers = [eqn for eqn in body.eqns if v in eqn.ins]
-    if v in body.outs or not readers or any(eqn.op is not CAST for eqn in readers):
+    if v in body.outs or not readers:
         return None
-    dtypes = {eqn.outs[0].dtype for eqn in readers}
-    return readers[0] if len(dtypes) == 1 and min(dtypes).itemsize < v.dtype.itemsize else None
+    casts = [_only_cast(body, eqn.outs[0]) if eqn.op is BARRIER else eqn for eqn in readers]  # rematerialised layers
+    found = [eqn for eqn in casts if eqn is not None and eqn.op is CAST]
+    dtypes = {eqn.outs[0].dtype for eqn in found}
+    same = len(found) == len(readers) and len(dtypes) == 1
+    return found[0] if same and min(dtypes).itemsize < v.dtype.itemsize else None
 
 
 def _without_casts(body: Graph, v: Var, dtype: np.dtype) -> Graph:
     narrow = Var(v.shape, dtype, v.name)
-    new = {eqn.outs[0]: narrow for eqn in body.eqns if v in eqn.ins}
-    eqns = tuple(
-        dataclasses.replace(eqn, ins=tuple(new.get(x, x) for x in eqn.ins)) for eqn in body.eqns if v not in eqn.ins
-    )
+    new: dict[Var, Var] = {v: narrow}
+    eqns: list[Eqn] = []
+    for eqn in body.eqns:
+        if eqn.op is CAST and eqn.ins[0] in new and eqn.ins[0] is not new[eqn.ins[0]] and eqn.outs[0].dtype == dtype:
+            new[eqn.outs[0]] = new[eqn.ins[0]]
+            continue
+        outs = eqn.outs
+        if eqn.op is BARRIER and eqn.ins[0] in new:
+            outs = (Var(eqn.outs[0].shape, dtype, eqn.outs[0].name),)
+            new[eqn.outs[0]] = outs[0]
+        eqns.append(dataclasses.replace(eqn, ins=tuple(new.get(x, x) for x in eqn.ins), outs=outs))
     ins = tuple(narrow if x is v else x for x in body.ins)
-    return body.replace(ins=ins, eqns=eqns, outs=tuple(new.get(x, x) for x in body.outs))
+    return body.replace(ins=ins, eqns=tuple(eqns), outs=tuple(new.get(x, x) for x in body.outs))

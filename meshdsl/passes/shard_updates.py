@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..control import BARRIER
 from ..dims import Shape
 from ..errors import InternalError
 from ..ir import Eqn, Graph, Op, Type, Var, verify, walk
@@ -64,16 +65,18 @@ CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, sca
 Worth = Callable[[Update], tuple[bool, float | None, str]]  # whether to shard, seconds saved, why
 
 
-def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[Decision, ...]]:
+def shard_updates(placed: Placed, worth: Worth, regather: bool = False) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
     Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
-    that has such; and what a loop carries from step to step, where its body updates it.
+    that has such; and what a loop carries from step to step, where its body updates it. With `regather` the backward
+    pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time (ZeRO, stage 3:
+    Rajbhandari et al., 2020).
     """
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
     weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root]
-    looped, in_loops, decided = _in_loops(placed, worth)
+    looped, in_loops, decided = _in_loops(placed, worth, regather)
     if in_loops:  # what a loop updates is not updated again around it
         private = _private(in_loops)
         layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
@@ -81,7 +84,11 @@ def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[De
     chosen, decisions = _decide(placed, pairs, weights, worth, {v: v.name for v in placed.graph.ins})
     if not chosen:
         return placed.graph, placed.layout, (*decided, *decisions)
-    return verify(_rewritten(placed, pairs, chosen), "shard_updates"), _with_private(placed, chosen), tuple(decisions)
+    return (
+        verify(_rewritten(placed, pairs, chosen, regather), "shard_updates"),
+        _with_private(placed, chosen),
+        tuple(decisions),
+    )
 
 
 def _decide(
@@ -114,7 +121,7 @@ def _decide(
     return chosen, decisions
 
 
-def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[Decision]]:
+def _in_loops(placed: Placed, worth: Worth, regather: bool) -> tuple[Graph, list[Update], list[Decision]]:
     """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
     eqns: list[Eqn] = []
     every: list[Update] = []
@@ -135,7 +142,7 @@ def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[D
         weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
         chosen, found = _decide(inside, pairs, weights, worth, {v: outer[v].name for v in body.ins})
         decisions += found
-        eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
+        eqns += _cut_around(eqn, inside, pairs, chosen, regather) if chosen else [eqn]
         every += chosen
     return placed.graph.replace(eqns=tuple(eqns)), every, decisions
 
@@ -145,9 +152,11 @@ def _differentiates(eqn: Eqn) -> bool:
     return eqn.backward or any(inner.backward for _, sub in eqn.graphs() for inner, _ in walk(sub))
 
 
-def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> list[Eqn]:
+def _cut_around(
+    loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update], regather: bool
+) -> list[Eqn]:
     """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
-    body, held = _rewritten(inside, pairs, chosen), loop.params["consts"]
+    body, held = _rewritten(inside, pairs, chosen, regather), loop.params["consts"]
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
         if not held <= i < held + loop.params["carries"] or v.shape == ins[i].shape:
@@ -162,10 +171,11 @@ def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], cho
     return [*before, made, *after]
 
 
-def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
+def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update], regather: bool) -> Graph:
     cut = {v for update in chosen for v in update.carried}
     kept = {out for v, out in pairs if v in cut}
-    return _Rewrite(placed.graph, [(update.format, update.part) for update in chosen], placed.homes, cut, kept).graph()
+    parts = [(update.format, update.part) for update in chosen]
+    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, regather).graph()
 
 
 class _Rewrite:
@@ -178,6 +188,7 @@ class _Rewrite:
         homes: Mapping[Var, Sharding],
         carried: Collection[Var] = (),
         kept: Collection[Var] = (),
+        regather: bool = False,
     ):
         self.old, self.homes = graph, homes
         self.of = {eqn: found for found in parts for eqn in found[1].eqns}
@@ -189,9 +200,11 @@ class _Rewrite:
                 self.loops[eqn].append((i, form, inner))
         self.carried = set(carried)  # inputs that are cut
         self.kept = set(kept)  # results that are
+        self.regather = regather
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # a value as an update reads it
         self.outside: dict[Var, Var] = {}  # and as everything else does
+        self.again: dict[Var, Var] = {}  # and as the backward pass does, where that gathers for itself
 
     def graph(self) -> Graph:
         old = self.old
@@ -207,9 +220,11 @@ class _Rewrite:
                         self.outside[v] = new
                 self.eqns.append(made)
             else:
-                ins_, params = tuple(self.leave(v, eqn) for v in eqn.ins), eqn.params
                 if eqn in self.loops:
-                    params = {**params, "body": self.body(eqn)}
+                    eqn = dataclasses.replace(eqn, params={**eqn.params, "body": self.body(eqn)})
+                inside = self.by_layer(eqn) if self.regather and eqn.op.name == "scan" else {}
+                ins_ = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
+                params = {**eqn.params, "body": _renamed_inside(eqn, inside)} if inside else eqn.params
                 outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
                 self.eqns.append(dataclasses.replace(eqn, ins=ins_, outs=outs, params=params))
         outs = [self.result(v, old.eqns[-1]) for v in old.outs]
@@ -248,10 +263,26 @@ class _Rewrite:
 
     def leave(self, v: Var, eqn: Eqn) -> Var:
         """A value as the rest of the graph reads it: whole over the group again."""
+        if self.regather and eqn.backward and v in self.owner:
+            if v not in self.again:
+                source = self.inside[v, self.owner[v]]
+                kept = self.add(BARRIER, source, source.shape, eqn, "", {})  # not the same as the forward pass's
+                self.again[v] = self.rename(kept, v.shape, eqn, f"{v.name or 'a weight'} is gathered again")
+            return self.again[v]
         if v in self.owner and v not in self.outside:
             cause = f"{v.name or 'a weight'} is used here, its update is split"
             self.outside[v] = self.rename(self.inside[v, self.owner[v]], v.shape, eqn, cause)
         return self.outside.get(v, v)
+
+    def by_layer(self, loop: Eqn) -> dict[int, Var]:
+        """The stacked operands of a loop that go in cut, to be gathered one layer at a time."""
+        first, dim = loop.params["consts"] + loop.params["carries"], loop.params["dim"]
+        stacks = {i: v for i, v in enumerate(loop.ins) if i >= first and v in self.owner}
+        return {
+            i: self.inside[v, self.owner[v]]
+            for i, v in stacks.items()
+            if dim in self.inside[v, self.owner[v]].shape  # the layers themselves are not cut
+        }
 
     def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: str) -> Var:
         return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
@@ -260,6 +291,18 @@ class _Rewrite:
         made = Var(to, v.dtype, v.name)
         self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
         return made
+
+
+def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
+    """A loop's body that is given rows of these cut stacks, and gathers them first."""
+    body: Graph = loop.params["body"]
+    ins, eqns = list(body.ins), list[Eqn]()
+    for i, stack in cut.items():
+        row = Var(tuple(d for d in stack.shape if d != loop.params["dim"]), stack.dtype, stack.name)
+        cause = f"{stack.name or 'a weight'} is used in this layer, its update is split"
+        eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
+        ins[i] = row
+    return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))
 
 
 def _private(chosen: Sequence[Update]) -> dict[str, Axes]:

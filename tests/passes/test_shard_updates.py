@@ -130,6 +130,22 @@ def test_accumulated_gradients_are_reduced_once() -> None:
     assert [r.count for r in scattered] == [1] * 5
 
 
+def test_weights_gathered_again_take_less_memory_and_change_nothing() -> None:
+    right, _ = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=2)
+    got, again = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=2, regather=True)
+    assert difference(right, got) <= TOLERANCE
+    gathers = [r.count for r in again.program(*example("adam")).collectives if r.kind == "all_gather" and "x" in r.axes]
+    assert sorted(gathers) == [1, 1, 1, 1, 1, 3, 3, 3]  # the layers' one by one, forward and backward
+    workload = lm.replace(layers=8, batch=8, length=8, d_model=64, d_ff=256)
+    peaks = [
+        md.compile(workload.train_step(), "x:8", "batch:x", weight_update="sharded", donate=(0, 1), regather=regather)
+        .cost(*workload.specs(), machine="tpu-v5e")
+        .memory.peak
+        for regather in (False, True)
+    ]
+    assert peaks[1] < peaks[0]
+
+
 def test_expert_weights_whose_gradients_are_not_summed_say_so() -> None:
     def step(params: Any, x: md.Tensor) -> Any:
         def loss(params: Any) -> md.Tensor:
@@ -169,6 +185,7 @@ def test_auto_asks_the_machine() -> None:
     ("options", "text"),
     [
         ({"weight_update": "shraded"}, "weight_update='shraded' is not available; did you mean 'sharded'?"),
+        ({"regather": True}, "regather=True does nothing with weight_update='replicated'"),
         ({"weight_update": "sharded", "machine": "tpu-v5e"}, "does nothing with weight_update='sharded'"),
     ],
 )
