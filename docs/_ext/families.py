@@ -23,6 +23,7 @@ TITLES = {
     "compile": "Programs",
     "lowering": "Programs",
     "cost.report": "Cost",
+    "search": "Cost",
     "cost.memory": "Memory",
     "cost.verify": "What is emitted",
     "cost.aot": "The compiler for TPUs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 from .common import OK, command, config_options, count, say, workload_of, write
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         runners_up=options.top - 1,
         assignment=assignment_of(options),
     )
+    found = dataclasses.replace(found, title=step_title(options, workload))
     if options.html:
         from ..cost.html import page
 
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         names = ["best", "second", "third", "fourth"]
         write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
     if options.json:
-        say({"command": "search", **found.to_dict(), "title": step_title(options, workload)})
+        say({"command": "search", **found.to_dict()})
     else:
         print(found)
     return OK
