@@ -109,8 +109,16 @@ class _Lanes:
     free: dict[Any, np.ndarray] = field(default_factory=dict[Any, np.ndarray])
     ready: dict[Var, np.ndarray] = field(default_factory=dict[Var, np.ndarray])
 
+    def kernel(self, ready: np.ndarray, took: np.ndarray) -> np.ndarray:
+        """Put a kernel behind the others, in the rows where it takes any time; when it has ended."""
+        busy = took > 0
+        end = np.where(busy, np.maximum(self.compute, ready) + took, ready)
+        self.compute = np.where(busy, end, self.compute)
+        return end
+
     @property
     def end(self) -> np.ndarray:
+        """When all is done."""
         end = self.compute
         for free in self.free.values():
             end = np.maximum(end, free)
@@ -141,24 +149,25 @@ class _Clock:
                 self.loop(step, lanes, waits)
                 continue
             ready = [lanes.ready.get(v, zero) for v in step.ins]
-            inside = self.send(step, lanes, ready, waits)
+            early = np.min([ready[0], *ready], axis=0) if waits and ready else zero
+            self.send(step, lanes, ready, waits)
             start = np.max([zero, *ready], axis=0) if waits else zero
             if took is not None:
-                end = np.maximum(lanes.compute, start) + took
-                busy = took > 0
-                lanes.compute = np.where(busy, end, lanes.compute)
-                start = np.where(busy, end, start)
-            start = start if inside is None else np.maximum(start, inside)
+                lanes.kernel(early, took[0])
+                start = lanes.kernel(start, took[1])
             lanes.ready.update(dict.fromkeys(step.outs, start))
         for end in body.ends:
             self.send(end, lanes, [lanes.ready.get(v, zero) for v in end.ins], ordered == len(body.steps))
         return lanes
 
-    def send(self, step: Plain, lanes: _Lanes, ready: list[np.ndarray], waits: bool) -> np.ndarray | None:
+    def send(self, step: Plain, lanes: _Lanes, ready: list[np.ndarray], waits: bool) -> None:
         """Put the collectives of a point on their lanes; `ready` becomes when its operands have arrived."""
         values = step.made.values
         most = max(len(made.sends) for made in values)
-        inside: np.ndarray | None = None
+        given = list(ready)
+        once = [
+            step.eqn is None or sum(x is v for x in step.eqn.ins) == 1 for v in step.ins
+        ]  # else not one after another
         zero = np.zeros(lanes.size)
         for k in range(most):
             kinds: dict[Any, list[int]] = defaultdict(list)
@@ -175,7 +184,10 @@ class _Clock:
                 mask[which] = True
                 rows = np.flatnonzero(mask[step.made.ids])
                 free = lanes.free.setdefault(axes, np.zeros(lanes.size))
-                arrived = ready[operand] if operand >= 0 else (np.min(ready, axis=0) if ready else zero)
+                if operand < 0:  # of something made on the way, nobody knows from what
+                    arrived = np.min([given[0], *given], axis=0) if given else zero
+                else:
+                    arrived = (ready if once[operand] else given)[operand]
                 start = free[rows]
                 if waits:
                     start = np.maximum(start, arrived[rows])
@@ -186,15 +198,9 @@ class _Clock:
                 if not aside:
                     lanes.compute = lanes.compute.copy()
                     lanes.compute[rows] = end
-                if not waits:
-                    continue
-                later = (ready[operand] if operand >= 0 else zero if inside is None else inside).copy()
-                later[rows] = np.maximum(later[rows], end)
-                if operand >= 0:
-                    ready[operand] = later
-                else:
-                    inside = later
-        return inside
+                if waits and operand >= 0:
+                    ready[operand] = ready[operand].copy()
+                    ready[operand][rows] = np.maximum(ready[operand][rows], end)
 
     def loop(self, step: Loop, lanes: _Lanes, waits: bool) -> None:
         zero = np.zeros(lanes.size)

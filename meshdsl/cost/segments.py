@@ -19,7 +19,8 @@ import numpy as np
 from ..ir import Eqn, Op, Var
 from ..layouts import Extents, Mesh, Sharding
 from ..lowering import Program
-from .fusion import Kernel, kind
+from ..ops.masking import MASK
+from .fusion import Kernel, holders, kind
 from .joint import Body, Loop, Made, Plain
 from .ledger import ledger
 from .machine import Machine
@@ -42,21 +43,28 @@ class Segment:
     watched: frozenset[Var]  # of them, those read element by element somewhere else
     ends: tuple[int, ...]  # the results of the graph that are among its values
     constants: frozenset[Var]  # numbers that every reader makes for itself
+    stored: frozenset[Var]  # of its values, those that are stored for readers elsewhere
 
 
-def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[np.ndarray | None]:
+Seconds = tuple[np.ndarray, np.ndarray]
+
+
+def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[Seconds | None]:
     """For each step of a body, the seconds of the kernels that it ends, by row; None for loops and for nothing.
 
+    First those of the kernels that bring one operand into shape, then those of the ones that make its results.
     `known` keeps what has been costed, for segments that are alike.
     """
-    found: list[np.ndarray | None] = [None] * len(body.steps)
+    found: list[Seconds | None] = [None] * len(body.steps)
     forms: _Forms = known.setdefault("forms", _Forms(body.joint.mesh))
     for segment in _segments(body):
         points = [plain for i in segment.steps for plain in _points(body.steps[i], segment)]
         columns = [plain.made for plain in points] + [body.ends[i].made for i in segment.ends]
         likeness = _likeness(body, segment)
 
-        def costed(*made: Made, segment: Segment = segment, likeness: Any = likeness) -> tuple[float, ...]:
+        def costed(
+            *made: Made, segment: Segment = segment, likeness: Any = likeness
+        ) -> tuple[tuple[float, float], ...]:
             key = likeness, *forms.of(made)
             if key not in known:
                 known[key] = _Wiring(body, segment, made).seconds(machine)
@@ -64,9 +72,34 @@ def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[
 
         together = body.table.map(costed, *columns) if columns else None
         for k, i in enumerate(segment.own):
-            if together is not None and any(value[k] for value in together.values):
-                found[i] = together.array(lambda value, k=k: value[k])
+            if together is not None and any(sum(value[k]) for value in together.values):
+                early, late = (together.array(lambda value, k=k, n=n: value[k][n]) for n in range(2))
+                found[i] = early, late
     return found
+
+
+def _stored(body: Body) -> frozenset[Var]:
+    """What reductions make for more than one reader, or for one that does not go on element by element: no kernel
+    holds two reductions, so it is stored. Not where padding is masked, as readers may share the mask.
+    """
+    source = holders(body.graph)
+    readers: dict[Var, list[Eqn]] = defaultdict(list)
+    masked: set[Var] = set()
+    for step in body.steps:
+        if step.eqn is None:
+            continue
+        if isinstance(step, Plain) and any(eqn.op is MASK for made in step.made.values for eqn in made.eqns):
+            masked.update(source.get(v, v) for v in step.eqn.ins)
+        if step.eqn.outs[0] not in source:
+            for v in dict.fromkeys(source.get(v, v) for v in step.eqn.ins):
+                readers[v].append(step.eqn)
+    return frozenset(
+        v
+        for eqn in body.graph.eqns
+        if kind(eqn) == "reduce"
+        for v in eqn.outs
+        if v not in masked and not (len(readers[v]) == 1 and kind(readers[v][0]) == "map")
+    )
 
 
 def _constants(body: Body) -> frozenset[Var]:
@@ -90,7 +123,9 @@ def _likeness(body: Body, segment: Segment) -> Any:
         kind_of = body.joint.signature(step.eqn) if isinstance(step, Plain) and step.eqn is not None else -1
         parts.append((kind_of, names, i in segment.own))
     ends = tuple(number.get(body.ends[i].ins[0], -1) for i in segment.ends)
-    return tuple(parts), frozenset(number.get(v, -1) for v in segment.watched), ends
+    known = segment.watched, segment.stored, segment.constants
+    outside = (frozenset(number[v] for v in values if v in number) for values in known)
+    return tuple(parts), *outside, ends
 
 
 def _points(step: Plain | Loop, segment: Segment) -> list[Plain]:
@@ -105,8 +140,17 @@ def _inner(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and kind(eqn) != "" and not eqn.op.control
 
 
+def _joins(step: Plain | Loop) -> bool:
+    """Whether anything that a step is lowered to may share a kernel with what is around it."""
+    if not isinstance(step, Plain) or step.eqn is None:
+        return False
+    made = (eqn for made in step.made.values for eqn in made.eqns)
+    return _inner(step.eqn) or any(_inner(eqn) for eqn in made)
+
+
 def _segments(body: Body) -> list[Segment]:
     steps = body.steps
+    inner = [_joins(step) for step in steps]
     parent = list(range(len(steps)))
 
     def root(i: int) -> int:
@@ -115,6 +159,8 @@ def _segments(body: Body) -> list[Segment]:
             i = parent[i]
         return i
 
+    stored = _stored(body)
+    stored = _stored(body)
     makers: dict[Var, int] = {}
     readers: dict[Var, list[int]] = defaultdict(list)
     for i, step in enumerate(steps):
@@ -123,7 +169,7 @@ def _segments(body: Body) -> list[Segment]:
         for v in dict.fromkeys(step.eqn.ins):
             readers[v].append(i)
             at = makers.get(v)
-            if v.shape and at is not None and _inner(steps[at].eqn) and _inner(step.eqn):
+            if v.shape and at is not None and v not in stored and inner[at] and inner[i]:
                 parent[root(i)] = root(at)
         makers.update((v, i) for v in step.eqn.outs)
     groups: dict[int, list[int]] = defaultdict(list)
@@ -142,20 +188,27 @@ def _segments(body: Body) -> list[Segment]:
         values = dict.fromkeys(v for i in members for v in (*steps[i].eqn.ins, *steps[i].eqn.outs))
         for v in values:
             at = makers.get(v)
-            if at is None or (at not in inside and _inner(steps[at].eqn)):
+            if at is None or (at not in inside and inner[at]):
                 continue  # an input, or a number from another segment
             if at not in inside:
                 continue
             for i in readers[v]:
                 if i not in inside:
-                    if _inner(steps[i].eqn):
-                        watched.add(v)
+                    if inner[i]:
+                        watched.add(v)  # a number, or stored
                     else:
                         around.add(i)
         mine = frozenset(v for v in values if makers.get(v) in inside)
         ends = tuple(sorted(i for v in mine for i in results[v]))
-        found.append(Segment(tuple(members), tuple(sorted(inside | around)), mine, frozenset(watched), ends, constants))
+        here = tuple(sorted(inside | around))
+        found.append(
+            Segment(tuple(members), here, mine, frozenset(watched - stored), ends, constants, stored & watched)
+        )
     return found
+
+
+def _copy(x: Var) -> Var:
+    return Var(x.shape, x.dtype, x.name, x.sharding)
 
 
 class _Forms:
@@ -237,6 +290,7 @@ class _Wiring:
         self.ins: list[Var] = []
         self.eqns: list[Eqn] = []
         self.owner: dict[Eqn, int] = {}
+        self.results: set[Var] = set()  # versions of what the steps make
         self.extents: dict[str, int] = {}
         left = iter(made)
         for i in segment.steps:
@@ -254,6 +308,8 @@ class _Wiring:
                     )
                     for v in step.ins:
                         self.read(next(reversed(self.there[v].values()), None), READER)
+        for v in segment.stored:
+            self.read(next(iter(self.there[v].values()), None), READER)
         for v in segment.watched:
             self.read(next(iter(self.there[v].values()), None), WATCHER)
         last: dict[Var, Var] = {}
@@ -274,21 +330,21 @@ class _Wiring:
         for eqn in made.eqns:
             for x in (*eqn.ins, *eqn.outs):
                 if x not in actual:
-                    actual[x] = dataclasses.replace(x)
-            put = dataclasses.replace(
-                eqn, ins=tuple(actual[x] for x in eqn.ins), outs=tuple(actual[x] for x in eqn.outs)
-            )
+                    actual[x] = _copy(x)
+            ins, outs = tuple([actual[x] for x in eqn.ins]), tuple([actual[x] for x in eqn.outs])
+            put = Eqn(eqn.op, ins, outs, eqn.params)
             self.eqns.append(put)
             self.owner[put] = i
-        for v, versions in zip((*step.ins, *step.outs), made.after, strict=True):
+        for k, (v, versions) in enumerate(zip((*step.ins, *step.outs), made.after, strict=True)):
             for x in versions:
                 if x in actual:
                     self.there[v][x.sharding] = actual[x]
+                    self.results.update([actual[x]] if k >= len(step.ins) else [])
         self.extents.update(made.extents)
 
     def external(self, v: Var, x: Var, lazy: Eqn | None) -> Var:
         """A version that something else has made: an input, or born here."""
-        made = dataclasses.replace(x)
+        made = _copy(x)
         if lazy is not None:
             self.eqns.append(dataclasses.replace(lazy, outs=(made,)))
         elif v in self.segment.constants:
@@ -302,8 +358,8 @@ class _Wiring:
         if x is not None:
             self.eqns.append(Eqn(op, (x,), (Var((), np.dtype(np.float32), "", Sharding()),)))
 
-    def seconds(self, machine: Machine) -> tuple[float, ...]:
-        """Of the kernels that end in each of the segment's own steps."""
+    def seconds(self, machine: Machine) -> tuple[tuple[float, float], ...]:
+        """Of the kernels that end in each of the segment's own steps: of those on the way, and of its results'."""
         program = _Part(
             tuple(self.ins),
             tuple(self.eqns),
@@ -311,10 +367,10 @@ class _Wiring:
             mesh=self.joint.mesh,
             extents=Extents(self.extents),
         )
-        total = dict.fromkeys(self.segment.own, 0.0)
+        total = {i: [0.0, 0.0] for i in self.segment.own}
         costs = ledger(program)
         for step in costs.steps:
             at = self.owner.get(step.eqns[-1], -1) if isinstance(step, Kernel) else -1
             if at in total:
-                total[at] += roofline(costs.of(step), machine).seconds
-        return tuple(total.values())
+                total[at][step.eqns[-1].outs[0] in self.results] += roofline(costs.of(step), machine).seconds
+        return tuple((early, late) for early, late in total.values())
