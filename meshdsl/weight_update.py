@@ -101,9 +101,9 @@ def lower(
     hoisted = hoist_casts(graph, graph.ins)
     homes: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = Placed(hoisted, results, homes, mesh, program.extents, layout)
+    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, regather)
     worth = _always if machine is None else _by_time(placed, machine)
-    split, private, decisions = shard_updates(placed, worth, regather)
+    split, private, decisions = shard_updates(placed, worth)
     if mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(

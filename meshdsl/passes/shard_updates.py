@@ -65,18 +65,18 @@ CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, sca
 Worth = Callable[[Update], tuple[bool, float | None, str]]  # whether to shard, seconds saved, why
 
 
-def shard_updates(placed: Placed, worth: Worth, regather: bool = False) -> tuple[Graph, Layout, tuple[Decision, ...]]:
+def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
     Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
-    that has such; and what a loop carries from step to step, where its body updates it. With `regather` the backward
-    pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time (ZeRO, stage 3:
-    Rajbhandari et al., 2020).
+    that has such; and what a loop carries from step to step, where its body updates it. With `placed.regather` the
+    backward pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time (ZeRO,
+    stage 3: Rajbhandari et al., 2020).
     """
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
     weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root]
-    looped, in_loops, decided = _in_loops(placed, worth, regather)
+    looped, in_loops, decided = _in_loops(placed, worth)
     if in_loops:  # what a loop updates is not updated again around it
         private = _private(in_loops)
         layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
@@ -85,7 +85,7 @@ def shard_updates(placed: Placed, worth: Worth, regather: bool = False) -> tuple
     if not chosen:
         return placed.graph, placed.layout, (*decided, *decisions)
     return (
-        verify(_rewritten(placed, pairs, chosen, regather), "shard_updates"),
+        verify(_rewritten(placed, pairs, chosen), "shard_updates"),
         _with_private(placed, chosen),
         tuple(decisions),
     )
@@ -121,7 +121,7 @@ def _decide(
     return chosen, decisions
 
 
-def _in_loops(placed: Placed, worth: Worth, regather: bool) -> tuple[Graph, list[Update], list[Decision]]:
+def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[Decision]]:
     """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
     eqns: list[Eqn] = []
     every: list[Update] = []
@@ -142,7 +142,7 @@ def _in_loops(placed: Placed, worth: Worth, regather: bool) -> tuple[Graph, list
         weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
         chosen, found = _decide(inside, pairs, weights, worth, {v: outer[v].name for v in body.ins})
         decisions += found
-        eqns += _cut_around(eqn, inside, pairs, chosen, regather) if chosen else [eqn]
+        eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
         every += chosen
     return placed.graph.replace(eqns=tuple(eqns)), every, decisions
 
@@ -152,11 +152,9 @@ def _differentiates(eqn: Eqn) -> bool:
     return eqn.backward or any(inner.backward for _, sub in eqn.graphs() for inner, _ in walk(sub))
 
 
-def _cut_around(
-    loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update], regather: bool
-) -> list[Eqn]:
+def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> list[Eqn]:
     """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
-    body, held = _rewritten(inside, pairs, chosen, regather), loop.params["consts"]
+    body, held = _rewritten(inside, pairs, chosen), loop.params["consts"]
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
         if not held <= i < held + loop.params["carries"] or v.shape == ins[i].shape:
@@ -171,11 +169,11 @@ def _cut_around(
     return [*before, made, *after]
 
 
-def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update], regather: bool) -> Graph:
+def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
     cut = {v for update in chosen for v in update.carried}
     kept = {out for v, out in pairs if v in cut}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, regather).graph()
+    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, placed.regather).graph()
 
 
 class _Rewrite:

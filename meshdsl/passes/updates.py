@@ -36,6 +36,7 @@ class Placed:
     mesh: Mesh
     extents: Extents
     layout: Layout
+    regather: bool = False  # weights are gathered anew for the backward pass, those of a loop's layers one by one
 
     def bytes(self, v: Var) -> int:
         """What one device stores of a value."""
@@ -125,7 +126,10 @@ def find_update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
-    form = _format(placed, v.shape, axes, placed.homes[sums[0]])
+    dims = tuple(d for d in v.shape if all(d in g.shape for g in sums))  # not the layers, if they come one by one
+    if not dims:
+        raise CannotShardError("it has no dim to cut")
+    form = _format(placed, dims, axes, placed.homes[sums[0]])
     region = _Region(placed, placed.graph, form, found, axes, pairs, taken)
     part = region.grow()
     return Update(v, sums, axes, form, part, tuple(region.carried))
@@ -148,14 +152,16 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
         eqn = made.get(v)
         same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
         home = placed.homes.get(v, Sharding())
-        if home.partial and home.kind == "sum" and not any(placed.homes.get(x, Sharding()).partial for x in same):
-            here.append(v)
-            continue
-        if eqn is not None and eqn.op.name == "scan" and (i := eqn.outs.index(v)) >= eqn.params["carries"]:
-            body: Graph = eqn.params["body"]
-            inner = pending_sums(placed, body, body.outs[i])
+        pending = home.partial and home.kind == "sum"
+        if eqn is not None and eqn.op.name == "scan" and (placed.regather or not pending):
+            i, body = eqn.outs.index(v), eqn.params["body"]
+            inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.params["carries"] else Sums()
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
+                continue
+        if pending and not any(placed.homes.get(x, Sharding()).partial for x in same):
+            here.append(v)
+            continue
         queue += [x for x in same if x not in seen]
         seen.update(same)
     return Sums(tuple(here), tuple(loops))
