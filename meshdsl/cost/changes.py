@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,13 +46,15 @@ class Change:
 class _Sum:
     count: int = 0
     bytes: int = 0
-    dtypes: set[str] = field(default_factory=set)
+    dtypes: Counter[str] = field(
+        default_factory=Counter
+    )  # bytes of each; of several sent as one, under all their names
     asynchronous: int = 0
 
     def add(self, count: int, size: int, dtype: str, asynchronous: bool = False) -> None:
         self.count += count
         self.bytes += count * size
-        self.dtypes.update(dtype.split("+"))
+        self.dtypes[dtype] += count * size
         self.asynchronous += count * asynchronous
 
 
@@ -92,11 +94,15 @@ def _words(kind: str, ours: _Sum, theirs: _Sum, other: _Sum) -> str:
         said.append("several are sent as one" if same else "fewer are sent: merged, or found not to be needed")
     elif theirs.count > ours.count:
         said.append("the compiler added some" if ours.count else "the compiler made these")
-    if ours.count and theirs.count and ours.dtypes != theirs.dtypes:
+    if ours.count and theirs.count and set(ours.dtypes) != set(theirs.dtypes):
         said.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
     elif theirs.count == ours.count and theirs.bytes != ours.bytes:
-        said.append("their bytes differ")
+        said.append(f"sent as {_each(theirs)}, stated {_each(ours)}")
     return "; ".join(said)
+
+
+def _each(some: _Sum) -> str:
+    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(some.dtypes.items()))
 
 
 def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:

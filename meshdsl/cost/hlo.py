@@ -125,10 +125,13 @@ def _performed(
     bodies: dict[str, list[_Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
 ) -> Iterator[Performed]:
     types = {one.name: one.type for one in bodies[name]}
+    # the TPU's compiler writes a collective that runs beside kernels into each of them; this one starts it
+    starts = any("AsyncCollectiveStart" in one.rest for one in bodies[name])
     for one in bodies[name]:
         kind = KINDS.get(one.opcode.removesuffix("-start"))
         if kind is not None:
-            yield _collective("reduce_scatter" if scattered else kind, one, types, trips, bounded)
+            if "chain_id=" not in one.rest or starts:
+                yield _collective("reduce_scatter" if scattered else kind, one, types, trips, bounded, starts)
             continue
         inner = trips, bounded
         if one.opcode == "while":
@@ -163,13 +166,15 @@ def _trips(bodies: dict[str, list[_Instruction]], loop: _Instruction) -> int | N
     return ends[0] if len(ends) == 1 else None  # lax.scan counts from zero, by one
 
 
-def _collective(kind: str, one: _Instruction, types: dict[str, str], trips: int, bounded: bool) -> Performed:
+def _collective(
+    kind: str, one: _Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
+) -> Performed:
     groups = _groups(one)
     arrays = [found for name in one.operands for found in ARRAY.findall(types.get(name, ""))]
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
     sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
     larger = len(groups[0]) if kind == "all_gather" else 1
-    start = one.opcode.endswith("-start")
+    start = starts or one.opcode.endswith("-start")
     return Performed(kind, groups, "+".join(dtypes), sum(sizes) * larger, len(arrays), start, trips, bounded)
 
 

@@ -120,6 +120,30 @@ def test_the_compilers_collectives_are_read() -> None:
     assert found["permute", 1].groups == ((0, 1), (1, 0))
 
 
+FUSED = """HloModule m
+%begin (a: f32[4]) -> (f32[4], f32[8]) {
+  %a = f32[4] parameter(0)
+  %g = f32[8] all-gather(%a), replica_groups={{0,1}}, frontend_attributes={chain_id="0"}
+  ROOT %c = (f32[4], f32[8]) custom-call(%a, %g), custom_call_target="AsyncCollectiveStart"
+}
+%async_collective_fusion (a: f32[4]) -> f32[8] {
+  %a = f32[4] parameter(0)
+  ROOT %g = f32[8] all-gather(%a), replica_groups={{0,1}}, frontend_attributes={chain_id="0"}
+}
+ENTRY %main (x: f32[4]) -> f32[8] {
+  %x = f32[4] parameter(0)
+  %s = (f32[4], f32[8]) fusion(%x), kind=kCustom, calls=%begin
+  %k = f32[8] fusion(%x), kind=kOutput, calls=%async_collective_fusion
+  ROOT %d = f32[8] fusion(%x), kind=kCustom, calls=%async_collective_fusion
+}
+"""
+
+
+def test_a_collective_spread_over_kernels_counts_once() -> None:
+    (found,) = performed(FUSED)
+    assert (found.kind, found.count, found.asynchronous, found.bytes) == ("all_gather", 1, True, 32)
+
+
 def test_a_loop_of_unknown_trips_is_not_counted_silently() -> None:
     (found,) = [one for one in performed(HLO.replace("direction=LT", "direction=NE")) if one.kind == "all_gather"]
     assert (found.count, found.bounded) == (1, False)
