@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .common import OK, command, placed, say, workload_options
-from .costing import cost_options, report_of, step_of, step_title
+from .costing import cost_options, exit_code, report_of, step_of, step_title
 
 __all__ = ["add"]
 
@@ -79,7 +79,7 @@ def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: A
         found = moves(report, recost, among or None, progress)
     if options.json:
         say({"command": "explain", **explain.to_dict(report, numbers, found)})
-        return OK
+        return exit_code(report)
     if options.dim:
         texts = [explain.dim_text(report, options.dim, found)]
     elif numbers:
@@ -87,4 +87,4 @@ def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: A
     else:
         texts = [moves_text(found, top=40)]
     print("\n\n".join([explain.binding_text(report), *texts]))
-    return OK
+    return exit_code(report)

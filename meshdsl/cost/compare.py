@@ -131,7 +131,7 @@ def changes(before: Report, after: Report) -> list[Change]:
     return sorted((c for c in found if c.what != "same"), key=lambda c: -abs(c.seconds))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Reports of several layouts, by name, in the order they were asked for; and the layouts that are illegal."""
 
@@ -157,6 +157,9 @@ class Comparison:
                 for name in others
             },
         }
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join([*self.reports, *self.illegal])}; best {self.best}>"
 
     def __str__(self) -> str:
         sections = [_names(self)]

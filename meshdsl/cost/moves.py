@@ -23,7 +23,7 @@ from .tables import cut, seconds, table
 __all__ = ["Move", "dims", "moves", "moves_text", "options"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Move:
     """One dim mapped elsewhere, and what comes of it."""
 
@@ -39,6 +39,9 @@ class Move:
         if not to:
             return f"split {self.dim} no more (now {','.join(self.before)})"
         return f"map {self.dim} to {to}" + (f" instead of {','.join(self.before)}" if self.before else "")
+
+    def __repr__(self) -> str:
+        return f"<Move: {self}: {self.effect}>"
 
     @property
     def effect(self) -> str:

@@ -25,6 +25,7 @@ from .machine import machine as machine_named
 from .memory import Memory, memory
 from .network import Placement
 from .roofline import roofline
+from .tables import seconds as show_seconds
 from .timeline import Cost, Timeline, timeline
 
 __all__ = ["PARTS", "Report", "Sent", "cost", "dims_of"]
@@ -97,7 +98,7 @@ class Sent:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
     """What one program costs on one machine. `print(report)` is what `meshdsl analyze` prints; see `Compiled.cost`."""
 
@@ -267,6 +268,12 @@ class Report:
                 "memory": self.memory.to_dict(),
             }
         )
+
+    def __repr__(self) -> str:
+        what = f"{self.title!r} on " if self.title else ""
+        fits = "" if self.fits else ", does not fit"
+        figures = f"{show_seconds(self.seconds)}, peak {show_bytes(self.peak_bytes)}{fits}"
+        return f"<Report of {what}{self.mesh or 'one device'}, {self.machine.name}: {figures}>"
 
     def __str__(self) -> str:
         from .show import analysis

@@ -123,6 +123,8 @@ def test_explain_a_collective_and_a_dim():
     assert "collective 0: " in run.out and "cause" in run.out and "elsewhere" in run.out
     run = here("explain", *GRID, "--dim", "vocab")
     assert run.code == 0 and "split vocab no more (now cols)" in run.out
+    run = here("explain", *GRID, "--dim", "vocab", "--memory", "20kB")
+    assert run.code == 3 and run.out.startswith("bound by memory: ")
     found = record(here("explain", *GRID, "--collective", "0", "--json"))
     assert found["collectives"][0]["number"] == 0 and found["moves"]
 

@@ -62,4 +62,5 @@ def test_the_text_and_the_json():
     assert record["differences"]["data"][0]["before"]["dims"] == ["io"]
     assert record["best"] == "data"
     assert compare({}, {"odd": "cannot"}).to_dict()["differences"] == {}
+    assert repr(found) == "<Comparison of summed, data, odd; best data>"
     assert isinstance(found, Comparison) and found._repr_html_().startswith("<pre")

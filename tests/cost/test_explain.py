@@ -60,6 +60,7 @@ def test_the_text_of_moves(found: list[Move]):
     assert "split hidden no more (now cols)" in text
     assert "batch and hidden to 'rows', and both are in" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+    assert repr(found[-1]).startswith("<Move: map ") and "illegal: " in repr(found[-1])
     assert moves_text([]) == "there is nowhere else to map it"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,10 @@ def test_json(found: Report):
     assert len(record["instructions"]) == len(found.ledger.lines)
     assert sum(line["blocking"] for line in record["instructions"]) == pytest.approx(record["seconds"])
     assert sum(record["memory"]["by_category"].values()) == record["peak_bytes"]
+
+
+def test_at_a_prompt_it_is_short(found: Report):
+    assert re.fullmatch(r"<Report of 'train_step' on rows:2 cols:4, tpu-v5e: \S+ ms, peak \S+ MB>", repr(found))
 
 
 def test_a_notebook_shows_the_text(found: Report):
