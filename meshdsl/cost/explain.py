@@ -12,7 +12,8 @@ from ..lowering.program import show_bytes
 from ..schema import plain
 from .ledger import Line
 from .moves import Move, dims, moves_text
-from .report import Report, dims_of
+from .report import Report
+from .sent import dims_of, record_of
 from .show import sent_table
 from .tables import line_of, percent, seconds, table, wrapped
 
@@ -70,8 +71,7 @@ def _is_at(where: str, asked: str) -> bool:
 def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
     """One collective: what asks for it, why, what it costs, and which moves remove it."""
     cost = report.sends[number]
-    line, record = cost.line, cost.line.collective
-    assert record is not None
+    line, record = cost.line, record_of(cost.line)
     times = f"{line.trips} times a step" if line.trips > 1 else "once a step"
     each = cost.seconds / line.trips
     hidden = cost.seconds - cost.exposed
@@ -98,8 +98,7 @@ def _lanes(report: Report, axes: Sequence[str]) -> str:
 
 def _because(report: Report, line: Line) -> str:
     """The cause in a sentence, with the sizes at hand."""
-    record = line.collective
-    assert record is not None
+    record = record_of(line)
     layout, names, axes = report.layout or Layout(), dims_of(line), ",".join(record.axes)
     split = [f"{name} over {','.join(layout.axes(name))}" for name in names if layout.axes(name)]
     given = f"the layout splits {' and '.join(split)}; " if split else ""

@@ -16,7 +16,7 @@ from ..layouts import Layout
 from ..layouts.sharding import Axes
 from ..lowering.program import show_bytes
 from ..schema import plain
-from .compare import signed_bytes, signed_percent
+from .differences import signed_bytes, signed_percent
 from .report import Report
 from .tables import cut, seconds, table
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,77 +24,14 @@ from .machine import machine as machine_named
 from .memory import Memory, memory
 from .network import Placement
 from .roofline import roofline
+from .sent import Sent, dims_of, record_of
 from .tables import seconds as show_seconds
 from .timeline import Cost, Timeline, timeline
 
-__all__ = ["PARTS", "Report", "Sent", "cost", "dims_of"]
+__all__ = ["PARTS", "Report", "cost"]
 
 PARTS = ("products", "elementwise", "moves", "exposed communication")  # of the time of a step, which they add up to
 _PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
-
-
-@dataclass(frozen=True, eq=False)
-class Sent:
-    """The collectives of one kind that one or several dims cause over some mesh axes."""
-
-    kind: str
-    axes: tuple[str, ...]
-    dims: tuple[str, ...]
-    costs: tuple[Cost, ...]
-
-    @property
-    def count(self) -> int:
-        """How many run in one step."""
-        return sum(cost.line.trips for cost in self.costs)
-
-    @property
-    def bytes(self) -> int:
-        """The larger of one device's operand and result, summed over all that run."""
-        return sum(_record(cost.line).bytes * cost.line.trips for cost in self.costs)
-
-    @property
-    def wire_bytes(self) -> int:
-        """What one device sends."""
-        return sum(_record(cost.line).wire_bytes * cost.line.trips for cost in self.costs)
-
-    @property
-    def seconds(self) -> float:
-        """From start to end, hidden behind compute or not."""
-        return sum(cost.seconds for cost in self.costs)
-
-    @property
-    def exposed(self) -> float:
-        """The part in which nothing is computed."""
-        return sum(cost.exposed for cost in self.costs)
-
-    @property
-    def label(self) -> str:
-        """The dims, or the cause of what no dim causes: "sum carried by the loop"."""
-        return " ".join(self.dims) or self.costs[0].line.cause
-
-    @property
-    def sizes(self) -> str:
-        """The bytes of each: "1.05 MB", or the least and the greatest."""
-        each = sorted({_record(cost.line).bytes for cost in self.costs})
-        return show_bytes(each[0]) if len(each) == 1 else f"{show_bytes(each[0])} to {show_bytes(each[-1])}"
-
-    def __str__(self) -> str:
-        what = f"{self.count} {self.kind}{'s' if self.count != 1 else ''}"
-        return f"{self.label} on {','.join(self.axes)}: {what} of {self.sizes}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "kind": self.kind,
-            "axes": list(self.axes),
-            "dims": list(self.dims),
-            "count": self.count,
-            "bytes": self.bytes,
-            "wire_bytes": self.wire_bytes,
-            "seconds": self.seconds,
-            "exposed": self.exposed,
-            "lines": [cost.line.index for cost in self.costs],
-        }
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -212,7 +148,7 @@ class Report:
         """What is sent, by dims, axes and kind, the most exposed first."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
         for each in self.sends:
-            record = _record(each.line)
+            record = record_of(each.line)
             groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
         found = (Sent(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
         return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
@@ -312,23 +248,6 @@ def cost(
         timeline=timeline(found, machine, placement),
         limit=machine.hbm if limit is None else limit,
     )
-
-
-def dims_of(line: Line) -> tuple[str, ...]:
-    """The dims that a collective is there for: those that its cause names, or else those that it regroups.
-
-    A cause reads "sum over 'heads' of einsum", or "expert -> batch for einsum".
-    """
-    quoted = re.findall(r"'(\w+)'", line.cause)
-    moved = re.match(r"(\w+) -> (\w+)", line.cause)
-    op = line.eqn.op
-    own = [name for name in (getattr(op, "dim", ""), getattr(op, "to", "")) if name]
-    return tuple(dict.fromkeys(quoted or (moved.groups() if moved else own)))
-
-
-def _record(line: Line) -> Any:
-    assert line.collective is not None
-    return line.collective
 
 
 def _largest(sizes: Mapping[str, float]) -> Iterable[tuple[str, float]]:

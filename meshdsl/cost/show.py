@@ -10,7 +10,8 @@ import numpy as np
 from ..errors import Where
 from ..lowering.program import show_bytes
 from .ledger import Line
-from .report import Report, Sent
+from .report import Report
+from .sent import Sent, record_of
 from .tables import WIDTH, bar, cut, line_of, number, percent, seconds, table, wrapped
 from .timeline import Cost
 
@@ -151,8 +152,7 @@ def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
     """One row for each line of the model and cause, the most exposed first; three at most."""
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
     for cost in sent.costs:
-        record = cost.line.collective
-        assert record is not None
+        record = record_of(cost.line)
         groups.setdefault((cost.line.where, cost.line.backward, cost.line.cause, record.bytes), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:

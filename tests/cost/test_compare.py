@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import meshdsl as md
-from meshdsl.cost.compare import Comparison, changes, compare, sendings
+from meshdsl.cost.compare import Comparison, compare
+from meshdsl.cost.differences import changes, sendings
 from meshdsl.cost.report import Report
 from meshdsl.cost.tables import WIDTH
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.report import PARTS, Report, cost, dims_of
+from meshdsl.cost.report import PARTS, Report, cost
+from meshdsl.cost.sent import dims_of
 from meshdsl.cost.show import analysis
 from meshdsl.cost.tables import WIDTH
 from meshdsl.schema import SCHEMA_VERSION
