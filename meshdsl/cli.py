@@ -1,8 +1,8 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; `--json` makes every result JSON lines.
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 5 non-finite loss, 130 interrupted. An error
-that meshdsl raises on purpose is printed once, without a traceback. JAX is imported only when a command needs it:
-`--help` does not.
+Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
+75 stopped by SIGTERM and saved, 130 interrupted. An error that meshdsl raises on purpose is printed once, without a
+traceback. JAX is imported only when a command needs it: `--help` does not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ examples:
   meshdsl explain models/transformer.py:lm --layout data_model --dim heads
   meshdsl search models/transformer.py:lm --devices 8
   meshdsl train models/transformer.py:lm --steps 200
+  meshdsl train models/transformer.py:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
   meshdsl doctor
 
-exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 5 non-finite loss, 130 interrupted
+exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
+            75 stopped by SIGTERM and saved, 130 interrupted (saved where there are --checkpoints)
 """
 
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax
 
 import meshdsl as md
 
@@ -62,8 +65,12 @@ class Workload:
         params, state = md.eval_shape(self.init, md.random.key(0))
         return params, state, self.inputs(self.config)
 
-    def train_step(self) -> Callable[..., Any]:
-        """`step(params, state, batch[, key]) -> (params, state, metrics)`: one update; metrics hold the loss."""
+    def train_step(self, *, guard: bool = False) -> Callable[..., Any]:
+        """`step(params, state, batch[, key]) -> (params, state, metrics)`: one update; metrics hold the loss.
+
+        With `guard`, a step whose loss or gradient is not finite everywhere leaves parameters and state as they were;
+        the metric `non_finite` counts the numbers that are not.
+        """
         loss_of, optimizer = self.loss(self.config), self.optimizer(self.config)
 
         def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
@@ -72,8 +79,13 @@ class Workload:
 
         def train_step(params: Any, state: Any, batch: Any, *key: md.Tensor) -> tuple[Any, Any, dict[str, md.Tensor]]:
             (loss, metrics), grads = md.value_and_grad(with_metrics, has_aux=True)(params, batch, *key)
-            params, state = optimizer.update(grads, state, params)
-            return params, state, {"loss": loss, **metrics}
+            updated = optimizer.update(grads, state, params)
+            if not guard:
+                return *updated, {"loss": loss, **metrics}
+            bad = _non_finite([loss, *jax.tree.leaves(grads)])
+            keep = bad == 0
+            params, state = jax.tree.map(lambda new, old: md.where(keep, new, old), updated, (params, state))
+            return params, state, {"loss": loss, **metrics, "non_finite": bad}
 
         return train_step
 
@@ -87,3 +99,9 @@ class Workload:
             return {"loss": loss, **metrics}
 
         return eval_step
+
+
+def _non_finite(xs: Sequence[md.Tensor]) -> md.Tensor:
+    """How many numbers of the tensors are NaN or infinite, as a float32 scalar."""
+    counts = [md.sum(md.cast(md.logical_not(md.isfinite(x)), "float32")) for x in xs]
+    return functools.reduce(lambda a, b: a + b, counts)

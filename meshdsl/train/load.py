@@ -15,17 +15,12 @@ import types
 import typing
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import meshdsl as md
 
-__all__ = ["UsageError", "configure", "load", "place"]
+from .values import UsageError, read
 
-
-class UsageError(md.MeshdslError):
-    """The command line asks for what is not there."""
-
-    exit_code = 2
+__all__ = ["UsageError", "configure", "load", "nearest", "place"]
 
 
 def load(text: str) -> md.Workload:
@@ -36,13 +31,13 @@ def load(text: str) -> md.Workload:
         raise UsageError(f"a workload is written file.py:name, for example models/transformer.py:lm; got {text!r}")
     if not path.is_file():
         there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UsageError(f"there is no file {str(path)!r}{_nearest(str(path), there)}")
+        raise UsageError(f"there is no file {str(path)!r}{nearest(str(path), there)}")
     module = _run(path)
     found = {key: value for key, value in vars(module).items() if isinstance(value, md.Workload)}
     if not colon:
         raise UsageError(f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}{_there(found)}")
     if name not in vars(module):
-        raise UsageError(f"{path} has no {name!r}{_nearest(name, found)}")
+        raise UsageError(f"{path} has no {name!r}{nearest(name, found)}")
     if name not in found:
         kind = type(vars(module)[name]).__name__
         raise UsageError(f"{name!r} in {path} is of type {kind}, not a md.Workload{_there(found)}")
@@ -93,45 +88,14 @@ def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workloa
         if not equals:
             raise UsageError(f"a setting is written key=value, for example d_model=512; got {setting!r}")
         if key not in fields:
-            raise UsageError(f"the config of {workload.name} has no {key!r}{_nearest(key, fields)}")
-        changes[key] = _read(key, value, hints[key])
+            raise UsageError(f"the config of {workload.name} has no {key!r}{nearest(key, fields)}")
+        changes[key] = read(key, value, hints[key])
     try:
         return workload.replace(**changes)
     except (TypeError, ValueError) as error:
         if isinstance(error, md.MeshdslError):
             raise
         raise UsageError(f"the config of {workload.name} does not take {' '.join(settings)}: {error}") from error
-
-
-_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _read(key: str, text: str, kind: Any) -> Any:
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in options and text.lower() == "none":
-            return None
-        return _read(key, text, next(option for option in options if option is not type(None)))
-    if origin is typing.Literal:
-        for option in options:
-            if text == str(option):
-                return option
-        raise UsageError(f"{key} is one of {', '.join(map(str, options))}, got {text!r}")
-    try:
-        if kind is bool:
-            return _WORDS[text.lower()]
-        if kind in (int, float, str):
-            return kind(text)
-        if origin is tuple and len(options) == 2 and options[1] is Ellipsis:
-            return tuple(_read(key, part.strip(), options[0]) for part in text.split(",") if part.strip())
-    except (KeyError, ValueError):
-        raise UsageError(f"{key} is {_article(kind)}, got {text!r}") from None
-    raise UsageError(f"{key} is {_article(kind)}, which cannot be given as text; set it in the file")
-
-
-def _article(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def place(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[md.Mesh, md.Layout]:
@@ -149,7 +113,7 @@ def place(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[
             )
         return md.Mesh(mesh if mesh is not None else "all:1"), md.Layout(layout)
     if layout not in workload.layouts:
-        raise UsageError(f"{workload.name} has no layout {layout!r}{_nearest(layout, workload.layouts)}")
+        raise UsageError(f"{workload.name} has no layout {layout!r}{nearest(layout, workload.layouts)}")
     own_mesh, rules = workload.layouts[layout]
     return md.Mesh(own_mesh if mesh is None else mesh), md.Layout(rules)
 
@@ -159,7 +123,7 @@ def _there(names: Iterable[str]) -> str:
     return f"\n  there are: {', '.join(names)}" if names else "\n  it has none"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?{_there(known)}" if close else _there(known)
