@@ -161,12 +161,19 @@ class Graph:
 
     @property
     def instructions(self) -> int:
-        """The number of equations, those of loop bodies and branches included, each counted once."""
-        return sum(1 for _ in walk(self))
+        """The number of equations, those of loop bodies and branches included, each counted once; numbers are none.
+
+        How many numbers there are depends on sizes: of two that are equal one is kept.
+        """
+        return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
 
     def replace(self, **changes: Any) -> Any:
         """A copy with other fields."""
         return dataclasses.replace(self, **changes)
+
+
+def _is_number(eqn: Eqn) -> bool:
+    return str(eqn.op) == "full" and not eqn.outs[0].shape
 
 
 def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
@@ -325,7 +332,7 @@ def _lines(
     for v in graph.ins:
         names[v] = _name(v, names)
     for eqn in graph.eqns:
-        if str(eqn.op) == "full" and not eqn.outs[0].shape:
+        if _is_number(eqn):
             names[eqn.outs[0]] = str(eqn.params["value"])  # a number reads best where it is used
             continue
         for v in eqn.outs:
