@@ -136,7 +136,7 @@ class _Clock:
         size = body.table.size
         lanes = _Lanes(size, np.zeros(size))
         zero = np.zeros(size)
-        kernels = kernel_seconds(body, self.machine, self.known)
+        kernels, repeated = kernel_seconds(body, self.machine, self.known), body.repeated
         ordered = len(body.steps)  # from here on the order may be another: numbers summed in the update travel together
         if top:
             backward = [i for i, step in enumerate(body.steps) if step.eqn is not None and step.eqn.backward]
@@ -150,10 +150,11 @@ class _Clock:
                 continue
             ready = [lanes.ready.get(v, zero) for v in step.ins]
             early = np.min([ready[0], *ready], axis=0) if waits and ready else zero
-            self.send(step, lanes, ready, waits)
+            if step not in repeated:
+                self.send(step, lanes, ready, waits)
             start = np.max([zero, *ready], axis=0) if waits else zero
             if took is not None:
-                lanes.kernel(early, took[0])
+                lanes.kernel(early, took[0] if step not in repeated else zero)
                 start = lanes.kernel(start, took[1])
             lanes.ready.update(dict.fromkeys(step.outs, start))
         for end in body.ends:

@@ -25,6 +25,7 @@ from ..lowering import Program, control
 from ..lowering.demand import Demand
 from ..lowering.partition import _input, _output, lower, preferences, settle
 from ..lowering.scope import Scope, Setting
+from ..ops.masking import MASK
 from ..trace import FULL
 from .columns import Column, Table
 from .network import full_bytes
@@ -68,6 +69,7 @@ class Made:
     after: tuple[tuple[Var, ...], ...] = ()  # and those of each operand and result afterwards
     wanted: Sharding | None = None  # of a point that asks for a value: how it gets it
     extents: Mapping[str, int] = field(default_factory=dict[str, int])  # of the dims concerned
+    pieces: bool = False  # there is more in `eqns` than versions of the operands, their padding masked, and one result
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,6 +346,8 @@ class Body:
                 joint.memo[memo] = Made(True, tuple(states), (*states, *(whole for _ in outs)))
                 return joint.memo[memo]
             operand = {x: k for k, versions in enumerate(before) for x in versions}
+            known = {x for v in (*ins, *outs) for x in scope.versions.get(v, ())}
+            pieces = [e for e in scope.eqns if e.op is not MASK and not known.issuperset(e.outs)]
             joint.memo[memo] = Made(
                 bool(setting.problems),
                 tuple(states),
@@ -353,7 +357,8 @@ class Body:
                 before,
                 tuple(tuple(scope.versions.get(v, ())) for v in (*ins, *outs)),
                 wanted if isinstance(wanted, Sharding) else None,
-                {d: n for d, n in setting.extents.multiple.items() if n is not _HIDDEN and n != 1},
+                extents={d: n for d, n in setting.extents.multiple.items() if n is not _HIDDEN and n != 1},
+                pieces=bool(pieces),
             )
         return joint.memo[memo]
 
@@ -419,14 +424,24 @@ class Body:
         key = ("get", v.shape, v.dtype)
         return Plain(None, (v,), (), self.made(key, [d.name for d in v.shape], [v], [], action, how))
 
+    @property
+    def repeated(self) -> set[Plain | Loop]:
+        """Steps that work on parts of an operand which another step may make as well: equal parts are made once."""
+        shared: dict[Var, list[Plain]] = {}
+        for step in self.steps:
+            if isinstance(step, Plain) and any(made.pieces for made in step.made.values):
+                for v in step.ins:
+                    shared.setdefault(v, []).append(step)
+        return {step for steps in shared.values() if len(steps) > 1 for step in steps}
+
     def sent(self) -> np.ndarray:
-        """The bytes that one device sends in one run, by row."""
-        total = np.zeros(self.table.size)
+        """The bytes that one device sends in one run, by row; at least, where steps may share what they send."""
+        total, repeated = np.zeros(self.table.size), self.repeated
         for step in (*self.steps, *self.ends):
             if isinstance(step, Loop):
                 total += step.body.sent() * step.eqn.params["trips"]
             for plain in [step] if isinstance(step, Plain) else [*step.gets, *step.settled]:
-                if any(made.sends for made in plain.made.values):
+                if any(made.sends for made in plain.made.values) and plain not in repeated:
                     total += plain.made.array(lambda made: sum(sent.wire for sent in made.sends))
         return total
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from typing import Any
 
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.space import meshes
+from meshdsl.cost.bounds import bounds
+from meshdsl.cost.machine import machine
+from meshdsl.cost.network import place
+from meshdsl.cost.space import meshes, space
 
 
 def two_layers(params: dict[str, Any], x: Any) -> Any:
@@ -237,3 +241,33 @@ def test_experts_and_batch_share_an_axis_where_auto_mtf_does_not_find_it():
     few = md.search(gradients, *args, mesh="all:8", layout="batch:all", objective="wire_bytes", front=False)
     assert few.best.layout.axes("experts") == ("all",)
     assert few.best.wire_bytes // 4 <= ours
+
+
+def convolutions(x: Any, w: Any) -> Any:
+    """The gradient of two convolutions: both exchange the same halo."""
+
+    def loss(w: Any) -> Any:
+        y = md.conv(x, w, {"height": "kh"}, "batch height out")
+        return md.mean(md.square(y) * md.conv(x, md.tanh(w), {"height": "kh"}, "batch height out"))
+
+    return md.grad(loss)(w)
+
+
+CONVOLUTIONS = (md.spec("batch:8 height:16 color:4"), md.spec("kh:3 color:4 out:8"))
+
+
+@pytest.mark.parametrize("case", [*CASES, "convolutions"])
+def test_bounds_are_below_the_cost_of_every_layout(case: str):
+    f, args, mesh, dims = {**CASES, "convolutions": (convolutions, CONVOLUTIONS, "x:2 y:2", None)}[case]
+    graph, grid, on = md.compile(f, mesh, "").graph(*args), md.Mesh(mesh), machine("tpu-v5e")
+    found = space(graph, grid, dims=dims)
+    least = bounds(graph, found, on, place(on.network, grid))
+    assert len(least) and len({tuple(row) for row in least.rows[0].tolist()}) == len(least)
+    tight = []
+    for i, row in list(enumerate(least.rows[0]))[:: max(1, len(least) // 25)]:
+        report = md.compile(f, grid, found.layout(row)).cost(*args, machine=on)
+        assert least.seconds[i] <= report.seconds * (1 + 1e-9)
+        assert least.peak_bytes[i] <= report.peak_bytes
+        assert least.wire_bytes[i] <= report.wire_bytes
+        tight.append(least.seconds[i] / report.seconds)
+    assert statistics.median(tight) > (0.6 if case == "convolutions" else 0.9)  # 0 would be right, and of no use
