@@ -3,7 +3,7 @@
 Trains models x layouts on eight CPU devices and sets beside each measured step what `compiled.cost` says of it. Prints
 JSON lines: one for each point, then one for each model (the layout predicted best against the one that was), then the
 correlation and the error over all of them. The machine's figures come from `meshdsl doctor --calibrate`, which runs
-none of these models: no prediction is fitted to what it is compared with.
+none of these models. `--fit` scales five of those figures to half of the models, and says how the others come out.
 
 A measured step is the CPU time of the process over the cores, the median of interleaved rounds: what the step takes on
 the clock when all cores work for it, and about the same whatever else runs. `--again FILE` predicts anew what an
@@ -13,6 +13,7 @@ earlier run has measured; `--show MODEL/LAYOUT` prints what a prediction is made
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -113,7 +114,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     0.8
     """
     ranks = [np.argsort(np.argsort(x)) for x in (a, b)]
-    return round(float(np.corrcoef(*ranks)[0, 1]), 4)
+    return round(float(np.corrcoef(ranks[0], ranks[1])[0, 1]), 4)
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
@@ -156,12 +157,51 @@ def choice(model: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+FITTED = ("mlp_narrow", "lm_small", "lm_long", "digits")  # the other models are held out
+
+
+def scaled(machine: Any, factors: dict[str, float]) -> Any:
+    """The machine with some of its figures multiplied."""
+    changes: dict[str, Any] = {name: getattr(machine, name) * factors[name] for name in factors if name in _FIGURES}
+    changes["peak"] = {dtype: rate * factors["peak"] for dtype, rate in machine.peak.items()}
+    least = min(1.0, 1 / max(fraction * factors["conv"] for _, fraction in machine.convolution or ((1.0, 1.0),)))
+    curve = machine.convolution or machine.efficiency
+    changes["convolution"] = tuple((size, fraction * factors["conv"] * least) for size, fraction in curve)
+    return dataclasses.replace(machine, **changes)
+
+
+_FIGURES = ("vector", "hbm_bandwidth", "launch")
+_STEPS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
+
+
+def fitted(machine: Any, which: Sequence[tuple[str, str]], measured: dict[tuple[str, str], tuple[float, float]]) -> Any:
+    """The machine with five of its figures scaled to the points given: least mean error, one figure at a time."""
+    programs = {(model, layout): (compiled(model, layout), MODELS[model].specs()) for model, layout in which}
+
+    def error(factors: dict[str, float]) -> float:
+        on = scaled(machine, factors)
+        each = [step.cost(*specs, machine=on).seconds / measured[point][0] for point, (step, specs) in programs.items()]
+        return float(np.mean(np.abs(np.log(each))))
+
+    factors: dict[str, float] = dict.fromkeys((*_FIGURES, "peak", "conv"), 1.0)
+    for sweep in range(4):
+        for name in factors:
+            tries = [{**factors, name: factors[name] * step} for step in _STEPS]
+            factors = min(tries, key=error)
+        print(f"fit, sweep {sweep + 1}: {factors}", file=sys.stderr)
+    print(json.dumps({"figure": "fit", "models": FITTED, **{k: round(v, 3) for k, v in factors.items()}}), flush=True)
+    return scaled(machine, factors)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
     parser.add_argument("--machine", default="cpu", help="name or path of the machine file")
     parser.add_argument("--model", choices=[*MODELS], action="append", help="default: all")
     parser.add_argument("--again", type=Path, help="the output of an earlier run, for its measurements")
+    parser.add_argument(
+        "--fit", action="store_true", help=f"scale the machine to {', '.join(FITTED)}; test on the others"
+    )
     parser.add_argument("--show", metavar="MODEL/LAYOUT", help="print what the prediction of one point is made of")
     args = parser.parse_args()
     if args.show:
@@ -177,10 +217,14 @@ def main() -> int:
     else:
         md.host_devices(8)
         measured = measure(which, args.rounds)
+    on = args.machine
+    if args.fit:
+        machine = compiled(*which[0]).cost(*MODELS[which[0][0]].specs(), machine=on).machine
+        on = fitted(machine, [point for point in which if point[0] in FITTED], measured)
     rows: list[dict[str, Any]] = []
     for model, layout in which:
         seconds, spread = measured[model, layout]
-        report = compiled(model, layout).cost(*MODELS[model].specs(), machine=args.machine)
+        report = compiled(model, layout).cost(*MODELS[model].specs(), machine=on)
         row = {"figure": "point", "model": model, "layout": layout, "measured": round(seconds, 6)}
         row |= {"spread": round(spread, 4), "predicted": round(report.seconds, 6)}
         row["exposed"] = round(report.exposed, 6)
@@ -191,7 +235,10 @@ def main() -> int:
         mine = [row for row in rows if row["model"] == model]
         if mine:
             print(json.dumps(choice(model, mine)), flush=True)
-    print(json.dumps({"figure": "prediction", **summary(rows)}), flush=True)
+    if args.fit:
+        held_out = [row for row in rows if row["model"] not in FITTED]
+        print(json.dumps({"figure": "prediction", "of": "held out", **summary(held_out)}), flush=True)
+    print(json.dumps({"figure": "prediction", "of": "all", **summary(rows)}), flush=True)
     return 0
 
 

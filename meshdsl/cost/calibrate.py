@@ -38,21 +38,21 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured: sides of square products, elements of a vector, bytes of a collective on one device.
+    """What is measured: sides of square products, channels of convolutions, elements of a copy, bytes of a collective.
 
     All are large enough that what a launch takes can be left out; below them the rates are flat.
     """
 
     sides: tuple[int, ...] = (64, 128, 256, 512)
     channels: tuple[int, ...] = (8, 16, 32)
-    elements: tuple[int, ...] = (2**16, 2**18, 2**20, 2**22)
+    copied: int = 2**22  # more than the caches hold of all devices: in a step too, what is read was made long ago
     blocks: tuple[int, ...] = (2**10, 2**14, 2**17, 2**20, 2**24)
     seconds: float = 0.03  # of one measurement, in CPU time
     limit: float = 1.5  # on the clock, where others keep the cores busy
     rounds: int = 3
 
 
-QUICK = _Plan((64, 256), (8, 16), (2**16, 2**20), (2**10, 2**16, 2**20), 0.01, 0.5, 2)
+QUICK = _Plan((64, 256), (8, 16), 2**21, (2**10, 2**16, 2**20), 0.01, 0.5, 2)
 
 
 def calibrate(
@@ -150,9 +150,8 @@ def _document(bench: _Bench, say: Progress) -> str:
     say("convolutions")
     convs = [_conv_rate(bench, channels, launch) for channels in bench.plan.channels]
     say("memory and elementwise operations")
-    copies = [(8.0 * size, _copy_rate(bench, size, launch)) for size in bench.plan.elements]
-    bandwidth = max(rate for _, rate in copies)
-    size = bench.plan.elements[len(bench.plan.elements) // 2]
+    bandwidth = _copy_rate(bench, bench.plan.copied, launch)
+    size = 2**18
     rows = np.random.default_rng(0).normal(size=(size // 128, 128)).astype(np.float32)
     vector = 8 * size / _without(bench.seconds(_normalised, rows), 3 * launch)
     hard = size / _without(bench.seconds(lambda x: (jnp.exp(x) * 0.25,), rows), launch)
@@ -173,7 +172,6 @@ def _document(bench: _Bench, say: Progress) -> str:
         curves={
             "efficiency": [(flops, rate / peak["float32"]) for flops, rate in rates],
             "convolution": [(flops, rate / peak["float32"]) for flops, rate in convs],
-            "memory": [(moved, rate / bandwidth) for moved, rate in copies],
         },
         peak={**peak, "other": min(peak.values())},
         devices=n,

@@ -13,7 +13,7 @@ from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
 
-TINY = _Plan((8, 32), (2,), (2**8, 2**12), (2**8, 2**12), 1e-4, 0.1, 1)
+TINY = _Plan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
 
 
 @pytest.fixture(scope="module")
