@@ -1,0 +1,181 @@
+"""Translation of short messages from some fifty languages to English: one model for all, with experts or without.
+
+The text is `models.parallel_text`. With `experts=0` the model is dense, of equal compute: an expert has half the width
+of a dense layer, and each token has the places of two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+from models import moe_transformer, parallel_text, seq2seq
+from models.parallel_text import Pair, Text
+
+__all__ = [
+    "Batches", "Config", "Score", "data", "decoder", "dense", "scores", "text_of", "translate", "translation",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Config(moe_transformer.Config):
+    """A small Transformer over bytes; `experts=0` is the dense one."""
+
+    batch: int = 32
+    source: int = 64
+    length: int = 40
+    layers: int = 2
+    d_model: int = 128
+    heads: int = 4
+    d_ff: int = 512
+    expert_hidden: int = 256
+    sequences: int = 4
+    dropout: float = 0.0
+    optimizer: str = "adam"
+    learning_rate: float = 2e-3
+    warmup: int = 100  # steps to the learning rate, which then falls with the square root of the step
+    split_by: str = "source"  # or "message": no English message is in both splits
+
+
+def model(config: Config) -> md.Model:
+    """(logits [batch, length, vocab], auxiliary loss) of a batch."""
+    return moe_transformer.model(config) if config.experts else seq2seq.transformer(config)
+
+
+def decoder(config: Config, search: seq2seq.Search) -> md.Model:
+    """What a search finds for each source of a batch."""
+    return moe_transformer.decoder(config, search) if config.experts else seq2seq.decoder(config, search)
+
+
+def loss(config: Config) -> Callable[..., Any]:
+    """(cross entropy plus the auxiliary loss, metrics: both, and the share of ids that are the likeliest)."""
+    logits_of = model(config)
+
+    def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
+        logits, aux = logits_of(params, batch, key)
+        cross_entropy = seq2seq.token_loss(config, logits, batch["targets"])
+        real = batch["targets"] != 0
+        right = md.sum(md.cast(real & (md.argmax(logits, "vocab") == batch["targets"]), "float32"))
+        metrics = {"cross_entropy": cross_entropy, "aux": aux, "right": right / md.sum(md.cast(real, "float32"))}
+        return cross_entropy + md.cast(aux, cross_entropy.dtype), metrics
+
+    return total
+
+
+def optimizer(config: Config) -> md.optim.Optimizer:
+    """Adam with a warm-up, or Adafactor as GShard has it."""
+    if config.optimizer == "adam":
+        return md.optim.adam(md.optim.rsqrt(config.learning_rate, config.warmup))
+    return moe_transformer.optimizer(config)
+
+
+def text_of(config: Config) -> Text:
+    """The text that fits the config's sizes."""
+    return parallel_text.parallel_text(config.source, config.length, config.split_by)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The text as training reads it."""
+
+    text: Text
+    config: Config
+    seed: int
+
+    def describe(self) -> dict[str, object]:
+        """Sizes of the data."""
+        return self.text.describe()
+
+    def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
+        return self.text.batch(split, self.seed, step, self.config.batch)
+
+
+def data(config: Config, seed: int) -> Batches:
+    """Messages in many languages and in English: `data(config, seed)(split, step)` is a batch."""
+    return Batches(text_of(config), config, seed)
+
+
+def translate(
+    params: Mapping[str, md.Tensor],
+    config: Config,
+    pairs: Iterable[Pair],
+    mesh: md.Mesh,
+    layout: md.Layout,
+    beam: int = 1,
+    form: str = "flat",
+) -> list[str]:
+    """The English that the model gives for each pair's source text: the best of a beam, or for one beam greedily."""
+    search = md.nn.decode.greedy
+    if beam > 1:
+        search = functools.partial(md.nn.decode.beam_search, beam=md.Dim("beam", beam), form=form)
+    run = _decoding(config, search, mesh, layout)
+    text, pairs = text_of(config), list(pairs)
+    found: list[str] = []
+    for some in _in_parts(pairs, config.batch):
+        rows = text.rows([*some, *[some[-1]] * (config.batch - len(some))])["source"]
+        ids = run(params, {"source": md.tensor(rows, "batch source")})
+        best = (ids if beam == 1 else ids[0]).numpy().reshape(config.batch, -1, config.length)[:, 0]
+        found += [parallel_text.decode(row) for row in best[: len(some)]]
+    return found
+
+
+def _decoding(config: Config, search: seq2seq.Search, mesh: md.Mesh, layout: md.Layout) -> md.Compiled:
+    model = decoder(config, search)
+
+    def decoding(params: Any, batch: Any) -> Any:
+        return model(params, batch)
+
+    return md.compile(decoding, mesh, layout)
+
+
+def _in_parts(pairs: list[Pair], size: int) -> Iterator[list[Pair]]:
+    for first in range(0, len(pairs), size):
+        yield pairs[first : first + size]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good some translations are: the share that is right to the last character, and chrF, both of 100."""
+
+    pairs: int
+    exact: float
+    chrf: float
+
+
+def scores(pairs: Iterable[Pair], made: Iterable[str]) -> dict[str, Score]:
+    """The score of each language, and under "average" the mean over languages, each counting the same.
+
+    >>> made = scores([Pair("de", "Suche", "Search"), Pair("fr", "Indice", "Index")], ["Search", "Tip"])
+    >>> made["de"], made["average"]
+    (Score(pairs=1, exact=100.0, chrf=100.0), Score(pairs=2, exact=50.0, chrf=50.0))
+    """
+    by_language: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for pair, text in zip(pairs, made, strict=True):
+        by_language[pair.language].append((text, pair.english))
+    found = {}
+    for language, texts in sorted(by_language.items()):
+        exact = 100 * sum(a == b for a, b in texts) / len(texts)
+        ours, wanted = zip(*texts, strict=True)
+        found[language] = Score(len(texts), exact, parallel_text.chrf(ours, wanted))
+    n, every = max(1, len(found)), list(found.values())
+    mean = Score(sum(s.pairs for s in every), sum(s.exact for s in every) / n, sum(s.chrf for s in every) / n)
+    return {**found, "average": mean}
+
+
+translation = md.Workload(
+    "translation",
+    Config(),
+    model=model,
+    inputs=seq2seq.inputs,
+    loss=loss,
+    optimizer=optimizer,
+    layouts=moe_transformer.LAYOUTS,
+    data=data,
+)
+dense = translation.replace(experts=0)
