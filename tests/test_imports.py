@@ -45,7 +45,7 @@ ORDER = [
 IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshdsl that see only what a user sees
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
-# `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those from it is fine.
+# `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those is fine.
 INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
