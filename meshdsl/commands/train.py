@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError, MeshdslError, raised
-from .common import ILLEGAL_LAYOUT, OK, command, count, say, workload_options
+from .common import ILLEGAL_LAYOUT, OK, command, count, say, workload_options, write
 
 __all__ = ["add"]
 
@@ -148,7 +148,7 @@ def _building(settings: Any) -> Iterator[None]:
 def _dry_run(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any) -> int:
     """What the step is and costs; 3 when it does not fit the machine's memory."""
     from ..cost.machine import MachineError, machine
-    from ..train import UsageError, report, stages
+    from ..train import UsageError, stages
 
     try:
         on = machine(options.machine or "tpu-v5e")
@@ -159,13 +159,11 @@ def _dry_run(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any)
             settings.workload, mesh, layout, weight_update=settings.train.weight_update, guard=True
         )
         cost = compiled.cost(*types, machine=on)
-    program = compiled.program(*types)
     if options.json:
         update = compiled.weight_update.to_dict()
         say({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
     else:
-        print(cost)
-        print(f"\ncollectives of one step\n{report.collective_table(program)}\n\n{compiled.weight_update}")
+        print(f"{cost}\n\n{compiled.weight_update}")
     return OK if cost.fits else ILLEGAL_LAYOUT
 
 
@@ -199,6 +197,8 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
             for record in records:
                 for sink in sinks:
                     sink.write(record)
+                if first and record["event"] == "save":  # this run is the directory's only writer now
+                    write(Path(settings.checkpoints.directory) / "config.toml", str(settings))
                 if first:
                     _show(record, options, progress, every, chosen.steps)
     return OK

@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import meshdsl as md
@@ -39,7 +39,7 @@ def train(
     max_skips: int = 10,
     keep: Keeping | None = None,
     stop: Stop | None = None,
-) -> Iterator[Record]:
+) -> Generator[Record]:
     """Train for some steps; yields one record for the start, each step, each save, each evaluation and the end.
 
     `batches(split, step)` gives the data, for splits `train` and `held_out`; by default `data_for` the workload.

@@ -34,12 +34,17 @@ class State:
 
 @dataclass(frozen=True)
 class Keeping:
-    """A run's checkpoints: where they go, how often, what is resumed, and the configuration stored with each."""
+    """A run's checkpoints: where they go, how often, what is resumed, and the configuration stored with each.
+
+    A step whose turn comes while an earlier one is still being written is not waited for: the first step after that
+    is saved in its place, unless `wait` is set.
+    """
 
     checkpoints: md.Checkpoints
     every: int = 100
     resume: str = "auto"  # or never, or a path
     config: Mapping[str, Any] | None = None
+    wait: bool = False
 
     def due(self, step: int) -> bool:
         """Whether the step is one of those to save."""
@@ -54,7 +59,9 @@ class Keeping:
             "skipped_in_a_row": state.skipped_in_a_row,
         }
         key = md.random.key(seed)
-        saved = self.checkpoints.save(state.step, state.tree, config=self.config, data=data, key=key, wait=wait)
+        saved = self.checkpoints.save(
+            state.step, state.tree, config=self.config, data=data, key=key, wait=wait or self.wait
+        )
         state.saved = state.step if saved else state.saved
         return saved
 
@@ -132,8 +139,10 @@ def _changes(before: Any, now: Any) -> list[str]:
     """What of the workload's config and the training is not as it was, one line each."""
     found = []
     for table in ("config", "train"):
-        old, new = (c.get(table) if isinstance(c, dict) else None for c in (before, now))
-        for key in sorted({*(old or {}), *(new or {})}) if isinstance(old, dict) and isinstance(new, dict) else ():
+        old, new = (c.get(table) if isinstance(c, Mapping) else None for c in (before, now))
+        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+            continue
+        for key in sorted({*old, *new}):
             if _plain(old.get(key)) != _plain(new.get(key)) and f"{table}.{key}" != "train.steps":
                 found.append(f"{table}.{key} was {old.get(key)}, now it is {new.get(key)}")
     return found

@@ -78,12 +78,11 @@ class Stop:
         if jax.process_count() == 1:
             return lambda: self.noted
         devices = jax.device_count()
-        if self._largest is None:
-            self._largest = md.compile(
-                lambda noted: md.max(noted, "place"), md.Mesh(f"all:{devices}"), md.Layout("place:all")
-            )
+        largest = self._largest = self._largest or md.compile(
+            lambda noted: md.max(noted, "place"), md.Mesh(f"all:{devices}"), md.Layout("place:all")
+        )
         here = md.tensor(np.full(devices, self.noted, np.int32), "place")  # each process gives its devices' part
-        answer = self._largest(here)
+        answer = largest(here)
         return lambda: int(answer.numpy())
 
     def now(self) -> int:

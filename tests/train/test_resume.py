@@ -1,0 +1,234 @@
+"""A run that is stopped or killed and resumed is, bit for bit, the run that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.train import Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, train
+from meshdsl.train.state import State
+from tests.train.tiny import tiny
+
+ONE = (md.Mesh("all:1"), md.Layout(""))
+DATA = (md.Mesh("all:2"), md.Layout("batch:all"))
+MODEL = (md.Mesh("all:2"), md.Layout("hidden:all"))  # 5 does not divide by 2: what is stored has padding
+Records = list[dict[str, Any]]
+
+
+def keeping(folder: Path, every: int = 3, resume: str = "auto", said: list[str] | None = None, **more: Any) -> Keeping:
+    lines: list[str] = [] if said is None else said
+    return Keeping(md.Checkpoints(folder, keep=None, report=lines.append), every, resume, more or None, wait=True)
+
+
+def run(where: Any, steps: int, keep: Keeping, **options: Any) -> Records:
+    return list(train(tiny, *where, steps=steps, eval_batches=0, keep=keep, **options))
+
+
+def saved(folder: Path, step: int) -> tuple[dict[str, bytes], Any, Any]:
+    """Every bit of a step: its tensors by path, the data position, the random key."""
+    found = md.Checkpoints(folder).restore(step)
+    assert found.key is not None
+    return {path: x.numpy().tobytes() for path, x in found.tree.items()}, found.data, found.key.numpy().tobytes()
+
+
+def losses(records: Records) -> list[float]:
+    return [r["loss"] for r in records if r["event"] == "step"]
+
+
+def test_resumed_at_a_random_step_and_on_other_layouts(tmp_path: Path):
+    step = random.SystemRandom().randrange(1, 6)
+    whole = run(DATA, 7, keeping(tmp_path / "whole", 1), weight_update="sharded")
+    first = run(DATA, step, keeping(tmp_path / "parts", 100), weight_update="sharded")
+    second = run(DATA, 7, keeping(tmp_path / "parts", 100), weight_update="sharded")
+    assert losses(first) + losses(second) == losses(whole)
+    assert saved(tmp_path / "parts", 7) == saved(tmp_path / "whole", 7)
+    for where, update in ((MODEL, "replicated"), (ONE, "replicated")):
+        keep = keeping(tmp_path / f"on{where[1]}{update}", 100, str(tmp_path / "whole" / f"step-{step:08d}"))
+        there = keep.checkpoints.directory
+        assert list(train(tiny, *where, steps=step, eval_batches=0, keep=keep, weight_update=update))[1]["step"] == step
+        assert saved(there, step) == saved(tmp_path / "whole", step), "every bit, whatever the layout"
+        on = run(where, 7, keeping(there, 100), weight_update=update)
+        assert losses(on) == pytest.approx(losses(whole)[step:], rel=1e-5)
+
+
+class Raising:
+    """Raises the flag of a signal when a phase is reached: what the handler does, at a known moment."""
+
+    def __init__(self, stop: Stop, split: str, at: int):
+        self.stop, self.split, self.at, self.data = stop, split, at, data_for(tiny, 0)
+
+    def __call__(self, split: str, step: int) -> Any:
+        if (split, step) == (self.split, self.at):
+            self.stop.note(signal.SIGTERM)
+        return self.data(split, step)
+
+
+# The phase, the batch that is drawn in it, the step that is saved.
+PHASES = [
+    ("compile", "train", 1, 1),
+    ("warm-up", "train", 2, 2),
+    ("step", "train", 4, 4),
+    ("evaluation", "held_out", 1, 2),
+]
+
+
+@pytest.mark.parametrize(("phase", "split", "at", "step"), PHASES, ids=[p[0] for p in PHASES])
+def test_a_signal_in_each_phase(tmp_path: Path, phase: str, split: str, at: int, step: int):
+    stop = Stop()
+    options: dict[str, Any] = {"steps": 6, "eval_every": 2, "eval_batches": 3, "stop": stop}
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM; step {step} is saved") as caught:
+        list(train(tiny, *ONE, keep=keeping(tmp_path), batches=Raising(stop, split, at), **options))
+    assert caught.value.exit_code == 75
+    assert md.Checkpoints(tmp_path).latest() == step
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_signal_before_anything_and_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stop = Stop()
+    stop.note(signal.SIGINT)
+    with pytest.raises(Stopped, match="SIGINT; step 0 is saved") as caught:
+        run(ONE, 5, keeping(tmp_path / "a"), stop=stop)
+    assert caught.value.exit_code == 130
+    later, real = Stop(), md.Checkpoints.save
+
+    def save(self: Any, *args: Any, **options: Any) -> bool:
+        later.note(signal.SIGTERM)
+        return real(self, *args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="step 3 is saved"):
+        patch.setattr(md.Checkpoints, "save", save)
+        run(ONE, 5, keeping(tmp_path / "a"), stop=later)
+    assert md.Checkpoints(tmp_path / "a").steps() == [0, 3]
+    run(ONE, 5, keeping(tmp_path / "a"))
+    run(ONE, 5, keeping(tmp_path / "b"))
+    assert saved(tmp_path / "a", 5) == saved(tmp_path / "b", 5)
+
+
+def test_the_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch):
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.now(), codes) == (signal.SIGTERM, [])
+        os.kill(os.getpid(), signal.SIGINT)
+        assert codes == [130]
+
+
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path):
+    run(ONE, 6, keeping(tmp_path, 2))
+    for step in (6, 4, 2):
+        part = tmp_path / f"step-{step:08d}" / "part-00000.bin"
+        raw = bytearray(part.read_bytes())
+        raw[len(raw) // 2] ^= 1
+        part.write_bytes(bytes(raw))
+        said: list[str] = []
+        if step > 2:
+            records = run(ONE, 6, keeping(tmp_path, 2, said=said))
+            assert records[1]["step"] == step - 2 and any(f"step-{step:08d}" in line for line in said)
+            assert md.Checkpoints(tmp_path).latest() == 6, "what was corrupt is written again"
+            (tmp_path / "step-00000006").rename(tmp_path / f"aside-{step}")
+    for part in tmp_path.glob("step-????????/part-00000.bin"):
+        part.write_bytes(part.read_bytes() + b"\0")
+    with pytest.raises(md.CheckpointError, match="there is no sound checkpoint") as caught:
+        run(ONE, 6, keeping(tmp_path, 2))
+    assert caught.value.exit_code == 4  # type: ignore[attr-defined]
+
+
+def nan_at(*steps: int) -> Callable[[str, int], Any]:
+    data = data_for(tiny, 0)
+    return lambda split, step: {k: v * (np.nan if step in steps else 1) for k, v in data(split, step).items()}
+
+
+def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path):
+    records = run(ONE, 5, keeping(tmp_path, 1), batches=nan_at(3, 5), non_finite="skip")
+    assert [(r["step"], r["loss"]) for r in records if r.get("skipped") and r["event"] == "step"] == [
+        (3, None),
+        (5, None),
+    ]
+    assert records[-1]["skipped"] == 2
+    assert saved(tmp_path, 3)[0] == saved(tmp_path, 2)[0] != saved(tmp_path, 4)[0]
+    assert saved(tmp_path, 5)[1] == {"step": 5, "seed": 0, "skipped": 2, "skipped_in_a_row": 1}
+    with pytest.raises(NonFiniteLoss, match="3 steps in a row were skipped"):  # one of them before the resume
+        run(ONE, 9, keeping(tmp_path, 1), batches=nan_at(6, 7, 8), non_finite="skip", max_skips=3)
+    assert md.Checkpoints(tmp_path).latest() == 6
+    with pytest.raises(NonFiniteLoss, match="the loss of step 7 is nan") as caught:
+        run(ONE, 9, keeping(tmp_path, 1), batches=nan_at(7))
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("resume", "seed", "message"),
+    [
+        ("never", 0, "--resume never, and .* has checkpoints up to step 2"),
+        ("auto", 1, "was trained with seed 0, and this run has 1"),
+        ("nowhere", 0, "auto, never or the path of a checkpoint, and there is no 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_resumed(tmp_path: Path, resume: str, seed: int, message: str):
+    keep = keeping(tmp_path, 2, resume)
+    with md.Checkpoints(tmp_path) as checkpoints:
+        like = {"params": {"w": md.tensor(np.zeros((3, 5), np.float32), "io hidden")}}
+        state = State(like, step=2)
+        Keeping(checkpoints).save(state, 0, wait=True)
+    with pytest.raises(UsageError, match=message):
+        keep.restore({"params": {"w": md.spec("io:3 hidden:5")}}, _program(), seed)
+
+
+def _program() -> md.Program:
+    def f(params: dict[str, md.Tensor]) -> md.Tensor:
+        return params["w"] * 2
+
+    return md.compile(f, *ONE).program({"w": md.spec("io:3 hidden:5")})
+
+
+def test_two_processes_stop_at_the_same_step(tmp_path: Path):
+    """Process 1 alone gets the signal; both save one step and exit with 75. One process of one device goes on."""
+    from tests.distributed.test_two_processes import free_port
+
+    command = [
+        sys.executable,
+        "-m",
+        "meshdsl",
+        "train",
+        "tests/train/tiny.py:tiny",
+        "--checkpoints",
+        str(tmp_path / "c"),
+    ]
+    command += ["--save-every", "50", "--eval-batches", "0"]
+    several = ["--steps", "1000000", "--mesh", "rows:4 cols:2", "--layout", "batch:rows; hidden:cols", "--devices", "8"]
+    several += ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--json"]
+    root = Path(__file__).parent.parent.parent
+    processes = [
+        subprocess.Popen(
+            [*command, *several, "--process", str(rank)], cwd=root, text=True,
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            if line.startswith("{") and json.loads(line)["event"] == "step":  # gloo talks on stdout too
+                break
+        processes[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=240)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [75, 75], said
+    step = md.Checkpoints(tmp_path / "c").latest()
+    assert step and all(f"Stopped: stopped by SIGTERM; step {step} is saved" in text for text in said), said
+    records = run(ONE, step + 2, keeping(tmp_path / "c"))
+    assert records[1]["step"] == step and len(losses(records)) == 2
