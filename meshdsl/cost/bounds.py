@@ -248,23 +248,23 @@ class _Memory:
         for v, at in source.items():
             views[at].append(v)
         results = {source.get(v, v) for v in graph.outs}
-        steps = [step for step in body.steps if step.eqn is not None]
+        steps = [(step, step.eqn) for step in body.steps if step.eqn is not None]
         last: dict[Var, int] = {}
         shut: dict[Var, bool] = {}  # whether the last reader keeps it to its end: it does not write over it
         stored: set[Var] = set()
-        for i, step in enumerate(steps):
-            alone = kind(step.eqn) == ""
-            carried = _carried(step.eqn)
-            for v in dict.fromkeys(source.get(v, v) for v in step.eqn.ins):
+        for i, (_, eqn) in enumerate(steps):
+            alone = kind(eqn) == ""
+            carried = _carried(eqn)
+            for v in dict.fromkeys(source.get(v, v) for v in eqn.ins):
                 last[v], shut[v] = i, alone and v not in carried
                 if alone:
                     stored.add(v)
             if alone:
-                stored.update(step.eqn.outs)
+                stored.update(eqn.outs)
         dies: dict[int, list[np.ndarray]] = defaultdict(list)
         held, most = zero, zero
-        for i, step in enumerate(steps):
-            for v in step.eqn.outs:
+        for i, (step, eqn) in enumerate(steps):
+            for v in eqn.outs:
                 if v in stored and v not in results and v not in source and v in last and v.shape:
                     n = self.bytes(body, [v, *views[v]])
                     held = held + n
@@ -277,11 +277,7 @@ class _Memory:
 
     def bytes(self, body: Body, held: Sequence[Var]) -> np.ndarray:
         """The fewest bytes of a value on one device, in any version that there is of it; by row."""
-        found = [body.states[v].array(lambda state, v=v: 0.0) for v in ()]
-        for v in held:
-            if v in body.states:
-                found.append(self.size(body, v))
-        return np.min(found, axis=0)
+        return np.min([self.size(body, v) for v in held if v in body.states], axis=0)
 
     def size(self, body: Body, v: Var) -> np.ndarray:
         """The bytes of the smallest version of a value."""

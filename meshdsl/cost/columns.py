@@ -45,7 +45,7 @@ class Column(Generic[T]):
         """A number for each row."""
         return np.array([f(value) for value in self.values], dtype)[self.ids]
 
-    def merged(self, rows: np.ndarray, other: Column[T]) -> Column[T]:
+    def merged(self, rows: np.ndarray, other: Column[U]) -> Column[T | U]:
         """This column, with the rows given replaced by those of a column of a subset."""
         values, numbers = _distinct([*self.values, *other.values])
         ids = numbers[self.ids]

@@ -22,8 +22,9 @@ from ..ir import Eqn, Graph, Op, Var, walk
 from ..layouts import Extents, Layout, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program, control
+from ..lowering.control import Given
 from ..lowering.demand import Demand
-from ..lowering.partition import _input, _output, lower, preferences, settle
+from ..lowering.partition import add_input, add_output, lower, preferences, settle
 from ..lowering.scope import Scope, Setting
 from ..ops.masking import MASK
 from ..trace import FULL
@@ -81,8 +82,9 @@ class Plain:
     outs: tuple[Var, ...]
     made: Column[Made]
 
-    def merged(self, rows: np.ndarray, other: Plain) -> Plain:
+    def merged(self, rows: np.ndarray, other: Plain | Loop) -> Plain:
         """With the rows given replaced by those of a subset."""
+        assert isinstance(other, Plain)
         return dataclasses.replace(self, made=self.made.merged(rows, other.made))
 
     def at(self, table: Table, rows: np.ndarray) -> Plain:
@@ -99,8 +101,9 @@ class Loop:
     body: Body
     settled: tuple[Plain, ...]
 
-    def merged(self, rows: np.ndarray, other: Loop) -> Loop:
+    def merged(self, rows: np.ndarray, other: Plain | Loop) -> Loop:
         """With the rows given replaced by those of a subset."""
+        assert isinstance(other, Loop)
         body = self.body.at(np.arange(self.body.table.size))
         body.table = self.body.table
         body.redo(rows, other.body)
@@ -112,9 +115,6 @@ class Loop:
         """For a subset of the rows."""
         gets = tuple(plain.at(table, rows) for plain in self.gets)
         return Loop(self.eqn, gets, self.body.at(rows), tuple(plain.at(table, rows) for plain in self.settled))
-
-
-Given = Sharding | Eqn
 
 
 class Joint:
@@ -140,10 +140,10 @@ class Joint:
         demand = self.table.constant(Demand(graph, is_body=False))
         self.body = Body(self, self.table, graph, demand)
         for v in graph.ins:
-            self.body.point(("input", v), [], [v], lambda scope, v=v: _input(scope, v, _rules(scope, v.name)))
+            self.body.point(("input", v), [], [v], lambda scope, v=v: add_input(scope, v, _rules(scope, v.name)))
         self.body.run()
         for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True):
-            self.body.point(("output", v, path), [v], [], lambda s, v=v, path=path: _output(s, v, path).sharding)
+            self.body.point(("output", v, path), [v], [], lambda s, v=v, path=path: add_output(s, v, path).sharding)
 
     def _pinned(self, graph: Graph) -> dict[str, tuple[str, ...]]:
         """The axes that cut a dim somewhere whatever the row says: by an override, or by md.shard."""
@@ -181,7 +181,7 @@ class Joint:
 
     def row(self, given: Given, inner: Var) -> Given:
         """What a body sees of one stacked input."""
-        row = control._row(given, inner)
+        row = control.row_of(given, inner)
         return self.canonical(dataclasses.replace(row, outs=(inner,))) if isinstance(row, Eqn) else row
 
     def demand(self, graph: Graph, zero: tuple[int, ...], pending: tuple[int, ...]) -> Demand:
@@ -410,10 +410,10 @@ class Body:
     def finish(self, carry: Sequence[Column[Sharding]]) -> None:
         """Bring the results into the shardings that the loop has for them: its carry's, and the others' own."""
         outs = self.graph.outs
-        own = [self.seen(v, control._natural) for v in outs[len(carry) :]]
+        own = [self.seen(v, control.natural) for v in outs[len(carry) :]]
         self.ends += [self.get(v, how) for v, how in zip(outs, [*carry, *own], strict=True)]
 
-    def get(self, v: Var, how: Column[Given]) -> Plain:
+    def get(self, v: Var, how: Column[Any]) -> Plain:
         """A value in another sharding; what is born inside a loop is not asked for."""
 
         def action(scope: Scope, target: Given) -> Given:
@@ -449,22 +449,22 @@ class Body:
         """As `lowering.control.lower_scan`, for all rows."""
         body, consts, n = eqn.params["body"], eqn.params["consts"], eqn.params["carries"]
         init, stacked = eqn.ins[consts : consts + n], eqn.ins[consts + n :]
-        held = [self.seen(v, control._given) for v in eqn.ins[:consts]]
-        rows = [self.seen(v, control._stackable) for v in stacked]
+        held = [self.seen(v, control.as_given) for v in eqn.ins[:consts]]
+        rows = [self.seen(v, control.as_stacked) for v in stacked]
         inner = [g.to(lambda g, v=v: self.joint.row(g, v)) for g, v in zip(rows, body.ins[consts + n :], strict=True)]
 
-        def attempt(carry: Sequence[Column[Given]], only: np.ndarray | None = None) -> Body:
+        def attempt(carry: Sequence[Column[Any]], only: np.ndarray | None = None) -> Body:
             given, table = [*held, *carry, *inner], self.table
             if only is not None:
                 table = self.table.subset(only)
                 given = [table.take(c, only) for c in given]
             return self.inner(body, table, given)
 
-        carry: list[Column[Given]] = [self.seen(v, control._given) for v in init]
+        carry: list[Column[Given]] = [self.seen(v, control.as_given) for v in init]
         built = attempt(carry)
         active = np.arange(self.table.size)
         for _ in range(4):
-            after = [built.seen(v, control._natural) for v in body.outs[:n]]
+            after = [built.seen(v, control.natural) for v in body.outs[:n]]
             settled = [self.next_carry(*x) for x in zip(init, carry, after, strict=True)]
             active = active[~self.table.all_equal(carry, settled)[active]]
             carry = settled
@@ -504,7 +504,7 @@ class Body:
             part = self.table.subset(chosen)
             fixed = [f.merged(chosen, part.take(w, chosen)) for f, w in zip(fixed, whole, strict=True)]
         own = [end.made.to(lambda made: made.wanted) for end in built.ends[len(fixed) :]]
-        later = [built.seen(v, control._natural) for v in built.graph.outs[len(fixed) :]]
+        later = [built.seen(v, control.natural) for v in built.graph.outs[len(fixed) :]]
         part = self.table.subset(waiting)
         own = [a.merged(waiting, part.take(b, waiting)) for a, b in zip(own, later, strict=True)]
         built.ends += [built.get(v, how) for v, how in zip(built.graph.outs, [*fixed, *own], strict=True)]
@@ -513,14 +513,14 @@ class Body:
     def next_carry(self, v: Var, now: Column[Given], then: Column[Sharding]) -> Column[Given]:
         """How a carry should arrive at the next attempt."""
         return self.table.map(
-            lambda state, now, then: control._next(self._with(v, state), v, now, then), self.states[v], now, then
+            lambda state, now, then: control.next_carry(self._with(v, state), v, now, then), self.states[v], now, then
         )
 
-    def loop(self, eqn: Eqn, built: Body, given: Sequence[Column[Given]], fixed: Sequence[Column[Sharding]]) -> None:
+    def loop(self, eqn: Eqn, built: Body, given: Sequence[Column[Any]], fixed: Sequence[Column[Sharding]]) -> None:
         """The loop itself, its operands before it and its results after it."""
         gets = [self.get(v, how) for v, how in zip(eqn.ins, given, strict=True)]
         outs = built.graph.outs
-        results = [*fixed, *(built.seen(v, control._natural) for v in outs[len(fixed) :])]
+        results = [*fixed, *(built.seen(v, control.natural) for v in outs[len(fixed) :])]
         settled = [
             self._result(eqn, v, result, stacked=k >= len(fixed))
             for k, (v, result) in enumerate(zip(eqn.outs, results, strict=True))

@@ -257,7 +257,7 @@ class _Hunt:
 
     def ranked(self, objective: str, wanted: int) -> list[Entry]:
         """The best that fit, one for each outcome: of layouts that cost the same, the one with the fewest rules."""
-        each: dict[tuple[float, ...], tuple[int, int]] = {}
+        each: dict[tuple[float, ...], tuple[float, int]] = {}
         for i, e in self.entries.items():
             outcome = getattr(e, objective), e.seconds, e.peak_bytes, e.wire_bytes
             if e.fits:

@@ -118,7 +118,7 @@ def _likeness(body: Body, segment: Segment) -> Any:
     parts: list[Any] = []
     for i in segment.steps:
         step = body.steps[i]
-        values = (*step.eqn.ins, *step.eqn.outs) if step.eqn is not None else ()
+        values = _touched(step)
         names = tuple(number.setdefault(v, len(number)) for v in values)
         kind_of = body.joint.signature(step.eqn) if isinstance(step, Plain) and step.eqn is not None else -1
         parts.append((kind_of, names, i in segment.own))
@@ -140,6 +140,11 @@ def _inner(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and kind(eqn) != "" and not eqn.op.control
 
 
+def _touched(step: Plain | Loop) -> tuple[Var, ...]:
+    """The values that a step reads and makes; none of a point that is no equation."""
+    return () if step.eqn is None else (*step.eqn.ins, *step.eqn.outs)
+
+
 def _joins(step: Plain | Loop) -> bool:
     """Whether anything that a step is lowered to may share a kernel with what is around it."""
     if not isinstance(step, Plain) or step.eqn is None:
@@ -159,7 +164,6 @@ def _segments(body: Body) -> list[Segment]:
             i = parent[i]
         return i
 
-    stored = _stored(body)
     stored = _stored(body)
     makers: dict[Var, int] = {}
     readers: dict[Var, list[int]] = defaultdict(list)
@@ -185,7 +189,7 @@ def _segments(body: Body) -> list[Segment]:
         inside = set(members)
         around: set[int] = set()
         watched: set[Var] = set()
-        values = dict.fromkeys(v for i in members for v in (*steps[i].eqn.ins, *steps[i].eqn.outs))
+        values = dict.fromkeys(v for i in members for v in _touched(steps[i]))
         for v in values:
             at = makers.get(v)
             if at is None or (at not in inside and inner[at]):
@@ -299,13 +303,12 @@ class _Wiring:
                 one = next(left)
                 if isinstance(step, Loop):
                     self.put(point, one, -1)
-                    self.read(self.there[point.ins[0]].get(one.wanted), READER)
-                elif not step.eqn.op.control:
+                    self.read(self.there[point.ins[0]].get(one.wanted) if one.wanted is not None else None, READER)
+                elif not (isinstance(op := step.eqn.op if step.eqn else "", Op) and op.control):
                     self.put(point, one, i)
                 else:
-                    self.put(
-                        point, dataclasses.replace(one, eqns=tuple(e for e in one.eqns if e.op is not step.eqn.op)), -1
-                    )
+                    before = tuple(eqn for eqn in one.eqns if eqn.op is not op)
+                    self.put(point, dataclasses.replace(one, eqns=before), -1)
                     for v in step.ins:
                         self.read(next(reversed(self.there[v].values()), None), READER)
         for v in segment.stored:
@@ -316,6 +319,7 @@ class _Wiring:
         for i in segment.ends:
             end, one = body.ends[i], next(left)
             self.put(end, one, -1)
+            assert one.wanted is not None, "a result is always wanted somehow"
             last[end.ins[0]] = self.there[end.ins[0]][one.wanted]
         self.outs = list(last.values())
 
@@ -371,6 +375,6 @@ class _Wiring:
         costs = ledger(program)
         for step in costs.steps:
             at = self.owner.get(step.eqns[-1], -1) if isinstance(step, Kernel) else -1
-            if at in total:
+            if isinstance(step, Kernel) and at in total:
                 total[at][step.eqns[-1].outs[0] in self.results] += roofline(costs.of(step), machine).seconds
         return tuple((early, late) for early, late in total.values())

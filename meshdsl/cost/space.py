@@ -70,7 +70,7 @@ class Space:
             )
         return at, option
 
-    def layout(self, row: Sequence[int]) -> Layout:
+    def layout(self, row: Sequence[int] | np.ndarray) -> Layout:
         """One layout, rules in the order of the fixed ones and then of the dims."""
         found = {d: options[i] for d, options, i in zip(self.dims, self.options, row, strict=True) if options[i]}
         return Layout({**self.fixed.rules, **found}, overrides=self.fixed.overrides)

@@ -18,28 +18,39 @@ from .partition import lower, settle
 from .program import Program
 from .scope import Scope
 
-__all__ = ["lower_cond", "lower_scan", "lower_while"]
+__all__ = [
+    "Given",
+    "as_given",
+    "as_stacked",
+    "lower_cond",
+    "lower_scan",
+    "lower_while",
+    "natural",
+    "next_carry",
+    "row_of",
+]
 
 Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
 
 
-def _given(scope: Scope, v: Var) -> Given:
+def as_given(scope: Scope, v: Var) -> Given:
+    """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
     if v in scope.lazy:
         return scope.lazy[v]
     whole = scope.whole_version(v)
     return whole if whole is not None else scope.home[v].whole()
 
 
-def _row(given: Given, inner: Var) -> Given:
+def row_of(given: Given, inner: Var) -> Given:
     """What a body sees of one stacked input."""
     if isinstance(given, Eqn):
         return dataclasses.replace(given, params={**given.params, "shape": inner.shape})
     return Sharding.of({d.name: given.axes(d) for d in inner.shape})
 
 
-def _stackable(scope: Scope, v: Var) -> Given:
+def as_stacked(scope: Scope, v: Var) -> Given:
     """A stacked input with its first dim whole; only repeated numbers may stay unborn."""
-    given = _given(scope, v)
+    given = as_given(scope, v)
     if isinstance(given, Eqn):
         return given if given.op is FULL else Sharding()
     return given.with_split(v.shape[0].name, ())
@@ -67,7 +78,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
     return scope
 
 
-def _natural(scope: Scope, v: Var) -> Sharding:
+def natural(scope: Scope, v: Var) -> Sharding:
     """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
     if v in scope.lazy:
         return Sharding()
@@ -91,9 +102,9 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
     """Find the carry's sharding, build the body once more with it, and add the loop."""
     body: Graph = eqn.params["body"]
     consts, carries = eqn.params["consts"], eqn.params["carries"]
-    held = [_given(scope, v) for v in eqn.ins[:consts]]
-    rows = [_stackable(scope, v) for v in eqn.ins[consts + carries :]]
-    inner_rows = [_row(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
+    held = [as_given(scope, v) for v in eqn.ins[:consts]]
+    rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
+    inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
 
     def attempt(carry: Sequence[Given]) -> Scope:
         return _build(scope, body, [*held, *carry, *inner_rows])
@@ -103,12 +114,12 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
         given_whole = [*held, *whole, *inner_rows]
-        inside = _finish(other, [*whole, *(_natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
+        inside = _finish(other, [*whole, *(natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
         given = [*held, *fixed, *inner_rows]
-        pending = _finish(built, [*fixed, *(_natural(built, v) for v in body.outs[carries:])], given, eqn)
+        pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], given, eqn)
         if _sent(inside) < _sent(pending):
             built, fixed = other, whole
-    ys = [_natural(built, v) for v in body.outs[carries:]]
+    ys = [natural(built, v) for v in body.outs[carries:]]
     program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
     _add_loop(scope, eqn, program, held, fixed, rows, built)
 
@@ -117,11 +128,11 @@ def _fixed_point(
     scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
 ) -> tuple[list[Sharding], Scope]:
     """The carry's shardings, going in and coming out, and the body built with them."""
-    carry: list[Given] = [_given(scope, v) for v in init]
+    carry: list[Given] = [as_given(scope, v) for v in init]
     built = attempt(carry)
     for _ in range(4):
-        after = [_natural(built, v) for v in results]
-        settled = [_next(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
+        after = [natural(built, v) for v in results]
+        settled = [next_carry(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
         if settled == carry:
             break
         carry = settled
@@ -135,7 +146,7 @@ def _fixed_point(
     return fixed, built
 
 
-def _next(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
+def next_carry(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
     """The carry's sharding for another try: what came out, unless its start could not be made so for nothing."""
     if isinstance(now, Eqn):
         return then if scope.is_zero(init) else then.whole()
@@ -178,7 +189,7 @@ def _add_loop(
 def lower_while(scope: Scope, eqn: Eqn) -> None:
     """Find the carry's sharding as for a scan; body and predicate both see it."""
     test, body, consts = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
-    held = [_given(scope, v) for v in eqn.ins[:consts]]
+    held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
     def attempt(carry: Sequence[Given]) -> Scope:
         return _build(scope, body, [*held, *carry])
@@ -207,9 +218,9 @@ def lower_while(scope: Scope, eqn: Eqn) -> None:
 
 def lower_cond(scope: Scope, eqn: Eqn) -> None:
     """Both branches take the same shardings and give the same; every device takes the same branch."""
-    given: list[Given] = [_given(scope, v) for v in eqn.ins[1:]]
+    given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
     yes, no = (_build(scope, eqn.params[key], given) for key in ("yes", "no"))
-    wanted = [_natural(yes, v).whole() for v in eqn.params["yes"].outs]
+    wanted = [natural(yes, v).whole() for v in eqn.params["yes"].outs]
     branches = {key: _finish(built, wanted, given, eqn) for key, built in (("yes", yes), ("no", no))}
     operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)

@@ -30,7 +30,7 @@ from .program import Program, check
 from .ring import find_ring, multiply_around
 from .scope import Scope, Setting
 
-__all__ = ["lower", "partition"]
+__all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
 
 
 def partition(
@@ -59,11 +59,13 @@ def partition(
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
     setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
     scope = Scope(setting, graph)
-    ins = tuple(_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
+    ins = tuple(add_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
     scope.made_in.update(scope.home)
     for eqn in graph.eqns:
         lower(scope, eqn)
-    outs = tuple(_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True))
+    outs = tuple(
+        add_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True)
+    )
     if setting.problems:
         raise all_in_one(setting.problems, mesh, asked)
     if homes is not None:
@@ -101,7 +103,8 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     return found
 
 
-def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
+def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
+    """An argument lies as the rules for its path say; axes that two dims claim go to the preferred one."""
     claims = Claims()
     for d in v.shape:
         claims.add(d.name, rules.get(d.name, ()))
@@ -113,7 +116,7 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 
 
-def _output(scope: Scope, v: Var, path: str) -> Var:
+def add_output(scope: Scope, v: Var, path: str) -> Var:
     """A result lies as the layout says, or, where that is contested, as it was computed."""
     wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
     used = [axis for axes in wanted.values() for axis in axes]
