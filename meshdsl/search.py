@@ -1,4 +1,7 @@
-"""`md.search` looks for the best layouts of a function: over a mesh or every mesh of so many devices, on a machine."""
+"""`md.search` looks for the best layouts of a function: over a mesh or every mesh of so many devices, on a machine.
+
+`md.search_overrides` starts from one layout and looks for the best splits of single parameters beyond its rules.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 from .compile import Compiled, compile
 from .cost.machine import Machine
 from .cost.machine import machine as machine_named
+from .cost.overridden import Overridden
+from .cost.overrides import overrides
 from .cost.search import Found, Problem
 from .cost.search import search as hunt
 from .cost.space import meshes
@@ -17,7 +22,7 @@ from .errors import LayoutError, MeshdslError, ShapeError, at, caller
 from .layouts import Layout, Mesh
 from .trace import spec, tree
 
-__all__ = ["search"]
+__all__ = ["search", "search_overrides"]
 
 
 def search(
@@ -65,18 +70,8 @@ def search(
     try:
         compiled, args = _compiled(f, args, donate)
         on = machine if isinstance(machine, Machine) else machine_named(machine)
-        stages, _ = compiled._for(args)
-        problem = Problem(
-            stages.graph,
-            lambda mesh, layout: compiled.under(mesh, layout).program(*args),
-            donated=stages.donated,
-            title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
-            results=_paths(stages),
-            gather_limit=compiled.gather_limit,
-            plain=compiled.update_mode == "replicated",
-        )
         return hunt(
-            problem,
+            _problem(f, compiled, args),
             _meshes(mesh, devices, most_axes, on),
             on,
             objective=objective,
@@ -93,6 +88,73 @@ def search(
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def search_overrides(
+    f: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | str,
+    layout: Layout | str | Mapping[str, Any] = "",
+    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
+    limit: float | None = None,
+    objective: str = "seconds",
+    tensors: str | Collection[str] | None = None,
+    choices: int | None = 3,
+    assignment: Mapping[str, str | Sequence[str]] | None = None,
+    donate: Sequence[int] | int = (),
+) -> Overridden:
+    """The best splits of single parameters beyond a layout's rules, as overrides of it.
+
+    >>> import meshdsl as md
+    >>> def step(params, x):
+    ...     loss = lambda params: md.mean(md.square(md.dot(x, params["w"], "io")))
+    ...     return {"w": params["w"] - 0.1 * md.grad(loss)(params)["w"]}
+    >>> args = {"w": md.spec("io:4096 hidden:4096")}, md.spec("batch:512 io:4096")
+    >>> found = md.search_overrides(step, *args, mesh="rows:4", layout="batch:rows", objective="peak_bytes")
+    >>> found.best.peak_bytes < found.before.peak_bytes, found.best.layout
+    (True, Layout('batch:rows', overrides={'w': {'io': ('rows',)}}))
+
+    `f` and its arguments are as in `md.search`. A parameter is an input that comes back among the results, unless
+    `tensors` gives patterns of the paths to take; what has the same path in another argument (optimizer state) follows
+    it. It stays as `layout` has it, or one or two of its dims are split over axes that its rules leave free. Of the
+    legal choices of each, those best alone by `objective` and by memory are kept, `choices` in all (None: every one).
+
+    Exact is the choice over tables of measured costs: of every choice alone, and of every two choices whose parameters
+    meet. That costs add up beyond pairs is an assumption: `error` says how far off it was, and what is reported is the
+    cost of the real program, never worse than that of `layout` where that fits. With a `limit` of bytes on a device,
+    by default what the machine has, `gap` is how far the choice may be from the best within it, over the tables. One
+    program is partitioned and costed for each choice and for each pair of them: minutes for a model with many tensors.
+
+    Raises `LayoutError` for an illegal layout, where nothing costed fits, and where there is no parameter.
+    """
+    try:
+        compiled, args = _compiled(f, args, donate)
+        return overrides(
+            _problem(f, compiled, args),
+            mesh if isinstance(mesh, Mesh) else Mesh(mesh),
+            layout if isinstance(layout, Layout) else Layout(layout),
+            machine if isinstance(machine, Machine) else machine_named(machine),
+            objective=objective,
+            limit=limit,
+            tensors=_names(tensors),
+            choices=choices,
+            assignment=assignment,
+        )
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
+    stages, _ = compiled._for(args)
+    return Problem(
+        stages.graph,
+        lambda mesh, layout: compiled.under(mesh, layout).program(*args),
+        donated=stages.donated,
+        title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
+        results=_paths(stages),
+        gather_limit=compiled.gather_limit,
+        plain=compiled.update_mode == "replicated",
+    )
 
 
 def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tuple[Compiled, tuple[Any, ...]]:

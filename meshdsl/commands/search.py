@@ -40,6 +40,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--top", type=_positive, default=5, metavar="N", help="how many of the best to show (default 5)"
     )
+    parser.add_argument(
+        "--overrides",
+        action="store_true",
+        help="then look for splits of single parameters beyond the best layout's rules (can take minutes)",
+    )
 
 
 def _positive(text: str) -> int:
@@ -73,6 +78,19 @@ def run(options: argparse.Namespace) -> int:
         assignment=assignment_of(options),
     )
     found = dataclasses.replace(found, title=step_title(options, workload))
+    more = None
+    if options.overrides:
+        more = md.search_overrides(
+            compiled,
+            *arguments,
+            mesh=found.best.mesh,
+            layout=found.best.layout,
+            machine=machine_of(options),
+            limit=options.memory,
+            objective=options.objective,
+            assignment=assignment_of(options),
+        )
+        more = dataclasses.replace(more, title=found.title)
     if options.html:
         from ..cost.html import page
 
@@ -80,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         names = ["best", "second", "third", "fourth"]
         write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
     if options.json:
-        say({"command": "search", **found.to_dict()})
+        say({"command": "search", **found.to_dict(), **({"with_overrides": more.to_dict()} if more else {})})
     else:
-        print(found)
+        print(found if more is None else f"{found}\n\n{more}")
     return OK

@@ -1,0 +1,81 @@
+"""Which inputs of a graph meet: where an equation reads values that depend on both, how one lies decides for the other.
+
+An input is followed through elementwise operations and views, which keep how it lies, and through one other operation
+(a product, a reduction), whose result lies as its operands did. Loops, branches and other bodies are followed inside.
+This is a criterion, not a proof: inputs that do not meet can still change each other's cost from afar.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+from ..ir import Eqn, Graph, Var
+
+__all__ = ["meets"]
+
+REACH = 1  # operations that are neither elementwise nor a view
+KEEPS = ("map", "view")
+
+Reached = dict[int, int]  # by number of the input: how many such operations lie between
+
+
+def meets(graph: Graph, groups: Mapping[Var, int]) -> set[tuple[int, int]]:
+    """Pairs `i < j` of groups of inputs that meet.
+
+    >>> import meshdsl as md
+    >>> f = lambda x, w, v, u: md.dot(md.dot(md.dot(x, w, "a"), v, "b"), u, "c")
+    >>> specs = md.spec("n:2 a:2"), md.spec("a:2 b:2"), md.spec("b:2 c:2"), md.spec("c:2 d:2")
+    >>> graph = md.compile(f, "all:1").graph(*specs)
+    >>> sorted(meets(graph, {v: i for i, v in enumerate(graph.ins)}))
+    [(0, 1), (0, 2), (1, 2), (2, 3)]
+    """
+    found: set[tuple[int, int]] = set()
+    _follow(graph, [{groups[v]: 0} if v in groups else {} for v in graph.ins], found)
+    return found
+
+
+def _follow(graph: Graph, ins: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
+    at: dict[Var, Reached] = dict(zip(graph.ins, ins, strict=True))
+    for eqn in graph.eqns:
+        read = [at.get(v, {}) for v in eqn.ins]
+        if any(True for _ in eqn.graphs()):
+            outs = _inside(eqn, read, found)
+        else:
+            joint = _joint(read)
+            found.update(itertools.combinations(sorted(joint), 2))
+            more = 0 if eqn.op.fuses in KEEPS else 1
+            outs = [{i: n + more for i, n in joint.items() if n + more <= REACH}] * len(eqn.outs)
+        at.update(zip(eqn.outs, outs, strict=True))
+    return [at.get(v, {}) for v in graph.outs]
+
+
+def _inside(eqn: Eqn, read: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
+    """What the results of an equation with bodies depend on; around a loop until nothing is new."""
+    first = eqn.params.get("consts", 0)
+    looped = "consts" in eqn.params  # a loop: its bodies give what they take after the constants
+    while True:
+        results = [_follow(sub, _taken(read, len(sub.ins)), found) for _, sub in eqn.graphs()]
+        outs = [_joint([outs[i] for outs in results if i < len(outs)]) for i in range(len(eqn.outs))]
+        if not looped:
+            return outs
+        carries = eqn.params.get("carries", len(eqn.outs))
+        again = list(read)
+        for i in range(carries):
+            again[first + i] = _joint([read[first + i], outs[i]])
+        if again == read:
+            return outs
+        read = again
+
+
+def _taken(read: list[Reached], count: int) -> list[Reached]:
+    """The operands as a body takes them: the last ones, where a predicate stands before them."""
+    return read[-count:] if 0 < count <= len(read) else [_joint(read)] * count
+
+
+def _joint(some: list[Reached]) -> Reached:
+    least: Reached = {}
+    for each in some:
+        for i, n in each.items():
+            least[i] = min(n, least.get(i, n))
+    return least

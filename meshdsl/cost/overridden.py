@@ -1,0 +1,153 @@
+"""What a search for overrides found, as values and as text: the overrides, their program's cost, the sum's error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..layouts.sharding import Axes
+from ..lowering.program import show_bytes
+from ..schema import SCHEMA_VERSION, plain
+from .machine import Machine
+from .tables import seconds, table
+
+if TYPE_CHECKING:
+    from .search import Entry
+
+__all__ = ["Made", "Overridden"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was measured for a choice of overrides."""
+
+    tensors: int
+    choices: int  # of all tensors, besides staying as they are
+    left_out: int  # legal choices that were measured alone and not considered further
+    illegal: int  # alone
+    pairs: int  # of tensors that meet, and whose choices cost more or less together than the sum
+    width: int  # of the elimination
+    programs: int  # partitioned and costed
+
+    def __str__(self) -> str:
+        left = f", {self.left_out} more left out" if self.left_out else ""
+        illegal = f", {self.illegal} illegal" if self.illegal else ""
+        return (
+            f"{self.choices} choices of {self.tensors} tensors{left}{illegal}; {self.pairs} pairs interact "
+            f"(width {self.width}); {self.programs} programs costed"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Overridden:
+    """The best overrides of a layout. `print(found)` shows it; `best.layout` is an argument of `md.compile`.
+
+    `predicted`, `predicted_bytes`, `bound` and `gap` are of the tables: what their best choice should cost, and what
+    no choice of theirs within the limit is below. `chosen` is what the program of that choice really costs, None where
+    it is illegal. `best` is the best program of all that were costed and fit.
+    """
+
+    title: str
+    machine: Machine
+    objective: str
+    limit: float
+    before: Entry  # the layout as it was given
+    best: Entry
+    overrides: Mapping[str, Mapping[str, Axes]]  # what `best` adds, by pattern
+    chosen: Entry | None
+    predicted: float
+    predicted_bytes: float
+    bound: float
+    made: Made
+    seconds: float  # that the search took
+
+    @property
+    def gap(self) -> float:
+        """How far the choice of the tables may be from their best one within the limit, as a fraction of the bound."""
+        return (self.predicted - self.bound) / self.bound if self.bound else 0.0
+
+    @property
+    def error(self) -> float | None:
+        """How far off the sum of the tables was, as a fraction of what the program costs."""
+        real = None if self.chosen is None else getattr(self.chosen, self.objective)
+        return (self.predicted - real) / real if real else None
+
+    @property
+    def source(self) -> str:
+        """Where `best` comes from: "chosen", "measured" (a program of the tables or a later round), or "kept"."""
+        return "kept" if self.best is self.before else "chosen" if self.best is self.chosen else "measured"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "title": self.title,
+                "machine": self.machine.name,
+                "objective": self.objective,
+                "limit_bytes": self.limit,
+                "before": self.before.to_dict(),
+                "best": self.best.to_dict(),
+                "overrides": {p: {d: list(axes) for d, axes in rules.items()} for p, rules in self.overrides.items()},
+                "source": self.source,
+                "chosen": None if self.chosen is None else self.chosen.to_dict(),
+                "predicted": self.predicted,
+                "predicted_bytes": self.predicted_bytes,
+                "bound": self.bound,
+                "gap": self.gap,
+                "error": self.error,
+                "counts": vars(self.made),
+                "search_seconds": self.seconds,
+            }
+        )
+
+    def __str__(self) -> str:
+        before, best = self.before, self.best
+        parts = [
+            f"{self.title or 'search'} on {self.machine.name}: the best overrides by {self.objective}\n"
+            f"  mesh    {before.mesh}\n  layout  {before.layout or '(everything whole)'}",
+            table(
+                ("", "time", "", "memory", "sent"),
+                [_row("the layout", before, before), _row("with overrides", best, before)],
+                "<>>>>",
+            ),
+            self._rules(),
+            f"tables: {self.made}, {seconds(self.seconds)}\n  {self._sum()}",
+        ]
+        return "\n\n".join(parts)
+
+    def _rules(self) -> str:
+        if not self.overrides:
+            return "no override is better: the layout is kept as it is"
+        rows = [
+            (pattern, " ".join(f"{dim}:{','.join(axes)}" for dim, axes in rules.items()))
+            for pattern, rules in self.overrides.items()
+        ]
+        return table(("override", "rules"), rows, "<<")
+
+    def _sum(self) -> str:
+        said = (
+            f"exact over the tables: {self._amount(self.predicted)} in {show_bytes(round(self.predicted_bytes))}, "
+            f"bound {self._amount(self.bound)}, gap {self.gap:.2%}"
+        )
+        if self.chosen is None:
+            return f"{said}\n  the program of that choice is illegal: overrides that do not meet in pairs clash"
+        real = self._amount(getattr(self.chosen, self.objective))
+        off = "" if self.error is None else f": the sum was {self.error:+.2%} off"
+        over = "" if self.chosen.fits else ", over the limit"
+        said += f"\n  its program costs {real} in {show_bytes(self.chosen.peak_bytes)}{over}{off}"
+        if self.source == "measured":
+            said += "\n  not taken: another program that was costed is better, or fits"
+        return said + (
+            "\n  not taken: the layout itself is better" if self.best is self.before is not self.chosen else ""
+        )
+
+    def _amount(self, n: float) -> str:
+        return seconds(n) if self.objective == "seconds" else show_bytes(round(n))
+
+
+def _row(name: str, entry: Entry, before: Entry) -> tuple[str, ...]:
+    change = f"{entry.seconds / before.seconds - 1:+.1%}" if before.seconds and entry is not before else ""
+    memory = show_bytes(entry.peak_bytes) + ("" if entry.fits else " !")
+    return (name, seconds(entry.seconds), change, memory, show_bytes(entry.wire_bytes))

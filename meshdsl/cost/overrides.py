@@ -1,0 +1,248 @@
+"""The best splits of single parameters, beyond what a layout's rules give them: overrides, found from tables.
+
+A variable is a parameter: an input, with everything else that its path names (its optimizer state and the results);
+layers that are stacked are one. Its choices are to stay as it is, or to have one or two of its dims split over axes
+that the layout leaves free in it.
+
+Measured, from real programs: what each choice costs alone, and what any two choices cost together where their
+parameters meet (`meets`). Exact: the choice of the least sum of these tables, by elimination (`eliminate`); under a
+limit of memory, the best choice that the Lagrangian meets, with the gap to its bound, which no choice of the tables
+within the limit is below. Neither: that costs add up. So the program of what was chosen is partitioned and costed, and
+that cost is what is reported, with how far off the sum was; where it does not fit, memory is asked for again, less what
+was missing. What is returned is the best of all programs that were costed and fit, the layout itself among them, so
+it is never worse than the layout where that fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from ..errors import LayoutError
+from ..layouts import Layout, Mesh
+from ..layouts.sharding import Axes
+from ..lowering.program import show_bytes
+from .eliminate import Tables
+from .machine import Machine
+from .meets import meets
+from .network import place
+from .overridden import Made, Overridden
+from .parameters import Parameter, Rules, overriding, parameters, splits
+from .report import Report, cost
+from .search import OBJECTIVES, Entry, Problem
+
+__all__ = ["overrides"]
+
+ROUNDING = 1e-9  # of the cost: a smaller difference is none
+ROUNDS = 4  # how often memory is asked for again
+
+
+def overrides(
+    problem: Problem,
+    mesh: Mesh,
+    layout: Layout,
+    machine: Machine,
+    *,
+    objective: str = "seconds",
+    limit: float | None = None,
+    tensors: Collection[str] | None = None,
+    choices: int | None = 3,
+    assignment: Mapping[str, str | Sequence[str]] | None = None,
+) -> Overridden:
+    """The best overrides of a layout for a problem; see `md.search_overrides`."""
+    started = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
+    if choices is not None and choices < 1:
+        raise LayoutError(f"each tensor needs at least 1 choice besides staying as it is; got choices={choices}")
+    real = _Real(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)
+    before = real.entry({})  # an illegal layout says so here
+    found = parameters(problem.graph, problem.results or (), tensors)
+    options = [list(splits(each, layout, mesh)) for each in found]
+    kept = [[{}, *real.best(each, given, choices)] for each, given in zip(found, options, strict=True)]
+    pairs = meets(problem.graph, {v: i for i, each in enumerate(found) for v in each.members})
+    tables = real.tables(found, kept, pairs)
+    room = real.limit - before.peak_bytes
+    capped = tables.within(room)
+    chosen = [real.chosen(found, kept, capped.picks)]
+    for _ in range(ROUNDS):
+        last = real.known(chosen[-1])
+        if last is not None and last.fits:
+            break
+        room = tables.amounts(capped.picks)[1] - 1 if last is None else room - (last.peak_bytes - real.limit)
+        again = real.chosen(found, kept, tables.within(room).picks)
+        if again in chosen:
+            break
+        chosen.append(again)
+    cost_of, load_of = tables.amounts(capped.picks)
+    best, picked = real.answer()
+    return Overridden(
+        problem.title,
+        machine,
+        objective,
+        real.limit,
+        before,
+        best,
+        {path: dict(rules) for path, rules in picked},
+        real.known(chosen[0]),
+        getattr(before, objective) + cost_of,
+        before.peak_bytes + load_of,
+        getattr(before, objective) + capped.bound,
+        Made(
+            tensors=len(found),
+            choices=sum(map(len, kept)) - len(kept),
+            left_out=sum(map(len, options)) - sum(map(len, kept)) + len(kept) - len(real.illegal & real.single),
+            illegal=len(real.illegal & real.single),
+            pairs=len(tables.together),
+            width=tables.width,
+            programs=real.programs,
+        ),
+        time.perf_counter() - started,
+    )
+
+
+Chosen = tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...]  # by pattern: its rules, sorted
+
+
+class _Real:
+    """Programs of the layout with overrides, each partitioned and costed once."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh,
+        layout: Layout,
+        machine: Machine,
+        objective: str,
+        limit: float,
+        assignment: Mapping[str, str | Sequence[str]] | None,
+    ):
+        self.problem, self.mesh, self.layout, self.machine = problem, mesh, layout, machine
+        self.objective, self.limit = objective, limit
+        self.placement = place(machine.network, mesh, assignment)
+        self.entries: dict[Chosen, Entry] = {}
+        self.illegal: set[Chosen] = set()
+        self.single: set[Chosen] = set()
+
+    @property
+    def programs(self) -> int:
+        """How many programs were costed."""
+        return len(self.entries)
+
+    def entry(self, given: Mapping[str, Rules]) -> Entry:
+        """The layout with these overrides; raises `LayoutError` where it is illegal."""
+        key = _key(given)
+        if key not in self.entries:
+            added = {p: {**self.layout.overrides.get(p, {}), **rules} for p, rules in given.items()}
+            kept = {p: rules for p, rules in self.layout.overrides.items() if p not in added}
+            layout = Layout(self.layout.rules, overrides={**kept, **added})  # those that come last win
+
+            def report() -> Report:
+                program = self.problem.program(self.mesh, layout)
+                return cost(
+                    program,
+                    self.machine,
+                    donated=[program.ins[n] for n in self.problem.donated],
+                    placement=self.placement,
+                    limit=self.limit,
+                    layout=layout,
+                    title=self.problem.title,
+                )
+
+            r = report()
+            self.entries[key] = Entry(self.mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, report)
+        return self.entries[key]
+
+    def look(self, given: Mapping[str, Rules]) -> Entry | None:
+        """The same, or None where it is illegal."""
+        key = _key(given)
+        if key in self.illegal:
+            return None
+        try:
+            return self.entry(given)
+        except LayoutError:
+            self.illegal.add(key)
+            return None
+
+    def best(self, parameter: Parameter, given: Sequence[Rules], most: int | None) -> list[Rules]:
+        """The legal choices; of more than `most`, in turn the best alone by objective and by memory."""
+        legal: list[tuple[Rules, Entry]] = []
+        for rules in given:
+            one = overriding(parameter, rules)
+            self.single.add(_key(one))
+            entry = self.look(one)
+            if entry is not None:
+                legal.append((rules, entry))
+        if most is None or len(legal) <= most:
+            return [rules for rules, _ in legal]
+        by_cost = sorted(legal, key=lambda each: (getattr(each[1], self.objective), each[1].peak_bytes))
+        by_load = sorted(legal, key=lambda each: (each[1].peak_bytes, getattr(each[1], self.objective)))
+        picked: list[Rules] = []
+        for (one, _), (two, _) in zip(by_cost, by_load, strict=True):
+            picked += [rules for rules in ([one] if one == two else [one, two]) if rules not in picked]
+        return [rules for rules in given if rules in picked[:most]]
+
+    def tables(
+        self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], pairs: Collection[tuple[int, int]]
+    ) -> Tables:
+        """Differences to the layout without overrides; what two choices cost beyond the sum of both."""
+        base = self.amounts(self.entry({}))
+
+        def more(entry: Entry | None, expected: np.ndarray) -> np.ndarray:
+            if entry is None:
+                return np.full(2, math.inf)
+            extra = self.amounts(entry) - expected
+            return np.where(np.abs(extra) > ROUNDING * np.abs(base), extra, 0.0)
+
+        alone: list[np.ndarray] = []
+        for each, given in zip(found, kept, strict=True):
+            costs = [np.zeros(2), *(more(self.look(overriding(each, rules)), base) for rules in given[1:])]
+            alone.append(np.stack(costs, axis=1))
+        together: dict[tuple[int, int], np.ndarray] = {}
+        for i, j in sorted(pairs):
+            table = np.zeros((2, len(kept[i]), len(kept[j])))
+            for a, b in itertools.product(range(1, len(kept[i])), range(1, len(kept[j]))):
+                both = self.look({**overriding(found[i], kept[i][a]), **overriding(found[j], kept[j][b])})
+                table[:, a, b] = more(both, base + alone[i][:, a] + alone[j][:, b])
+            if table.any():
+                together[i, j] = table
+        return Tables(alone, together)
+
+    def amounts(self, entry: Entry) -> np.ndarray:
+        return np.array([getattr(entry, self.objective), entry.peak_bytes], float)
+
+    def chosen(
+        self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], picks: Sequence[int]
+    ) -> dict[str, Rules]:
+        """The overrides of a choice, costed."""
+        each = zip(found, kept, picks, strict=True)
+        given = {p: rules for one, rules_of, n in each if n for p, rules in overriding(one, rules_of[n]).items()}
+        self.look(given)
+        return given
+
+    def known(self, given: Mapping[str, Rules]) -> Entry | None:
+        """What was costed before."""
+        return self.entries.get(_key(given))
+
+    def answer(self) -> tuple[Entry, Chosen]:
+        """The best that fits, with its overrides; raises `LayoutError` where nothing does."""
+        fit = [(getattr(e, self.objective), e.peak_bytes, len(key), key) for key, e in self.entries.items() if e.fits]
+        if fit:
+            key = min(fit)[-1]
+            return self.entries[key], key
+        least = min(self.entries.values(), key=lambda e: e.peak_bytes)
+        raise LayoutError(
+            f"no overrides of '{self.layout}' on '{self.mesh}' that were costed fit {show_bytes(self.limit)} "
+            f"on each device\n"
+            f"  the smallest of {len(self.entries)} needs {show_bytes(least.peak_bytes)}: {least.layout!r}\n"
+            "  try another layout (md.search), or more choices of each tensor (choices=)\n"
+            + "\n".join(least.report.problems())
+        )
+
+
+def _key(given: Mapping[str, Rules]) -> Chosen:
+    return tuple(sorted((pattern, tuple(sorted(rules.items()))) for pattern, rules in given.items()))

@@ -1,0 +1,112 @@
+"""The parameters of a function, by the paths of its inputs, and how the dims of each could be split further."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import LayoutError, nearest
+from ..ir import Graph, Var
+from ..layouts import Layout, Mesh
+from ..layouts.layout import matches
+from ..layouts.sharding import Axes
+
+__all__ = ["Parameter", "Rules", "overriding", "parameters", "splits"]
+
+Rules = dict[str, Axes]
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """One variable: an input and all that its path names."""
+
+    path: str
+    var: Var
+    patterns: Mapping[str, frozenset[str]]  # overrides that name it and nothing else, with the dims of what they name
+    members: tuple[Var, ...]  # inputs
+
+
+def parameters(graph: Graph, results: Sequence[str], tensors: Collection[str] | None) -> list[Parameter]:
+    """The variables: by default the inputs of one argument that come back among the results, else those named.
+
+    Raises `LayoutError` where there are none, for a pattern that matches nothing, and for paths that no override tells
+    apart.
+    """
+    inputs = [v for v in graph.ins if any(d.size > 1 for d in v.shape)]
+    if tensors is None:
+        back = {
+            (tail, out.type) for path, out in zip(results, graph.outs, strict=False) for tail in {path, _tail(path)}
+        }
+        wanted = [v for v in inputs if (_tail(v.name), v.type) in back]
+        why = "no input comes back among the results, as a parameter does that is updated"
+    else:
+        names = [v.name for v in inputs]
+        nothing = [p for p in tensors if not any(matches(name, p) for name in names)]
+        if nothing:
+            raise LayoutError(
+                "\n".join(f"tensors={p!r} matches no input with a dim to split; {nearest(p, names)}" for p in nothing)
+            )
+        wanted = [v for v in inputs if any(matches(v.name, p) for p in tensors)]
+        why = "tensors= is empty"
+    if not wanted:
+        raise LayoutError(f"there is no parameter to override: {why}\n  name inputs, for example tensors='w*'")
+    leading: list[Var] = []
+    for v in wanted:
+        if not any(_follows(v.name, other.name) for other in leading):
+            leading.append(v)
+    return [_parameter(v, leading, graph, results) for v in leading]
+
+
+def _tail(path: str) -> str:
+    return path.partition("/")[2] or path
+
+
+def _follows(path: str, other: str) -> bool:
+    """Whether this is a path in another argument that ends in the path of a parameter, as `state/m/w` in `params/w`."""
+    return path.partition("/")[0] != other.partition("/")[0] and f"/{path}".endswith(f"/{_tail(other)}")
+
+
+def _parameter(v: Var, leading: Sequence[Var], graph: Graph, results: Sequence[str]) -> Parameter:
+    def owner(path: str) -> Var | None:
+        """Of the parameters that a path ends in, the one of the longest path."""
+        ends = [each for each in leading if path == each.name or _follows(path, each.name)]
+        return max(ends, key=lambda each: (path == each.name, len(each.name)), default=None)
+
+    shapes = {path: out.shape for path, out in zip(results, graph.outs, strict=False) if path}
+    shapes |= {each.name: each.shape for each in graph.ins}
+    paths = list(shapes)
+    mine = {path for path in paths if owner(path) is v}
+    for patterns in ([_tail(v.name)], sorted(mine)):
+        named = {p: {path for path in paths if matches(path, p)} for p in map(glob.escape, patterns)}
+        if set().union(*named.values()) == mine:
+            dims = {p: frozenset(d.name for path in some for d in shapes[path]) for p, some in named.items()}
+            return Parameter(v.name, v, dims, tuple(each for each in graph.ins if each.name in mine))
+    more = sorted({path for path in paths if matches(path, glob.escape(_tail(v.name)))} - mine)
+    raise LayoutError(
+        f"no override names {v.name} alone: its path also ends {', '.join(more)}\n"
+        "  rename one of them, or leave it out (tensors=)"
+    )
+
+
+def splits(parameter: Parameter, layout: Layout, mesh: Mesh) -> Iterator[Rules]:
+    """One or two dims of a parameter with free axes after those they have; each set of axes in the mesh's order."""
+    rules = layout.on(mesh).for_path(parameter.path)
+    dims = parameter.var.shape
+    used = {axis for d in dims for axis in rules.get(d.name, ())}
+    free = [axis for axis, n in mesh.axes.items() if n > 1 and axis not in used]
+    sets = [axes for n in range(1, len(free) + 1) for axes in itertools.combinations(free, n)]
+    for count in (1, 2):
+        for some in itertools.combinations(dims, count):
+            for given in itertools.product(sets, repeat=count):
+                cut = {d.name: (*rules.get(d.name, ()), *axes) for d, axes in zip(some, given, strict=True)}
+                apart = len({axis for axes in given for axis in axes}) == sum(map(len, given))
+                if apart and all(mesh.count(cut[d.name]) <= d.size for d in some):
+                    yield cut
+
+
+def overriding(parameter: Parameter, rules: Rules) -> dict[str, Rules]:
+    """The overrides that give a parameter these rules, and what its path names those of their dims that it has."""
+    each = {p: {d: axes for d, axes in rules.items() if d in dims} for p, dims in parameter.patterns.items()}
+    return {pattern: own for pattern, own in each.items() if own}
