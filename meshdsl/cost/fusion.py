@@ -15,7 +15,7 @@ from typing import cast
 from ..ir import Eqn, Graph, Op, Var
 from ..lowering import Program
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "holders", "kind", "steps"]
+__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "batches", "holders", "kind", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,3 +215,21 @@ def kind(eqn: Eqn) -> str:
 def takes_inside(eqn: Eqn) -> bool:
     """Whether a kernel of this operation computes its operands inside."""
     return kind(eqn) != ""
+
+
+def batches(graph: Graph) -> dict[Eqn, set[Var]]:
+    """Of every einsum that is a batch of products, as of scores by values, the values that it multiplies, cast or not.
+
+    An einsum of rows by weights is none: no dim is in both operands and in the result.
+    """
+    source: dict[Var, Var] = {}  # of views and casts
+    found: dict[Eqn, set[Var]] = {}
+    for eqn in graph.eqns:
+        ins = [source.get(v, v) for v in eqn.ins]
+        if ins and (kind(eqn) == "view" or str(eqn.op) == "cast"):
+            source[eqn.outs[0]] = ins[0]
+        elif str(eqn.op) == "einsum" and len(ins) > 1:
+            names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
+            if set.intersection(*names):
+                found[eqn] = set(ins)
+    return found

@@ -8,7 +8,9 @@ donated argument of its type. What stays inside a kernel (see `fusion`) has none
 - an all_reduce works in place when nothing else reads its operand.
 
 A loop holds its carry and the results that it stacks from its first step to its last, and the values of one trip while
-it runs: the clock goes through the body once. The arms of a conditional have times of their own.
+it runs: the clock goes through the body once. What a batch of matrix products reads of a stack, and another kernel too,
+is copied out of it: the TPU's compiler lays it out for the one and then for the other in every training step that was
+looked at, though not in every program. The arms of a conditional have times of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Op, Var
 from ..lowering import Program
 from ..lowering.program import show_bytes
-from .fusion import Branch, Kernel, Loop, Send, Step, holders, steps
+from .fusion import Branch, Kernel, Loop, Send, Step, batches, holders, steps
 
 __all__ = ["CATEGORIES", "Held", "Lives", "Sizes"]
 
@@ -183,6 +185,12 @@ class Lives:
         placed = places | rows | set(outs[:n])
         births, dies = self.run(body, self.early(step.body, placed, {}), placed)
         end = len(self.moments) - 1
+        products = batches(body)
+        for v in body.ins[consts + n :]:
+            readers = [inner for inner in step.body if isinstance(inner, Kernel) and v in inner.reads]
+            if len({any(v in products.get(eqn, ()) for eqn in inner.eqns) for inner in readers}) > 1:
+                first = min(births[inner.writes[0]] for inner in readers)
+                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, dies[v])
         for place, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
             if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is there
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)

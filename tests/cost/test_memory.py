@@ -126,6 +126,21 @@ def test_a_scan_holds_its_stack_its_carry_and_one_trip() -> None:
     assert of(f, X, md.spec("t:16 b:16 c:16")).peak == found.peak + 8 * KB + stack
 
 
+@pytest.mark.parametrize(("batch", "elsewhere"), [("n:4", True), ("n:4", False), ("", True)])
+def test_a_scan_copies_the_row_that_a_batch_of_products_and_another_kernel_read(batch: str, elsewhere: bool) -> None:
+    def f(x: md.Tensor, scores: md.Tensor) -> md.Tensor:
+        def body(carry: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            product = md.einsum(md.cast(row, "bfloat16"), carry, out=f"{batch[:1]} a c")
+            return md.rename(product, a="b"), md.sum(row * row) if elsewhere else md.sum(product)
+
+        carry, ys = md.scan(body, x, scores, over="t")
+        return md.sum(carry) + md.sum(ys)
+
+    found = of(f, md.spec(f"{batch} b:16 c:16"), md.spec(f"t:8 {batch} a:16 b:16"))
+    rows = [one.bytes for one in found.by_tensor if one.name.startswith("row of")]
+    assert rows == ([4 * KB] if batch and elsewhere else [])
+
+
 def test_of_a_conditional_the_larger_arm_counts() -> None:
     def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
         def small(x: md.Tensor) -> md.Tensor:
