@@ -36,7 +36,8 @@ def trained(
     params_spec, state_spec, _ = workload.specs()
     init = md.compile(lambda key: dict(zip(("params", "state"), workload.init(key), strict=True)), mesh, layout)
     update = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    judge = md.compile(workload.replace(train=False).eval_step(), mesh, layout)
+    judged = workload.replace(train=False) if hasattr(workload.config, "train") else workload
+    judge = md.compile(judged.eval_step(), mesh, layout)
 
     def tensors(split: str, step: int) -> dict[str, md.Tensor]:
         return {name: md.tensor(x, specs[name].shape) for name, x in batches(split, step).items()}

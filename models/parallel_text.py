@@ -99,8 +99,9 @@ class Text:
     """Pairs that fit into `source` and `length` ids, split by a hash of one side.
 
     >>> text = Text([Pair("fr", "Indice", "Index"), Pair("de", "Suche", "Search")], source=16, length=8)
-    >>> text.batch("train", 0, 1, 1)["source"][0, :3].tolist() == encode("de")[:2] + [35]
-    True
+    >>> rows = text.rows([Pair("de", "Suche", "Search")])
+    >>> decode(rows["source"][0]), rows["inputs"][0].tolist()
+    ('de Suche', [1, 86, 104, 100, 117, 102, 107, 0])
 
     A source is the language's code, a blank, the text, and the end. With `key="source"` all pairs of one source text
     are in one split, whatever their languages; the English message may be known from another language, which is what

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import importlib.util
 import struct
+import types
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import meshdsl as md
-from models import parallel_text, translation
+from benchmarks.translation import trained
+from models import encoder_decoder, parallel_text, translation
 from models.parallel_text import Pair, Text, catalogue, chrf, decode, encode
 
 PAIRS = [
@@ -73,6 +79,12 @@ def test_a_batch_is_a_function_of_its_numbers():
     assert [decode(row) for row in rows] == [held_out[i % len(held_out)].english for i in (2, 3)]
 
 
+@pytest.mark.parametrize("module", [parallel_text, translation, encoder_decoder])
+def test_what_the_docstrings_show(module: types.ModuleType):
+    with jax.enable_x64(False):
+        assert doctest.testmod(module, extraglobs={"md": md}).failed == 0
+
+
 def test_bytes_come_back():
     for text in ("", "a", "日本語 %s", "\x00\xff"):
         assert decode(encode(text) + [0, 7]) == text
@@ -130,3 +142,58 @@ def test_a_model_translates_what_it_has_learnt(experts: int, monkeypatch: pytest
     made = translation.translate(params, workload.config, pairs, mesh, layout)
     assert made == ["Search", "Index"]
     assert dataclasses.astuple(translation.scores(pairs, made)["average"]) == (2, 100.0, 100.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A config: the sizes of a linear layer."""
+
+    batch: int = 4
+    width: int = 3
+
+
+class Numbers:
+    """Random numbers by split and step."""
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "numbers"}
+
+    def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
+        seed = step if split == "train" else 1000
+        return {"x": np.random.default_rng(seed).standard_normal((4, 3)).astype(np.float32)}
+
+
+def noisy(config: Line) -> Callable[..., md.Tensor]:
+    """A loss that takes the step's key."""
+
+    def loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> md.Tensor:
+        return md.mean(md.square(md.nn.dropout(line(config)(params, batch), 0.5, key)))
+
+    return loss
+
+
+def line(config: Line) -> md.Model:
+    return md.model(lambda batch: md.einsum(batch["x"], md.param("w", "width:3"), out="batch") - 1)
+
+
+LINE = md.Workload(
+    "line",
+    Line(),
+    model=line,
+    inputs=lambda config: {"x": md.spec("batch:4 width:3")},
+    loss=noisy,
+    optimizer=lambda config: md.optim.adam(0.1),
+    data=lambda config, seed: Numbers(),
+)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path):
+    def after(steps: int, folder: str) -> np.ndarray:
+        *_, params = trained(LINE, tmp_path / folder, md.Mesh("rows:1"), md.Layout(""), steps, every=3)
+        return params["w"].numpy()
+
+    first, wanted = after(3, "stopped"), after(6, "straight")
+    np.testing.assert_array_equal(after(6, "stopped"), wanted)
+    assert not np.array_equal(first, wanted)
+    with pytest.raises(md.MeshdslError, match="holds another model"):
+        list(trained(LINE.replace(batch=5), tmp_path / "stopped", md.Mesh("rows:1"), md.Layout(""), 7))
