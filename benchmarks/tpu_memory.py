@@ -4,8 +4,8 @@ Needs no TPU, but `pip install "meshdsl[aot]"`. One JSON line for each train ste
 when it is interrupted.
 `theirs` is the compiler's peak, what a device must hold; `sum` is its argument + output + temp - alias, which is larger
 where there are loops, and larger than the device for programs that it compiles. The model of fusion was written with
-the points of FITTED in view; those of HELD_OUT were compiled once it was done. Copies of rows were added with all of these
-in view, but for "lm modern", which was compiled after. `--full` gives the compiler its full effort, several times the
+the points of FITTED in view; those of HELD_OUT were compiled once it was done. Copies of rows were added with all those
+in view, but for "lm modern", which was compiled later. `--full` gives the compiler its full effort, several times the
 time.
 """
 
