@@ -1,4 +1,4 @@
-"""Many languages to English, with experts and without: python -m benchmarks.translation [--steps 300] [--directory DIR]
+"""Many languages to English, with experts and without: python -m benchmarks.translation [--steps 600] [--directory DIR]
 
 Trains `models/translation.py` once for each number of experts (0 is the dense model of equal compute), the same batches
 and steps for all, and scores the translations of held-out messages. JSON lines: training's records, then a score for
@@ -74,7 +74,7 @@ def trained(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--experts", type=int, nargs="*", default=[8, 0])
     parser.add_argument("--layers", type=int, nargs="*", default=[translation.Config.layers])
     parser.add_argument("--directory", type=Path, help="where checkpoints are kept; default: nowhere")
