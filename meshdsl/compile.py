@@ -158,12 +158,24 @@ class _Stages:
                 and stored.sharding.is_equivalent_to(sharding, len(sizes))
             ):
                 return stored
+            if isinstance(stored, jax.Array) and not (stored.is_fully_addressable or stored.is_fully_replicated):
+                return _moved(stored, [d.size for d in x.dims], sizes, sharding)
             values = x.numpy()
         else:
             values = np.asarray(x, v.dtype)
         pads = [(0, size - real) for size, real in zip(sizes, values.shape, strict=True)]
         values = np.pad(values, pads) if any(high for _, high in pads) else values
         return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
+
+
+def _moved(stored: jax.Array, real: Sequence[int], sizes: Sequence[int], sharding: NamedSharding) -> jax.Array:
+    """An array of several processes where a program expects it, with its padding. No host holds all of it."""
+    pads = [(0, size - n) for size, n in zip(sizes, real, strict=True)]
+
+    def fit(a: jax.Array) -> jax.Array:
+        return jax.numpy.pad(a[tuple(slice(n) for n in real)], pads)
+
+    return jax.jit(fit, out_shardings=sharding)(stored)
 
 
 class Compiled:

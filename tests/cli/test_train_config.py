@@ -24,7 +24,8 @@ def test_a_later_place_wins(tmp_path: Path):
     file.write_text("\n".join(['layout = "data"', *tables]))
     said = here(
         "train", WORKLOAD, "--config", str(file), "--set", "train.seed=6", "--set", "hidden=9",
-        "--set", "train.steps=1", "--steps", "2", "--set", "drop.keep=0.25", "--set", "config.learning_rate=1e-4", "--print-config",
+        "--set", "train.steps=1", "--steps", "2", "--set", "drop.keep=0.25",
+        "--set", "config.learning_rate=1e-4", "--print-config",
     )  # fmt: skip
     assert said.code == 0, said.err
     found = tomllib.loads(said.out)

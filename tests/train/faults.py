@@ -1,11 +1,12 @@
-"""Kill and stop a training run at any moment: `python -m tests.train.faults [kill N] [term N] [hostile N] [SEED]`.
+"""Kill and stop training runs at any moment: `python -m tests.train.faults [kill N] [term N] [two N] [hostile N] SEED`.
 
 A run is a fork of this program, so that it starts quickly; this program itself never starts JAX. `kill` sends SIGKILL
 at a random moment, until the run has been killed N times. `term` sends SIGTERM or SIGINT in a chosen phase: the run
 saves and exits with 75 or 130. After each, every checkpoint that is there is read whole, and its parameters, optimizer
 state, data position and random key are compared, hash by hash, with the uninterrupted run's; the next run goes on
-from the newest, and every batch that it reads is compared too. The last line of each is JSON; `minutes N`
-ends them earlier, and the counts are of what was run. Compiled programs are kept between runs, in a cache of JAX's.
+from the newest, and every batch that it reads is compared too. `two` stops runs of two processes, one of which gets
+the signal. Compiled programs are kept between runs, in a cache of JAX's. The last line of each is JSON; with
+`minutes N` they end earlier, and the counts are of what was run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from meshdsl.errors import MeshdslError
 
 STEPS, EVERY = 24, 2
 PHASES = "csewf"  # compile, step (c is the first), evaluation, saving on the way, saving at the end
+DEFAULT = {"kill": 200, "term": 50, "two": 20, "hostile": 3000}
 CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 Content = dict[str, Any]
 
@@ -249,12 +251,18 @@ def main(words: list[str]) -> None:
     seed = int(words.pop()) if len(words) % 2 else random.SystemRandom().randrange(10**6)
     import tests.train.tiny  # noqa: F401  # so that no run has to import
     from tests.train.hostile import hostile
+    from tests.train.two import two
 
     began = time.monotonic()
-    plan = dict(zip(words[::2], map(int, words[1::2]), strict=True)) or {"kill": 200, "term": 50, "hostile": 3000}
+    plan = dict(zip(words[::2], map(int, words[1::2]), strict=True)) or {
+        "kill": 200,
+        "term": 50,
+        "two": 20,
+        "hostile": 3000,
+    }
     until = began + 60 * plan.pop("minutes", 10**6)
     for what, count in plan.items():
-        found = {"kill": kill, "term": term, "hostile": hostile}[what](count, seed, until)
+        found = {"kill": kill, "term": term, "two": two, "hostile": hostile}[what](count, seed, until)
         print(json.dumps({"what": what, "seed": seed, **found}), flush=True)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import pytest
 import meshdsl as md
 from meshdsl.train import Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, train
 from meshdsl.train.state import State
+from tests.train import two
 from tests.train.tiny import tiny
 
 ONE = (md.Mesh("all:1"), md.Layout(""))
@@ -194,41 +192,9 @@ def _program() -> md.Program:
 
 def test_two_processes_stop_at_the_same_step(tmp_path: Path):
     """Process 1 alone gets the signal; both save one step and exit with 75. One process of one device goes on."""
-    from tests.distributed.test_two_processes import free_port
-
-    command = [
-        sys.executable,
-        "-m",
-        "meshdsl",
-        "train",
-        "tests/train/tiny.py:tiny",
-        "--checkpoints",
-        str(tmp_path / "c"),
-    ]
-    command += ["--save-every", "50", "--eval-batches", "0"]
-    several = ["--steps", "1000000", "--mesh", "rows:4 cols:2", "--layout", "batch:rows; hidden:cols", "--devices", "8"]
-    several += ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", "2", "--json"]
-    root = Path(__file__).parent.parent.parent
-    processes = [
-        subprocess.Popen(
-            [*command, *several, "--process", str(rank)], cwd=root, text=True,
-            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        assert processes[0].stdout is not None
-        for line in processes[0].stdout:
-            if line.startswith("{") and json.loads(line)["event"] == "step":  # gloo talks on stdout too
-                break
-        processes[1].send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [75, 75], said
+    ended = two.stopped(tmp_path / "c", "step", 1, signal.SIGTERM, "--weight-update", "sharded")
+    assert ended.codes == [75, 75], ended.said
     step = md.Checkpoints(tmp_path / "c").latest()
-    assert step and all(f"Stopped: stopped by SIGTERM; step {step} is saved" in text for text in said), said
+    assert step and all(f"Stopped: stopped by SIGTERM; step {step} is saved" in text for text in ended.said), ended.said
     records = run(ONE, step + 2, keeping(tmp_path / "c"))
     assert records[1]["step"] == step and len(losses(records)) == 2
