@@ -2,7 +2,8 @@
 
 JSON lines, by figure: `parameters`, the seven models beside the paper's Table 1; `scale`, what the compiler's own work
 on a train step takes; `steps`, predicted steps a second on TPU v3 cores beside those measured in Table 3, and memory;
-`breakdown`, the predicted forward pass of an encoder pair (a Transformer layer, one with experts) beside Figure 8.
+`breakdown`, the predicted forward pass of an encoder pair (a Transformer layer, one with experts) beside Figure 8, also
+with `wraps` false: as if the torus of 32 x 32 chips, 2,048 cores, were not closed into rings.
 `--compile` adds `compiled`: the largest model through the TPU's own compiler, for 2,048 devices (`meshdsl[aot]`,
 minutes). Predictions are estimates: none of them was fitted to these measurements.
 
@@ -13,6 +14,7 @@ arXiv:2006.16668. A device is a core of a TPU v3, and there are as many devices 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
@@ -127,16 +129,17 @@ def part_of(line: Line) -> str:
 
 def breakdown() -> Iterator[dict[str, Any]]:
     """The forward pass of an encoder pair at 128 and at 2,048 experts, 2,048 tokens on a device, and its growth."""
-    for dispatch in ("einsum", "index"):  # the paper's is by einsum
+    for dispatch, wraps in (("einsum", True), ("index", True), ("einsum", False)):  # the paper's is by einsum
         found: dict[int, dict[str, float]] = {}
         sent: dict[int, float] = {}
         for experts in (128, 2048):
-            costs = encoder_pair(experts, dispatch)
+            costs = encoder_pair(experts, dispatch, wraps)
             found[experts] = {part: sum(c.blocking for c in costs if part_of(c.line) == part) for part in PARTS}
             sent[experts] = sum(c.blocking for c in costs if c.line.op == "all_to_all")
             total = sum(found[experts].values())
             yield {
                 "dispatch": dispatch,
+                "wraps": wraps,
                 "experts": experts,
                 "milliseconds": round(total * 1e3, 2),
                 "milliseconds_of": {part: round(s * 1e3, 3) for part, s in found[experts].items()},
@@ -146,6 +149,7 @@ def breakdown() -> Iterator[dict[str, Any]]:
             }
         yield {
             "dispatch": dispatch,
+            "wraps": wraps,
             "growth": round(sum(found[2048].values()) / sum(found[128].values()), 2),
             "paper_growth": FIGURE_8["growth"],
             "growth_of": {part: round(found[2048][part] / found[128][part], 2) for part in PARTS},
@@ -154,13 +158,17 @@ def breakdown() -> Iterator[dict[str, Any]]:
         }
 
 
-def encoder_pair(experts: int, dispatch: str) -> list[Cost]:
+def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Cost]:
     """What one trip of the encoder's loop costs, line by line."""
+    machine = md.machine(MACHINE)
+    if not wraps:
+        levels = tuple(dataclasses.replace(level, wrap=0) for level in machine.network.levels)
+        machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels))
     workload = preset(experts, 12, dispatch=dispatch, remat=False)
     params, _, batch = workload.specs()
     loss = workload.loss(workload.config)
     report = compiled(workload, experts, lambda params, batch: loss(params, batch)[0]).cost(
-        params, batch, machine=MACHINE
+        params, batch, machine=machine
     )
     loops = itertools.groupby(report.timeline.costs, lambda cost: cost.line.trips)
     trips, costs = next((trips, list(costs)) for trips, costs in loops if trips > 1)

@@ -79,8 +79,10 @@ def batch_of(workload: md.Workload, step: int) -> dict[str, md.Tensor]:
     return {name: ids(spec) for name, spec in workload.inputs(workload.config).items()}
 
 
-def trained(workload: md.Workload, mesh: str, layout: str, emitted: bool = False) -> list[dict[str, np.ndarray]]:
-    """After each of STEPS steps: its loss, its gradients and the new parameters, by path."""
+def trained(
+    workload: md.Workload, mesh: str, layout: str, steps: int = STEPS, emitted: bool = False
+) -> list[dict[str, np.ndarray]]:
+    """After each step: its loss, its gradients and the new parameters, by path."""
     loss_of, optimizer = workload.loss(workload.config), workload.optimizer(workload.config)
 
     def loss(params: Any, *rest: Any) -> md.Tensor:
@@ -99,7 +101,7 @@ def trained(workload: md.Workload, mesh: str, layout: str, emitted: bool = False
     program = compiled.program(params, state, batch_of(workload, 0), key)
     types = jax.tree.leaves((params, state), is_leaf=lambda x: hasattr(x, "shape"))
     found: list[dict[str, np.ndarray]] = []
-    for i in range(STEPS):
+    for i in range(steps):
         batch, key = batch_of(workload, i), md.random.key(i)
         if emitted:
             now = [md.tensor(x, t.shape) for x, t in zip(kept, types, strict=True)]
@@ -119,15 +121,15 @@ def trained(workload: md.Workload, mesh: str, layout: str, emitted: bool = False
 
 
 @functools.cache
-def unsplit(name: str) -> list[dict[str, np.ndarray]]:
+def unsplit(name: str, steps: int = STEPS) -> list[dict[str, np.ndarray]]:
     """The run on one device."""
-    return trained(MODELS[name], "rows:1", "")
+    return trained(MODELS[name], "rows:1", "", steps)
 
 
-def differences(name: str, mesh: str, layout: str, emitted: bool = False) -> dict[str, float]:
+def differences(name: str, mesh: str, layout: str, steps: int = STEPS, emitted: bool = False) -> dict[str, float]:
     """The largest difference of any step from the unsplit run, by kind: loss, gradient and parameter."""
     found = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0}
-    for wanted, got in zip(unsplit(name), trained(MODELS[name], mesh, layout, emitted), strict=True):
+    for wanted, got in zip(unsplit(name, steps), trained(MODELS[name], mesh, layout, steps, emitted), strict=True):
         assert wanted.keys() == got.keys()
         for path, value in wanted.items():
             kind = path.partition(" ")[0]
@@ -147,7 +149,7 @@ def main() -> int:
     for name in options.models:
         for mesh, layout in layouts(name):
             start = time.perf_counter()
-            found = differences(name, mesh, layout, options.emitted)
+            found = differences(name, mesh, layout, emitted=options.emitted)
             seconds = round(time.perf_counter() - start, 1)
             cases, worst = cases + 1, max(worst, *found.values())
             wrong += max(found.values()) > TOLERANCE

@@ -1,4 +1,4 @@
-"""Two cases of the layout law of the models with experts; all of them: `python -m tests.models.layout_law`."""
+"""Two cases of the layout law of the Transformers; all of them: `python -m tests.models.layout_law`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 from tests.models import layout_law
 
 
-@pytest.mark.parametrize("mesh, layout", [layout_law.ALL[3], layout_law.ALL[7]])
-def test_a_step_under_a_layout_is_the_unsplit_step(mesh: str, layout: str):
-    found = layout_law.differences("moe", mesh, layout)
+@pytest.mark.parametrize(("name", "mesh"), [("moe", "rows:2"), ("gpt_moe", "rows:3")])
+def test_a_step_with_experts_split_is_the_unsplit_one(name: str, mesh: str):
+    layout = next(layout for at, layout in layout_law.layouts(name) if at == mesh)
+    found = layout_law.differences(name, mesh, layout, steps=1)
     assert max(found.values()) <= layout_law.TOLERANCE, found
 
 
