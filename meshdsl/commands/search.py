@@ -88,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
             machine=machine_of(options),
             limit=options.memory,
             objective=options.objective,
+            tensors="params/*" if options.forward else None,  # an evaluation updates nothing
             assignment=assignment_of(options),
         )
         more = dataclasses.replace(more, title=found.title)

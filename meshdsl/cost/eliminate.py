@@ -25,7 +25,7 @@ STEPS = 100  # of the Lagrangian; each meets another corner of a hull that has f
 
 @dataclass(frozen=True, eq=False)
 class Capped:
-    """The best choice met within a cap, and what no choice within it is below."""
+    """The best choice found within a cap, and what no choice within it is below."""
 
     picks: tuple[int, ...]
     bound: float
@@ -81,7 +81,9 @@ class Tables:
 
         Raises `LayoutError` where the tables on the way would be too large.
         """
-        waiting: list[tuple[tuple[int, ...], np.ndarray]] = [((i,), _weighed(table, cost, load)) for i, table in enumerate(self.alone)]
+        waiting: list[tuple[tuple[int, ...], np.ndarray]] = [
+            ((i,), _weighed(table, cost, load)) for i, table in enumerate(self.alone)
+        ]
         waiting += [(pair, _weighed(table, cost, load)) for pair, table in self.together.items()]
         best: list[tuple[int, tuple[int, ...], np.ndarray]] = []
         for i in self.order:
@@ -112,9 +114,9 @@ class Tables:
         return total
 
     def within(self, cap: float) -> Capped:
-        """The best choice met whose load is within the cap, and the largest Lagrangian bound on its cost.
+        """A choice whose load is within the cap, and the largest Lagrangian bound on its cost.
 
-        Where no choice is within the cap, the cap is the least load of all.
+        The choice is the best that was met, or what changing one variable after another makes of it. Where no choice is within the cap, the cap is the least load of all.
         """
         cheap = self.least()
         if self.amounts(cheap)[1] <= cap:
@@ -128,7 +130,20 @@ class Tables:
             bound = max(bound, cost + price * (load - cap))
             if load <= cap and cost < self.amounts(best)[0]:
                 best = picks
+        best = self._improved(best, cap)
         return Capped(best, min(bound, self.amounts(best)[0]))  # rounding alone can put it above
+
+    def _improved(self, picks: tuple[int, ...], cap: float) -> tuple[int, ...]:
+        """The same with one variable changed after another, for as long as that costs less within the cap."""
+        best = self.amounts(picks)[0]
+        while True:
+            near = [
+                (*picks[:i], n, *picks[i + 1 :]) for i, table in enumerate(self.alone) for n in range(table.shape[1])
+            ]
+            cost, other = min((self.amounts(other)[0], other) for other in near if self.amounts(other)[1] <= cap)
+            if cost >= best:
+                return picks
+            best, picks = cost, other
 
     def _corners(
         self, over: tuple[int, ...], under: tuple[int, ...], cap: float

@@ -6,11 +6,11 @@ that the layout leaves free in it.
 
 Measured, from real programs: what each choice costs alone, and what any two choices cost together where their
 parameters meet (`meets`). Exact: the choice of the least sum of these tables, by elimination (`eliminate`); under a
-limit of memory, the best choice that the Lagrangian meets, with the gap to its bound, which no choice of the tables
-within the limit is below. Neither: that costs add up. So the program of what was chosen is partitioned and costed, and
-that cost is what is reported, with how far off the sum was; where it does not fit, memory is asked for again, less what
-was missing. What is returned is the best of all programs that were costed and fit, the layout itself among them, so
-it is never worse than the layout where that fits.
+limit of memory, the best choice that the Lagrangian meets and single changes improve, with the gap to its bound, which
+no choice of the tables within the limit is below. Neither: that costs add up. So the program of what was chosen is
+partitioned and costed, and that cost is what is reported, with how far off the sum was; where it does not fit, memory
+is asked for again, less what was missing. What is returned is the best of all programs that were costed and fit, the
+layout itself among them, so it is never worse than the layout where that fits.
 """
 
 from __future__ import annotations

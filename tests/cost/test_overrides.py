@@ -13,6 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.cost import overrides as module
 from meshdsl.cost.eliminate import Tables
+from meshdsl.cost.meets import meets
 from meshdsl.cost.parameters import parameters
 from meshdsl.layouts import layout as layouts
 from meshdsl.lowering.program import show_bytes
@@ -198,6 +199,24 @@ def test_elimination_is_exact(seed: int):
         cost, load = tables.amounts(capped.picks)
         assert load <= cap and capped.bound - 1e-9 <= best <= cost
     assert tables.amounts(tables.within(loads[0] - 1).picks)[1] == loads[0]
+
+
+def test_inputs_meet_inside_loops_and_around_them():
+    """Of three products in a layer, the last weight meets the first one only around the loop."""
+
+    def f(x: Any, w: Any, v: Any, t: Any, u: Any) -> Any:
+        def layer(x: Any, weights: Any) -> Any:
+            for each in weights:
+                x = md.rename(md.dot(x, each, "a"), b="a")
+            return x, x
+
+        return md.dot(md.scan(layer, x, (w, v, t), over="layer")[0], u, "a")
+
+    weight = md.spec("layer:2 a:4 b:4")
+    graph = md.compile(f, "all:1").graph(md.spec("n:2 a:4"), weight, weight, weight, md.spec("a:4 c:4"))
+    names = {v: i for i, v in enumerate(graph.ins)}
+    around = {(0, 3), (1, 3)}  # what the carry starts from and what it comes back as lie alike
+    assert meets(graph, names) == {(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), *around}
 
 
 def test_a_path_in_a_path_is_told_apart():
