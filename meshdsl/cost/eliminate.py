@@ -116,7 +116,8 @@ class Tables:
     def within(self, cap: float) -> Capped:
         """A choice whose load is within the cap, and the largest Lagrangian bound on its cost.
 
-        The choice is the best that was met, or what changing one variable after another makes of it. Where no choice is within the cap, the cap is the least load of all.
+        The choice is the best that was met, or what changing one variable after another makes of it. Where no choice is
+        within the cap, the cap is the least load of all.
         """
         cheap = self.least()
         if self.amounts(cheap)[1] <= cap:
