@@ -11,65 +11,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 import meshdsl as md
+from meshdsl.train import Keeping, train
 from models import translation
 
-Record = dict[str, Any]
+EVERY = 50  # steps between two evaluations and two checkpoints
 
 
 def trained(
-    workload: md.Workload, directory: Path, mesh: md.Mesh, layout: md.Layout, steps: int, seed: int = 0, every: int = 50
-) -> Iterator[Record | dict[str, md.Tensor]]:
-    """Train from the newest checkpoint in the directory; yields records, and the parameters last."""
-    config = dataclasses.asdict(workload.config)
-    key, batches, specs = md.random.key(seed), workload.data(workload.config, seed), workload.inputs(workload.config)
-    params_spec, state_spec, _ = workload.specs()
-    init = md.compile(lambda key: dict(zip(("params", "state"), workload.init(key), strict=True)), mesh, layout)
-    update = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    judged = workload.replace(train=False) if hasattr(workload.config, "train") else workload
-    judge = md.compile(judged.eval_step(), mesh, layout)
-
-    def tensors(split: str, step: int) -> dict[str, md.Tensor]:
-        return {name: md.tensor(x, specs[name].shape) for name, x in batches(split, step).items()}
-
-    with md.Checkpoints(directory, keep=1) as checkpoints:
-        step = checkpoints.latest() or 0
-        if step:
-            like = {"params": params_spec, "state": state_spec}
-            found = checkpoints.restore(step, like=like, mesh=mesh, layout=layout)
-            if found.config != config:
-                raise md.MeshdslError(f"{directory} holds another model: {found.config}\n  give another --directory")
-            tree = found.tree
-        else:
-            tree = init(key)
-        params, state = tree["params"], tree["state"]
-        size = sum(p.array.size for p in params.values())
-        yield {"event": "start", "step": step, "parameters": size, "data": batches.describe(), "config": config}
-        began, first = time.perf_counter(), None
-        while step < steps:
-            step += 1
-            params, state, metrics = update(params, state, tensors("train", step), md.random.fold_in(key, step))
-            if first is None:
-                metrics["loss"].numpy()
-                first = time.perf_counter() - began
-            if step % every == 0 or step == steps:
-                values = {name: round(float(x.numpy()), 4) for name, x in metrics.items()}
-                held_out = judge(params, tensors("held_out", 0))
-                values |= {f"held_out_{name}": round(float(x.numpy()), 4) for name, x in held_out.items()}
-                seconds = round(time.perf_counter() - began, 2)
-                yield {"event": "step", "step": step, **values, "seconds": seconds, "first_step": round(first, 2)}
-                checkpoints.save(step, {"params": params, "state": state}, config=config)
-        yield params
+    workload: md.Workload, directory: Path, mesh: md.Mesh, layout: md.Layout, steps: int, seed: int, say: Any
+) -> dict[str, md.Tensor]:
+    """The parameters after some steps, from the newest checkpoint in the directory on; says what training says."""
+    config = {"config": dataclasses.asdict(workload.config)}
+    keep = Keeping(md.Checkpoints(directory, keep=1), every=EVERY, config=config, wait=True)
+    for record in train(workload, mesh, layout, steps=steps, seed=seed, eval_every=EVERY, eval_batches=4, keep=keep):
+        if record["event"] == "resume" and record["changed"]:
+            raise md.MeshdslError(f"{directory} holds another model: {'; '.join(record['changed'])}")
+        if record["event"] != "step" or record["step"] % EVERY == 0:
+            say(**record)
+    params, _, _ = workload.specs()
+    return md.Checkpoints(directory).restore(like={"params": params}, mesh=mesh, layout=layout).tree["params"]
 
 
 def main() -> int:
@@ -101,12 +72,9 @@ def main() -> int:
                 workload = translation.translation.replace(experts=experts, layers=layers, **changes)
                 labels = {"figure": "translation", "experts": experts, "layers": layers}
                 folder = (args.directory or Path(scratch)) / f"experts_{experts}_layers_{layers}"
-                params: Any = None
-                for record in trained(workload, folder, mesh, layout, args.steps, args.seed):
-                    if "event" in record:
-                        say(**labels, **record)
-                    else:
-                        params = record
+                params = trained(
+                    workload, folder, mesh, layout, args.steps, args.seed, functools.partial(say, **labels)
+                )
                 pairs = translation.text_of(workload.config).pairs["held_out"][: args.pairs]
                 if not copied:
                     average = translation.scores(pairs, [pair.text for pair in pairs])["average"]

@@ -6,6 +6,7 @@ of a dense layer, and each token has the places of two.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,11 +55,14 @@ def decoder(config: Config, search: seq2seq.Search) -> md.Model:
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """(cross entropy plus the auxiliary loss, metrics: both, and the share of ids that are the likeliest)."""
-    logits_of = model(config)
+    """(cross entropy plus the auxiliary loss, metrics: both, and the share of ids that are the likeliest).
+
+    Without a key, experts have the capacity of evaluation.
+    """
+    training, evaluation = model(config), model(dataclasses.replace(config, train=False))
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
-        logits, aux = logits_of(params, batch, key)
+        logits, aux = evaluation(params, batch) if key is None else training(params, batch, key)
         cross_entropy = seq2seq.token_loss(config, logits, batch["targets"])
         real = batch["targets"] != 0
         right = md.sum(md.cast(real & (md.argmax(logits, "vocab") == batch["targets"]), "float32"))

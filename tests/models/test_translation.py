@@ -7,8 +7,6 @@ import doctest
 import importlib.util
 import struct
 import types
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +14,6 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from benchmarks.translation import trained
 from models import encoder_decoder, parallel_text, translation
 from models.parallel_text import Pair, Text, catalogue, chrf, decode, encode
 
@@ -138,62 +135,7 @@ def test_a_model_translates_what_it_has_learnt(experts: int, monkeypatch: pytest
             name: md.tensor(x, f"batch {'source' if name == 'source' else 'length'}")
             for name, x in batches("train", i).items()
         }
-        params, state, _ = step(params, state, batch)
+        params, state, _ = step(params, state, batch, md.random.key(i))
     made = translation.translate(params, workload.config, pairs, mesh, layout)
     assert made == ["Search", "Index"]
     assert dataclasses.astuple(translation.scores(pairs, made)["average"]) == (2, 100.0, 100.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A config: the sizes of a linear layer."""
-
-    batch: int = 4
-    width: int = 3
-
-
-class Numbers:
-    """Random numbers by split and step."""
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "numbers"}
-
-    def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
-        seed = step if split == "train" else 1000
-        return {"x": np.random.default_rng(seed).standard_normal((4, 3)).astype(np.float32)}
-
-
-def noisy(config: Line) -> Callable[..., md.Tensor]:
-    """A loss that takes the step's key."""
-
-    def loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> md.Tensor:
-        return md.mean(md.square(md.nn.dropout(line(config)(params, batch), 0.5, key)))
-
-    return loss
-
-
-def line(config: Line) -> md.Model:
-    return md.model(lambda batch: md.einsum(batch["x"], md.param("w", "width:3"), out="batch") - 1)
-
-
-LINE = md.Workload(
-    "line",
-    Line(),
-    model=line,
-    inputs=lambda config: {"x": md.spec("batch:4 width:3")},
-    loss=noisy,
-    optimizer=lambda config: md.optim.adam(0.1),
-    data=lambda config, seed: Numbers(),
-)
-
-
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path):
-    def after(steps: int, folder: str) -> np.ndarray:
-        *_, params = trained(LINE, tmp_path / folder, md.Mesh("rows:1"), md.Layout(""), steps, every=3)
-        return params["w"].numpy()
-
-    first, wanted = after(3, "stopped"), after(6, "straight")
-    np.testing.assert_array_equal(after(6, "stopped"), wanted)
-    assert not np.array_equal(first, wanted)
-    with pytest.raises(md.MeshdslError, match="holds another model"):
-        list(trained(LINE.replace(batch=5), tmp_path / "stopped", md.Mesh("rows:1"), md.Layout(""), 7))
