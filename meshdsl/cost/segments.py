@@ -224,11 +224,12 @@ class _Forms:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.numbers: dict[Any, int] = {}
-        self.known: dict[Made, tuple[int, tuple[Sharding, ...]]] = {}
+        self.shardings: dict[Sharding, int] = {}
+        self.known: dict[Made, tuple[int, tuple[int, ...]]] = {}
 
     def of(self, made: Sequence[Made]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The forms of some classes, and which of their shardings are equal."""
-        number: dict[Sharding, int] = {}
+        number: dict[int, int] = {}
         forms: list[int] = []
         equal: list[int] = []
         for one in made:
@@ -237,8 +238,8 @@ class _Forms:
             equal += [number.setdefault(s, len(number)) for s in shardings]
         return tuple(forms), tuple(equal)
 
-    def form(self, made: Made) -> tuple[int, tuple[Sharding, ...]]:
-        """A number for the form of a class, and the shardings that tell its versions apart."""
+    def form(self, made: Made) -> tuple[int, tuple[int, ...]]:
+        """A number for the form of a class, and those of the shardings that tell its versions apart."""
         if made not in self.known:
             extents = Extents(made.extents)
             number: dict[Var, int] = {}
@@ -256,7 +257,8 @@ class _Forms:
             lazy = tuple(state.lazy for state in made.came)
             key = before, eqns, after, lazy, tuple(sizes), made.wanted is None
             versions = [x.sharding for xs in (*made.before, *made.after) for x in xs]
-            shardings = tuple(versions if made.wanted is None else [*versions, made.wanted])
+            versions += [] if made.wanted is None else [made.wanted]
+            shardings = tuple(self.shardings.setdefault(s, len(self.shardings)) for s in versions)
             self.known[made] = self.numbers.setdefault(key, len(self.numbers)), shardings
         return self.known[made]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ..dims import Dim, Shape
 from .mesh import Mesh
@@ -37,6 +37,11 @@ class Sharding:
         if len(used) != len(set(used)):
             raise ValueError(f"a sharding mentions each mesh axis at most once: {self.split} {self.partial}")
 
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Sharding):
+            return self is other
+        return self.split == other.split and self.partial == other.partial and self.kind == other.kind
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -47,9 +52,9 @@ class Sharding:
     @staticmethod
     def of(split: Mapping[str, Iterable[str]], partial: Iterable[str] = (), kind: str = "sum") -> Sharding:
         """The sharding in normal form: empty splits dropped, dims and partial axes sorted."""
-        pairs = tuple(sorted((name, tuple(axes)) for name, axes in split.items() if tuple(axes)))
+        pairs = tuple(sorted([(name, cut) for name, axes in split.items() if (cut := tuple(axes))]))
         partial = tuple(sorted(partial))
-        return Sharding(pairs, partial, kind if partial else "sum")
+        return _known(pairs, partial, kind if partial else "sum")
 
     def axes(self, dim: Dim | str) -> Axes:
         """The axes that cut a dim, major to minor; empty when it is whole on every device."""
@@ -85,6 +90,12 @@ class Sharding:
         return "{" + text + "}"
 
 
+@lru_cache(maxsize=65536)
+def _known(split: tuple[tuple[str, Axes], ...], partial: Axes, kind: str) -> Sharding:
+    """One object for equal shardings, which are compared often."""
+    return Sharding(split, partial, kind)
+
+
 @dataclass(frozen=True)
 class Extents:
     """The stored size of every dim of a program: its size rounded up to a multiple fixed per dim name.
@@ -98,7 +109,7 @@ class Extents:
     def padded(self, dim: Dim) -> int:
         """The stored global size."""
         m = self.multiple.get(dim.name, 1)
-        return -(-dim.size // m) * m
+        return dim.size if m == 1 else -(-dim.size // m) * m
 
     def is_padded(self, dim: Dim) -> bool:
         """Whether some stored elements are padding."""
@@ -117,4 +128,6 @@ class Extents:
         if not sharding.split:
             return self.global_shape(shape)
         split = dict(sharding.split)
-        return tuple([self.padded(dim) // mesh.count(split.get(dim.name, ())) for dim in shape])
+        return tuple(
+            [self.padded(d) // mesh.count(split[d.name]) if d.name in split else self.padded(d) for d in shape]
+        )

@@ -7,6 +7,7 @@ results passes through; one that vanishes leaves the result partial; one that ap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from ..dims import Shape
 from ..errors import InternalError
@@ -18,6 +19,7 @@ from ..ops.moves import one_label
 __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
 
 
+@lru_cache(maxsize=4096)
 def labels_of(eqn: Eqn) -> Labels:
     """The labels of one operation's dims."""
     op: Op = eqn.op

@@ -7,8 +7,10 @@ over an idle axis can be cheaper, and surprises people. A pending sum can be fin
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
 
@@ -28,6 +30,7 @@ Steps = tuple[Collective, ...]
 # source and target stay where they are: as right, and rarely dearer (0 of 212,000 random pairs that share such an
 # axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
 EXACT_AXES = 3
+NEVER = (math.inf, 0, 0)  # above every price
 
 
 def plan(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> Steps:
@@ -60,7 +63,7 @@ def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize
     _check(source, target, sizes, mesh)
     steps = _direct(source, target)
     if steps is None:
-        steps = _search(source, target, sizes, mesh, itemsize)
+        steps = _named(source, target, sizes, mesh, itemsize)
     total = 0
     for step in steps:
         total += step.bytes_sent(_local_bytes(source, sizes, mesh, itemsize), mesh)
@@ -116,6 +119,41 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
         )
 
 
+def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
+    """The plan found once for all that differ from it by names: the numbers that replace them keep every order."""
+    used = source.varying | target.varying
+    axis = {a: f"a{i:03}" for i, a in enumerate(sorted(used))}
+    dim = {d: f"d{i:03}" for i, (d, _) in enumerate(sizes)}
+    small = Mesh({axis[a]: n for a, n in mesh.axes.items() if a in used})
+    ends = [
+        Sharding(
+            tuple((dim[d], tuple(axis[a] for a in axes)) for d, axes in s.split),
+            tuple(axis[a] for a in s.partial),
+            s.kind,
+        )
+        for s in (source, target)
+    ]
+    steps = _search(*ends, tuple((dim[d], n) for d, n in sizes), small, itemsize)
+    dims, axes = {new: d for d, new in dim.items()}, {new: a for a, new in axis.items()}
+    return tuple(_renamed(step, dims, axes) for step in steps)
+
+
+def _renamed(step: Collective, dim: Mapping[str, str], axis: Mapping[str, str]) -> Collective:
+    def along(axes: Axes) -> Axes:
+        return tuple(axis[a] for a in axes)
+
+    match step:
+        case Permute():
+            return Permute(tuple((dim[d], along(old), along(new)) for d, old, new in step.moves))
+        case AllReduce():
+            return AllReduce(along(step.axes), step.kind)
+        case AllToAll():
+            return AllToAll(dim[step.dim], dim[step.to], along(step.axes))
+        case _:
+            return dataclasses.replace(step, dim=dim[step.dim], axes=along(step.axes))
+
+
+@lru_cache(maxsize=65536)
 def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
     """Dijkstra over all shardings; equal prices are settled in the order in which moves are listed."""
     axes = tuple(axis for axis in mesh.axes if axis in source.varying | target.varying)
@@ -136,7 +174,7 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
                 best[there] = (-1, 0, 0)  # no price is lower: never entered
             sent = step.bytes_sent(local_bytes, mesh)
             price = (so_far[0] + sent, so_far[1] + (step.name != "slice"), so_far[2] + 1)
-            if there not in best or price < best[there]:
+            if (there not in best or price < best[there]) and price < best.get(target, NEVER):
                 best[there] = price
                 heapq.heappush(queue, (price, next(number), there, (*steps, step)))
 
