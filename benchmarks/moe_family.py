@@ -26,8 +26,6 @@ from typing import Any
 import jax
 
 import meshdsl as md
-from meshdsl.cost.ledger import Line
-from meshdsl.cost.timeline import Cost
 from models.moe_transformer import FAMILY, preset
 
 LAYOUT = "batch:rows; group:rows; expert:rows"
@@ -112,7 +110,7 @@ def steps() -> Iterator[dict[str, Any]]:
         yield {"from": 512, "to": 2048, "layers": layers, "growth": round(growth, 2), "paper": round(paper, 2)}
 
 
-def part_of(line: Line) -> str:
+def part_of(line: Any) -> str:
     """Which part of the layers an instruction belongs to, by the dims of its operands and results."""
     dims = {d.name for v in (*line.eqn.ins, *line.eqn.outs) for d in v.shape}
     if dims & {"d_ff", "expert_hidden"}:
@@ -158,7 +156,7 @@ def breakdown() -> Iterator[dict[str, Any]]:
         }
 
 
-def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Cost]:
+def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Any]:
     """What one trip of the encoder's loop costs, line by line."""
     machine = md.machine(MACHINE)
     if not wraps:
@@ -172,7 +170,7 @@ def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Cost]:
     )
     loops = itertools.groupby(report.timeline.costs, lambda cost: cost.line.trips)
     trips, costs = next((trips, list(costs)) for trips, costs in loops if trips > 1)
-    return [Cost(cost.line, cost.seconds / trips, cost.exposed / trips) for cost in costs]
+    return [dataclasses.replace(c, seconds=c.seconds / trips, exposed=c.exposed / trips) for c in costs]
 
 
 def through_the_compiler() -> Iterator[dict[str, Any]]:
