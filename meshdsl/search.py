@@ -36,7 +36,7 @@ def search(
     layout: Layout | str | Mapping[str, Any] = "",
     dims: str | Collection[str] | None = None,
     axes: str | Collection[str] | None = None,
-    several: bool = True,
+    several: bool | None = None,
     orders: bool = False,
     most_axes: int = 3,
     runners_up: int = 4,
@@ -61,8 +61,10 @@ def search(
 
     `objective` is "seconds", "peak_bytes" or "wire_bytes"; layouts that need more than `limit` bytes on a device, by
     default what the machine has, are out. `layout` holds rules and overrides that every candidate keeps; `dims` and
-    `axes` restrict the others. A dim takes one axis or `several`, in the order of the mesh or in all `orders`. The
-    front of time and memory is of all layouts, whatever the limit; `tolerance` says how closely, as a fraction.
+    `axes` restrict the others. A dim takes one axis or `several`, in the order of the mesh or in all `orders`. Where a
+    mesh has too many layouts, and neither was said, dims take one axis each, and then those of no argument none:
+    `left_out` says so. The front of time and memory is of all layouts, whatever the limit; `tolerance` says how
+    closely, as a fraction.
 
     Raises `LayoutError` where no layout is legal or none fits, with the reasons and the least memory found; for dims
     and axes that are not there; and for a mesh that the machine has no room for.

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         layout=fixed,
         dims=options.dims,
         axes=options.axes,
-        several=not options.one_axis,
+        several=False if options.one_axis else None,
         orders=options.orders,
         runners_up=options.top - 1,
         assignment=assignment_of(options),

@@ -21,6 +21,9 @@ def shown(found: Found) -> str:
         f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything whole)'}\n  {_figures(best)}",
         f"proven: {found.counts}; gap {found.gap:.0%}, {seconds(found.seconds)}",
     ]
+    if found.left_out:
+        parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
+                     + "\n  ".join(found.left_out))  # fmt: skip
     if found.runners_up:
         parts.append("then\n" + _entries(found.runners_up, best))
     if len(found.front) > 1:

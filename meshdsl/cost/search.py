@@ -25,9 +25,10 @@ from ..lowering.program import show_bytes
 from ..schema import SCHEMA_VERSION, plain
 from .bounds import Bounds, bounds
 from .machine import Machine
+from .narrow import Asked, narrowed
 from .network import Placement, place
 from .report import Report, cost
-from .space import Space, space
+from .space import Space
 
 __all__ = ["OBJECTIVES", "Counts", "Entry", "Found", "Neighbour", "Problem", "search"]
 
@@ -125,11 +126,15 @@ class Found:
     tolerance: float  # what may be missing of the front is within this fraction, in time and in memory, of a part of it
     counts: Counts
     seconds: float  # that the search took
+    left_out: tuple[str, ...]  # layouts that were not among the candidates, as there would have been too many
     _near: Callable[[], tuple[Neighbour, ...]] = field(repr=False)
 
     @property
     def gap(self) -> float:
-        """How much better than `best` an unseen candidate could be: nothing, every one was costed or excluded."""
+        """How much better than `best` an unseen candidate could be: nothing, every one was costed or excluded.
+
+        Layouts in `left_out` were no candidates.
+        """
         return 0.0
 
     @cached_property
@@ -154,6 +159,7 @@ class Found:
                 "counts": vars(self.counts),
                 "gap": self.gap,
                 "search_seconds": self.seconds,
+                "left_out": list(self.left_out),
             }
         )
 
@@ -173,7 +179,7 @@ def search(
     fixed: Layout | None = None,
     dims: Collection[str] | None = None,
     axes: Collection[str] | None = None,
-    several: bool = True,
+    several: bool | None = None,
     orders: bool = False,
     runners_up: int = 4,
     front: bool = True,
@@ -185,11 +191,9 @@ def search(
     if objective not in OBJECTIVES:
         raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
     limit = machine.hbm if limit is None else limit
-    spaces = [
-        space(problem.graph, mesh, fixed=fixed, dims=dims, axes=axes, several=several, orders=orders) for mesh in over
-    ]
     placements = [place(machine.network, mesh, assignment) for mesh in over]
-    hunt = _Hunt(problem, machine, spaces, placements, limit)
+    asked = Asked(fixed, dims, axes, several, orders)
+    hunt = _Hunt(problem, machine, over, asked, placements, limit)
     best = hunt.best(objective, 1 + runners_up)
     if not best:
         raise hunt.nothing_fits()
@@ -205,6 +209,7 @@ def search(
         tolerance,
         hunt.counts(objective),
         time.perf_counter() - started,
+        hunt.left_out,
         lambda: hunt.neighbours(best[0], objective),
     )
 
@@ -216,30 +221,40 @@ class _Hunt:
         self,
         problem: Problem,
         machine: Machine,
-        spaces: Sequence[Space],
+        over: Sequence[Mesh],
+        asked: Asked,
         placements: Sequence[Placement],
         limit: float,
     ):
-        self.problem, self.machine, self.spaces, self.placements = problem, machine, spaces, placements
-        self.limit = limit
-        parts = [
-            bounds(
-                problem.graph,
-                found,
-                machine,
-                placement,
-                donated=problem.donated,
-                results=problem.results,
-                gather_limit=problem.gather_limit,
-            )
-            if problem.plain
-            else Bounds.none(found)
-            for found, placement in zip(spaces, placements, strict=True)
-        ]
+        self.problem, self.machine, self.placements, self.limit = problem, machine, placements, limit
+        self.spaces: list[Space] = []
+        parts: list[Bounds] = []
+        left_out: list[str] = []
+        for mesh, placement in zip(over, placements, strict=True):
+            found, part, what = narrowed(problem.graph, mesh, asked, lambda s, p=placement: self.bounded(s, p))
+            self.spaces.append(found)
+            parts.append(part)
+            left_out += [f"on '{mesh}': {what}"] if what else []
+        self.left_out = tuple(left_out)
         self.first = np.cumsum([0, *(len(part) for part in parts)])
         self.bounds = Bounds.together(parts)
         self.entries: dict[int, Entry] = {}
         self.refused: dict[int, str] = {}
+
+    def bounded(self, found: Space, placement: Placement) -> Bounds:
+        """The bounds of one space."""
+        problem = self.problem
+        if not problem.plain:
+            return Bounds.none(found)
+        return bounds(
+            problem.graph,
+            found,
+            self.machine,
+            placement,
+            donated=problem.donated,
+            results=problem.results,
+            gather_limit=problem.gather_limit,
+        )
 
     def best(self, objective: str, wanted: int) -> list[Entry]:
         """The best entries that fit, the best first. Every other candidate is no better than the last of them."""

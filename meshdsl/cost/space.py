@@ -21,9 +21,13 @@ from ..layouts.layout import matches
 from ..layouts.sharding import Axes
 from ..lowering.partition import preferences
 
-__all__ = ["Space", "meshes", "sizes_of", "space"]
+__all__ = ["MOST", "Space", "TooLargeError", "meshes", "sizes_of", "space"]
 
 MOST = 4_000_000  # layouts of one mesh; a search of more would not end
+
+
+class TooLargeError(LayoutError):
+    """A space too large to be searched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Space:
     dims: tuple[str, ...]
     options: tuple[tuple[Axes, ...], ...]  # by dim; the first is to leave it whole
     apart: frozenset[frozenset[str]]  # pairs of dims of one input
+    most: int = MOST  # rows, above which nothing is listed
 
     @property
     def size(self) -> int:
@@ -63,9 +68,9 @@ class Space:
             if frozenset((d, other)) in self.apart:
                 taken |= sum(bit[a] for a in cut)
         at, option = np.nonzero((taken[:, None] & masks[d][None, :]) == 0)
-        if len(at) > MOST:
-            raise LayoutError(
-                f"there are more than {MOST:,} layouts of {', '.join((*dims, d))} on the mesh '{self.mesh}'\n"
+        if len(at) > self.most:
+            raise TooLargeError(
+                f"there are more than {self.most:,} layouts of {', '.join((*dims, d))} on the mesh '{self.mesh}'\n"
                 f"  name the dims to search, fix some rules, or allow one axis for each dim (several=False)"
             )
         return at, option
@@ -89,6 +94,7 @@ def space(
     axes: Collection[str] | None = None,
     several: bool = True,
     orders: bool = False,
+    most: int = MOST,
 ) -> Space:
     """The layouts of a graph on a mesh.
 
@@ -102,8 +108,8 @@ def space(
 
     `fixed` are rules and overrides that every layout keeps. `dims` are the dims to choose for, by default all of the
     graph, and `axes` the axes to give them, by default all; `several` lets a dim take more than one, in the order of
-    the mesh or, with `orders`, in every order. Raises `LayoutError` for a dim or an axis that is not there, and for a
-    space too large to be searched.
+    the mesh or, with `orders`, in every order. Raises `LayoutError` for a dim or an axis that is not there; and, when
+    its layouts are listed, `TooLargeError` where there are more than `most`.
     """
     fixed = fixed or Layout()
     sizes = sizes_of(graph)
@@ -112,7 +118,7 @@ def space(
     chosen = tuple(d for d in sizes if d not in fixed.rules and (dims is None or d in dims))
     options = tuple(tuple(_options(sizes[d], there, mesh, several, orders)) for d in chosen)
     chosen, options = _worth(chosen, options)
-    return Space(mesh, fixed, chosen, options, frozenset(_apart(graph, fixed)))
+    return Space(mesh, fixed, chosen, options, frozenset(_apart(graph, fixed)), most)
 
 
 def sizes_of(graph: Graph) -> dict[str, int]:

@@ -277,3 +277,18 @@ def test_bounds_are_below_the_cost_of_every_layout(case: str):
         assert least.wire_bytes[i] <= report.wire_bytes
         tight.append(least.seconds[i] / report.seconds)
     assert statistics.median(tight) > (0.6 if case == "convolutions" else 0.9)  # 0 would be right, and of no use
+
+
+def test_what_is_too_much_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch):
+    whole = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", front=False)
+    assert whole.left_out == ()
+    monkeypatch.setattr("meshdsl.cost.narrow.FEW", 8)
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", front=False)
+    assert found.left_out == ("on 'rows:2 cols:2': several axes for one dim",)
+    assert found.left_out[0] in str(found) and found.to_dict()["left_out"] == list(found.left_out)
+    assert all(len(axes) < 2 for e in (found.best, *found.runners_up) for axes in e.layout.rules.values())
+    asked = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", several=True, front=False)
+    assert asked.left_out == () and asked.counts == whole.counts
+    few = md.search(attention, *ATTENTION, mesh="rows:2 cols:2", front=False)
+    assert few.left_out == ("on 'rows:2 cols:2': several axes for one dim; the dims of no argument: memory",)
+    assert all("memory" not in e.layout.rules for e in (few.best, *few.runners_up))
