@@ -80,7 +80,7 @@ def written(value: Any) -> str:
     """The value as TOML; `read` or `checked` gives it back.
 
     >>> print(written(True), written(1e-3), written((1, 2)), written(None), written('a "b"'))
-    true 0.001 [1, 2] "none" "a \\\\"b\\\\""
+    true 0.001 [1, 2] "none" "a \\"b\\""
     """
     if value is None:
         return '"none"'

@@ -187,14 +187,9 @@ def test_results_go_to_stdout_and_nothing_moves_off_a_terminal():
 
 def test_an_interrupt_exits_with_130():
     command = [sys.executable, "-m", "meshdsl", "train", "workloads.py:bigram", "--steps", "1000000", "--json"]
-    with subprocess.Popen(
-        command,
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    ) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None and process.stderr is not None
         for _ in range(3):
             process.stdout.readline()
