@@ -27,7 +27,7 @@ def place(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
             grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return grid, "mesh axes on torus axes (jax.experimental.mesh_utils)"
         except (NotImplementedError, AssertionError, ValueError):
-            pass
+            pass  # mesh_utils knows no way for these sizes: by coordinates then, and the result says which it was
     ordered = sorted(devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, d.coords[::-1], d.core_on_chip))
     return np.array(ordered, object).reshape(sizes), "row-major by slice, coordinates and core"
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Where
-from ..ir import Eqn, Op, Var, operations
+from ..ir import Eqn, Op, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from .fusion import Branch, Kernel, Loop, Send, Step, steps
@@ -148,17 +148,10 @@ def ledger(program: Program) -> Ledger:
     >>> found.wire_bytes
     1536
     """
-    order = {eqn: i for i, eqn in enumerate(_equations(program))}
+    order = {eqn: i for i, eqn in enumerate(eqn for eqn, _ in walk(program))}
     top = steps(program)
     found = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)
     return Ledger(program, tuple(found), top)
-
-
-def _equations(program: Program) -> Iterator[Eqn]:
-    for eqn in program.eqns:
-        yield eqn
-        for _, sub in eqn.graphs():
-            yield from _equations(sub)  # type: ignore[arg-type]
 
 
 def _lines(

@@ -20,6 +20,8 @@ import numpy as np
 from ..errors import InternalError
 from ..layouts import Mesh
 from ..lowering import Program
+from ..lowering.collectives import Permute
+from ..lowering.exchange import Exchange
 from ..lowering.program import CollectiveRecord
 
 __all__ = ["Groups", "Sent", "groups_of", "read", "stated"]
@@ -148,8 +150,10 @@ def _dtype(element: str) -> str:
         return f"complex{2 * int(re.sub(r'[^0-9]', '', element))}"
     if element.startswith("f8"):
         return f"float8_{element[2:].lower()}"
-    letters, bits = re.fullmatch(r"([a-z]+)(\d+).*", element).groups()  # type: ignore[union-attr]
-    return "bool" if element == "i1" else f"{DTYPES[letters]}{bits}"
+    match = re.fullmatch(r"([a-z]+)(\d+).*", element)
+    if match is None:
+        raise InternalError(f"no dtype is known for the StableHLO element type {element!r}")
+    return "bool" if element == "i1" else f"{DTYPES[match[1]]}{match[2]}"
 
 
 def stated(program: Program) -> Counter[Sent]:
@@ -176,8 +180,8 @@ def groups_of(axes: Sequence[str], mesh: Mesh) -> Groups:
 
 
 def _groups(record: CollectiveRecord, mesh: Mesh) -> Groups:
-    if record.kind != "permute":
+    if not isinstance(record.op, Permute | Exchange):
         return groups_of(record.axes, mesh)
     along = groups_of([axis for axis in mesh.axes if axis in record.axes], mesh)
-    pairs = record.op.pairs(mesh)  # type: ignore[union-attr]
+    pairs = record.op.pairs(mesh)
     return tuple(sorted((group[a], group[b]) for group in along for a, b in pairs))

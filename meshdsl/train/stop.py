@@ -67,7 +67,7 @@ class Stop:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]  # what signal.signal gave back
+            signal.signal(number, before)  # type: ignore[arg-type]  # it is what signal.signal gave back, which typeshed calls Any | int | None
         self._before = {}
 
     def ask(self) -> Callable[[], int]:
