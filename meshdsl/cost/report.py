@@ -36,7 +36,14 @@ _PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """What one program costs on one machine. `print(report)` is what `meshdsl analyze` prints; see `Compiled.cost`."""
+    """What one program costs on one machine. `print(report)` is what `meshdsl analyze` prints; see `Compiled.cost`.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "batch:rows")
+    >>> report = step.cost(md.spec("batch:8192 io:8192"), md.spec("io:8192 hidden:8192"), machine="tpu-v4")
+    >>> report.fits, report.lower_bound <= report.seconds <= report.interval[1]
+    (True, True)
+    """
 
     title: str
     layout: Layout | None
