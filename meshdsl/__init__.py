@@ -18,7 +18,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
     "dims": ("Dim", "dims"),
-    "trace": ("Tensor", "spec", "tensor"),
+    "values": ("Tensor", "spec", "tensor"),
     "ops.elementwise": (
         "abs", "cast", "ceil", "cos", "elu", "erf", "exp", "expm1", "floor", "gelu", "isfinite", "isnan", "leaky_relu",
         "log", "log1p", "logical_not", "map", "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "selu",
@@ -34,7 +34,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "ops.joining": ("concat", "stack", "unstack"),
     "ops.indexing": ("argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"),
-    "ops.window": ("avg_pool", "conv", "max_pool"),
+    "ops.conv": ("conv",),
+    "ops.pooling": ("avg_pool", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "control": ("checkpoint", "cond", "name", "scan", "while_loop"),

@@ -17,7 +17,8 @@ from .ir import Eqn, Graph, Op, Type, Var
 from .ops.contraction import broadcast, sum
 from .ops.elementwise import add, cast, kind
 from .ops.reshape import transpose
-from .trace import Tensor, as_tensor, bind, location, trace, tree
+from .trace import as_tensor, bind, location, trace, tree
+from .values import Tensor
 
 __all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph", "zeros"]
 

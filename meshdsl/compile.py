@@ -29,7 +29,8 @@ from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import emit, partition_spec
 from .passes.simplify import simplify
-from .trace import Tensor, spec_of, trace, tree
+from .trace import trace, tree
+from .values import Tensor, spec_of
 from .weight_update import MODES, Lowered, WeightUpdate
 from .weight_update import lower as lower_updates
 

@@ -20,7 +20,8 @@ from .errors import MeshdslError, ShapeError, at, caller
 from .ops import random
 from .ops.contraction import broadcast
 from .ops.elementwise import cast
-from .trace import Tensor, as_tensor
+from .trace import as_tensor
+from .values import Tensor
 
 __all__ = [
     "constant", "glorot", "he", "lecun", "normal", "ones", "truncated_normal", "uniform", "variance_scaling", "zeros",

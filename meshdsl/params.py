@@ -25,7 +25,8 @@ from .dims import Dim, DimLike, DimsLike, Shape, pick, show
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest, raised
 from .ir import Type
 from .ops import random
-from .trace import Tensor, trace, tree
+from .trace import trace, tree
+from .values import Tensor
 
 __all__ = ["Model", "eval_shape", "layers", "model", "param", "scope"]
 

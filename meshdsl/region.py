@@ -18,7 +18,8 @@ from .errors import ShapeError, TraceError, at, caller
 from .ir import Graph, Labels, Op, Type, operations, walk
 from .ops.contraction import located
 from .ops.reshape import refill, transpose
-from .trace import Tensor, as_tensor, bind1, run_kernel, trace
+from .trace import as_tensor, bind1, run_kernel, trace
+from .values import Tensor
 
 __all__ = ["LOCAL", "local"]
 

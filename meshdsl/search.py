@@ -20,7 +20,8 @@ from .cost.search import search as hunt
 from .cost.space import meshes
 from .errors import LayoutError, MeshdslError, ShapeError, at, caller
 from .layouts import Layout, Mesh
-from .trace import spec, tree
+from .trace import tree
+from .values import spec
 
 __all__ = ["search", "search_overrides"]
 

@@ -10,214 +10,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from . import backend
-from .dims import Dim, DimsLike, Shape, pick, show, split_items
+from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller
 from .ir import Eqn, Graph, Op, Type, Var, dce, verify
+from .values import Tensor
 
-__all__ = ["Tensor", "Traced", "bind", "bind1", "evaluate", "location", "spec", "tensor", "trace", "tree"]
+__all__ = [
+    "CONSTANT", "FULL", "Traced", "as_tensor", "bind", "bind1", "current", "evaluate", "location", "run_kernel",
+    "trace", "tree",
+]  # fmt: skip
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
-
-
-class Tensor:
-    """A value with named dims. Make one with `md.tensor`, or receive one inside a traced function.
-
-    `.dims` are the dims in storage order, `.shape` their sizes, `.dtype` a NumPy dtype; `.array` and `.numpy()` give
-    the values of a concrete tensor and raise `TraceError` on a traced one.
-    """
-
-    __slots__ = ("_array", "_trace", "_var", "dims", "dtype")
-    __array_priority__ = 1000
-    __array_ufunc__ = None
-
-    if TYPE_CHECKING:  # ops.elementwise supplies the operators; named here so that type checkers know them
-
-        def __add__(self, other: Any) -> Tensor: ...
-
-        def __radd__(self, other: Any) -> Tensor: ...
-
-        def __sub__(self, other: Any) -> Tensor: ...
-
-        def __rsub__(self, other: Any) -> Tensor: ...
-
-        def __mul__(self, other: Any) -> Tensor: ...
-
-        def __rmul__(self, other: Any) -> Tensor: ...
-
-        def __truediv__(self, other: Any) -> Tensor: ...
-
-        def __rtruediv__(self, other: Any) -> Tensor: ...
-
-        def __floordiv__(self, other: Any) -> Tensor: ...
-
-        def __rfloordiv__(self, other: Any) -> Tensor: ...
-
-        def __mod__(self, other: Any) -> Tensor: ...
-
-        def __rmod__(self, other: Any) -> Tensor: ...
-
-        def __pow__(self, other: Any) -> Tensor: ...
-
-        def __rpow__(self, other: Any) -> Tensor: ...
-
-        def __and__(self, other: Any) -> Tensor: ...
-
-        def __rand__(self, other: Any) -> Tensor: ...
-
-        def __or__(self, other: Any) -> Tensor: ...
-
-        def __ror__(self, other: Any) -> Tensor: ...
-
-        def __xor__(self, other: Any) -> Tensor: ...
-
-        def __rxor__(self, other: Any) -> Tensor: ...
-
-        def __lshift__(self, other: Any) -> Tensor: ...
-
-        def __rshift__(self, other: Any) -> Tensor: ...
-
-        def __lt__(self, other: Any) -> Tensor: ...
-
-        def __le__(self, other: Any) -> Tensor: ...
-
-        def __gt__(self, other: Any) -> Tensor: ...
-
-        def __ge__(self, other: Any) -> Tensor: ...
-
-        def __neg__(self) -> Tensor: ...
-
-        def __abs__(self) -> Tensor: ...
-
-        def __invert__(self) -> Tensor: ...
-
-        def __eq__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-
-        def __ne__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __init__(self, dims: Shape, dtype: Any, *, array: Any = None, var: Any = None, trace: Any = None):
-        self.dims = dims
-        self.dtype = np.dtype(dtype)
-        self._array = array
-        self._var = var
-        self._trace = trace
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dims, in storage order."""
-        return tuple(d.size for d in self.dims)
-
-    @property
-    def type(self) -> Type:
-        """Dims and dtype."""
-        return Type(self.dims, self.dtype)
-
-    @property
-    def array(self) -> Any:
-        """The `jax.Array`, without padding. Requires a concrete tensor."""
-        stored = self._concrete("its array")
-        return stored if tuple(np.shape(stored)) == self.shape else jnp.asarray(self.numpy())
-
-    def numpy(self) -> np.ndarray:
-        """The values as a NumPy array, without padding. Requires a concrete tensor, whole in this process."""
-        stored = self._concrete("its values")
-        if isinstance(stored, jax.Array) and not stored.is_fully_addressable and not stored.is_fully_replicated:
-            raise TraceError(
-                f"tensor {self.type} lies partly on devices of other processes\n"
-                "  read the parts that are here with .addressable_shards of tensor.stored, or return md.replicate(x)"
-            )
-        return np.asarray(stored)[tuple(slice(0, d.size) for d in self.dims)]
-
-    @property
-    def stored(self) -> Any:
-        """The array as it is stored: a split dim that does not divide carries padding at its end."""
-        return self._concrete("its array")
-
-    def block_until_ready(self) -> Tensor:
-        """Wait for the computation; what `jax.block_until_ready` calls."""
-        jax.block_until_ready(self._array)
-        return self
-
-    def _concrete(self, what: str) -> Any:
-        if self._array is None:
-            raise at(
-                TraceError(
-                    f"a traced tensor has no values yet, so {what} cannot be read\n"
-                    f"  it is {self.type}, and stands for whatever the compiled program will compute\n"
-                    "  return it from the function, or compute with md operations instead of NumPy's"
-                ),
-                caller(),
-            )
-        return self._array
-
-    def __bool__(self) -> bool:
-        if self._array is None:
-            raise at(
-                TraceError(
-                    "a traced tensor cannot decide a Python if, while, and, or, not or assert\n"
-                    f"  it is {self.type}, and its values exist only when the compiled program runs\n"
-                    "  use md.where(c, a, b) per element, or md.cond(p, f, g, *xs) for a whole branch"
-                ),
-                caller(),
-            )
-        if self.dims:
-            raise at(ShapeError(f"the truth of a tensor {self.type} is ambiguous; use md.any or md.all"), caller())
-        return bool(self.numpy())
-
-    def item(self) -> Any:
-        """The single element of a concrete tensor without dims, as a Python number."""
-        if self.dims:
-            raise at(ShapeError(f"only a tensor without dims is one number; this is {self.type}"), caller())
-        return self.numpy().item()
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __index__(self) -> int:
-        if self.dtype.kind not in "iu":
-            raise TypeError(f"{self.type} is not an integer")
-        return int(self.item())
-
-    def __iter__(self) -> Any:
-        raise at(TraceError(f"a tensor {self.type} has named dims; iterate with md.unstack(x, dim)"), caller())
-
-    def __getitem__(self, key: Any) -> Any:
-        raise at(
-            TraceError(
-                f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"
-            ),
-            caller(),
-        )
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype=dtype)
-
-    def __repr__(self) -> str:
-        if self._array is None:
-            return f"traced {self.type}"
-        return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
-
-    __hash__ = object.__hash__
-
-    if TYPE_CHECKING:  # ops.elementwise sets them; the type checker cannot see that
-
-        def __add__(self, other: Any) -> Tensor: ...
-
-        def __neg__(self) -> Tensor: ...
-
-        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __add__
-        __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __add__
-        __rxor__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
-        __abs__ = __invert__ = __neg__
 
 
 class Traced:
@@ -461,63 +271,3 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
 
 def _what(x: Any, array: np.ndarray) -> str:
     return f"an array of shape {array.shape}" if array.ndim else repr(x)
-
-
-def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
-    """A concrete named tensor.
-
-    >>> import meshdsl as md
-    >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
-    (batch=1, io=2)
-
-    Dims may be names alone: sizes come from the array. Raises `ShapeError` when they do not fit its shape.
-    """
-    values = array if isinstance(array, jax.Array) else np.asarray(array)
-    try:
-        shape = _dims_for(dims, values.shape)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-    values = jnp.asarray(values)
-    return Tensor(shape, values.dtype, array=values)
-
-
-def _dims_for(dims: DimsLike, sizes: tuple[int, ...]) -> Shape:
-    items = split_items(dims)
-    if len(items) != len(sizes):
-        raise ShapeError(f"{len(items)} dims given ({items}) for an array of shape {sizes}; name every axis once")
-    sized = [
-        Dim(item, size) if isinstance(item, str) and ":" not in item else item
-        for item, size in zip(items, sizes, strict=True)
-    ]
-    shape = pick(sized, (), new=True)
-    if tuple(d.size for d in shape) != sizes:
-        raise ShapeError(f"dims {show(shape)} do not fit an array of shape {sizes}; the order is the storage order")
-    return shape
-
-
-def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
-    """The abstract form of a tensor, accepted wherever example arguments are.
-
-    >>> spec("batch:8 io:4", "int32")
-    int32[batch=8 io=4]
-    """
-    try:
-        return Type(pick(dims, (), new=True), np.dtype(jnp.dtype(dtype)))
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-
-
-def spec_of(x: Any) -> Type:
-    """The type of an argument: a tensor, a spec, or a number."""
-    if isinstance(x, Type):
-        return x
-    if isinstance(x, Tensor):
-        return x.type
-    if isinstance(x, bool | int | float | complex | np.generic) or (hasattr(x, "shape") and x.shape == ()):
-        return Type((), np.dtype(jnp.result_type(x)))
-    raise ShapeError(
-        f"an argument is a tensor, md.spec or number, got {type(x).__name__}; name its dims with md.tensor(array, dims)"
-    )
-
-
-__all__ += ["CONSTANT", "FULL", "as_tensor", "current", "run_kernel", "spec_of"]

@@ -24,9 +24,11 @@ from meshdsl.autodiff import vjp_of_graph
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph, Op, Type, walk
-from meshdsl.ops import elementwise, indexing, window
+from meshdsl.ops import elementwise, indexing, pooling
 from meshdsl.ops.masking import MASK
-from meshdsl.trace import Tensor, bind1, run_kernel, trace, tree
+from meshdsl.ops.window import Window
+from meshdsl.trace import bind1, run_kernel, trace, tree
+from meshdsl.values import Tensor
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
 Sizes = Mapping[str, int] | Callable[[str], int]
@@ -539,12 +541,12 @@ def _windows() -> Iterator[Row]:
     two = lambda x: md.max_pool(x, {"a": 3, "c": 2}, stride={"a": 2}, padding={"a": (1, 2), "c": (3, 1)})
     yield Row("max_pool_two", two, (In("a b c"),), best_two, sums, smooth=False, empty=False)
     total = pooled(jax.lax.add, 0, (3, 1), (2, 1), [(1, 1), (0, 0)])
-    yield Row("sum_pool", lambda x: window.sum_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), total, sums)
+    yield Row("sum_pool", lambda x: pooling.sum_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), total, sums)
     mean = lambda x: total(x) / total(np.ones_like(x))
     yield Row("avg_pool", lambda x: md.avg_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), mean, REAL, exact=False, empty=False)
     mean_two = lambda x: pooled(jax.lax.add, 0, (2, 3), (2, 3), [(0, 0), (0, 0)])(x) / 6
     yield Row("avg_pool_two", lambda x: md.avg_pool(x, {"a": 2, "b": 3}), (X,), mean_two, ("float32",), exact=False)
-    every = window.Window("b", "b", 3, stride=2, dilation=2, low=2, high=3)
+    every = Window("b", "b", 3, stride=2, dilation=2, low=2, high=3)
     places = (Dim("place", 3),)
 
     def unfolded(x: Any) -> Any:
@@ -552,7 +554,7 @@ def _windows() -> Iterator[Row]:
         n = max(0, (padded.shape[1] - 5) // 2 + 1)
         return np.stack([padded[:, 2 * k : 2 * k + 2 * n : 2][:, :n] for k in range(3)], -1)
 
-    yield Row("unfold", lambda x: bind1(window.UNFOLD, x, window=(every,), places=places, value=0), (X,), unfolded, (*REAL, *INTS))
+    yield Row("unfold", lambda x: bind1(pooling.UNFOLD, x, window=(every,), places=places, value=0), (X,), unfolded, (*REAL, *INTS))
 
     def folded(x: Any) -> Any:
         out = np.zeros((x.shape[0], x.shape[1] + 2), x.dtype)
@@ -560,8 +562,8 @@ def _windows() -> Iterator[Row]:
             out[:, k : k + x.shape[1]] += x[..., k]
         return out[:, 1:-1]
 
-    fold = window.Window("b", "b", 3, low=1, high=1)
-    yield Row("fold", lambda x: bind1(window.FOLD, x, window=(fold,), places=places), (In("a b place=3"),), folded, REAL)
+    fold = Window("b", "b", 3, low=1, high=1)
+    yield Row("fold", lambda x: bind1(pooling.FOLD, x, window=(fold,), places=places), (In("a b place=3"),), folded, REAL)
 
 
 def _placements() -> Iterator[Row]:

@@ -26,6 +26,7 @@ ORDER = [
     ["dims"],
     ["backend"],
     ["ir"],
+    ["values"],
     ["trace"],
     ["ops"],
     ["autodiff"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import meshdsl as md
 
 TITLES = {
-    "trace": "Values",
+    "values": "Values",
     "dims": "Dims",
     "ops.elementwise": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
@@ -13,7 +13,8 @@ TITLES = {
     "ops.slicing": "Slices and moves along a dim",
     "ops.joining": "Joining",
     "ops.indexing": "Indices",
-    "ops.window": "Windows",
+    "ops.conv": "Windows",
+    "ops.pooling": "Windows",
     "ops.placement": "Placement",
     "region": "Placement",
     "autodiff": "Gradients",

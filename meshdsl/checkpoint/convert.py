@@ -20,7 +20,7 @@ import numpy as np
 
 from ..dims import DimsLike
 from ..errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
-from ..trace import Tensor, tensor
+from ..values import Tensor, tensor
 from .read import StepReader, open_step
 from .store import Checkpoints
 from .strict import items, keys, parse, show, text

@@ -13,7 +13,8 @@ from ..errors import CheckpointError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..ops.random import WORD
-from ..trace import Tensor, spec_of, tensor, tree
+from ..trace import tree
+from ..values import Tensor, spec_of, tensor
 from . import processes
 from .directory import lost, step_numbers, unfinished
 from .manifest import STEP_LIMIT

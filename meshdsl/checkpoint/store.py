@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..trace import Tensor
+from ..values import Tensor
 from . import lock, processes
 from .directory import clean, is_good, note_newest, remove_step, set_aside, step_numbers
 from .files import remove_tree, sync_directory

@@ -11,7 +11,8 @@ import numpy as np
 from ..errors import CheckpointError, ShapeError, nearest
 from ..ir import Type
 from ..ops.random import WORD
-from ..trace import Tensor, as_tensor, tree
+from ..trace import as_tensor, tree
+from ..values import Tensor
 from .manifest import DTYPES, PATH_LIMIT, Manifest
 from .strict import plain
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..errors import CheckpointError, SaveError
 from ..ir import Type
-from ..trace import Tensor
+from ..values import Tensor
 from .files import opened, sync_directory, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
 from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name

@@ -16,8 +16,10 @@ import numpy as np
 
 from ..ir import Eqn, Graph, Op, Var, walk
 from ..region import LOCAL
+from .body import Body, Loop, Plain
+from .classes import State
 from .fusion import holders, kind
-from .joint import Body, Joint, Loop, Plain, State
+from .joint import Joint
 from .machine import Machine
 from .network import Placement
 from .segments import kernel_seconds

@@ -20,8 +20,9 @@ from ..ir import Eqn, Op, Var
 from ..layouts import Extents, Mesh, Sharding
 from ..lowering import Program
 from ..ops.masking import MASK
+from .body import Body, Loop, Plain
+from .classes import Made
 from .fusion import Kernel, holders, kind
-from .joint import Body, Loop, Made, Plain
 from .ledger import ledger
 from .machine import Machine
 from .roofline import roofline
@@ -56,7 +57,7 @@ def kernel_seconds(body: Body, machine: Machine, known: dict[Any, Any]) -> list[
     `known` keeps what has been costed, for segments that are alike.
     """
     found: list[Seconds | None] = [None] * len(body.steps)
-    forms: _Forms = known.setdefault("forms", _Forms(body.joint.mesh))
+    forms: _Forms = known.setdefault("forms", _Forms(body.classes.mesh))
     for segment in _segments(body):
         points = [plain for i in segment.steps for plain in _points(body.steps[i], segment)]
         columns = [plain.made for plain in points] + [body.ends[i].made for i in segment.ends]
@@ -120,7 +121,7 @@ def _likeness(body: Body, segment: Segment) -> Any:
         step = body.steps[i]
         values = _touched(step)
         names = tuple(number.setdefault(v, len(number)) for v in values)
-        kind_of = body.joint.signature(step.eqn) if isinstance(step, Plain) and step.eqn is not None else -1
+        kind_of = body.classes.signature(step.eqn) if isinstance(step, Plain) and step.eqn is not None else -1
         parts.append((kind_of, names, i in segment.own))
     ends = tuple(number.get(body.ends[i].ins[0], -1) for i in segment.ends)
     known = segment.watched, segment.stored, segment.constants
@@ -291,7 +292,7 @@ class _Wiring:
     """One class of one segment as a program: what each of its equations was lowered to, joined."""
 
     def __init__(self, body: Body, segment: Segment, made: Sequence[Made]):
-        self.joint, self.body, self.segment = body.joint, body, segment
+        self.classes, self.body, self.segment = body.classes, body, segment
         self.there: dict[Var, dict[Sharding, Var]] = defaultdict(dict)
         self.ins: list[Var] = []
         self.eqns: list[Eqn] = []
@@ -370,7 +371,7 @@ class _Wiring:
             tuple(self.ins),
             tuple(self.eqns),
             tuple(self.outs),
-            mesh=self.joint.mesh,
+            mesh=self.classes.mesh,
             extents=Extents(self.extents),
         )
         total = {i: [0.0, 0.0] for i in self.segment.own}

@@ -17,7 +17,8 @@ from ..backend import Local, letters
 from ..dims import DimLike, DimsLike, Shape, find, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 from .elementwise import (
     as_dtype,
     cast,

@@ -17,7 +17,8 @@ from ..backend import Local
 from ..dims import merge, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 
 __all__ = [
     "abs", "add", "cast", "ceil", "cos", "divide", "elu", "equal", "erf", "exp", "expm1", "floor", "floor_divide",

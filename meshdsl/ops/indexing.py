@@ -15,7 +15,8 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Labels, Op, Type
-from ..trace import Tensor, as_tensor, bind, bind1
+from ..trace import as_tensor, bind, bind1
+from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import as_dtype, cast, check_ordered, stop_gradient
 from .moves import replaced

@@ -12,7 +12,8 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 from .elementwise import promote
 from .moves import Moves, Piece
 from .reshape import blocked_kernel, dim_name, transpose

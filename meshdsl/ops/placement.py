@@ -12,7 +12,8 @@ from typing import Any
 
 from ..dims import DimLike, find
 from ..ir import Op
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 from .contraction import located
 
 __all__ = ["SHARD", "prefer", "replicate", "shard"]

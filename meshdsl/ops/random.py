@@ -21,7 +21,8 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Type
-from ..trace import Tensor, as_tensor, bind1, current, tensor
+from ..trace import as_tensor, bind1, current
+from ..values import Tensor, tensor
 from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
 from .indexing import argsort, find_one, iota, take
 from .joining import stack, unstack

@@ -15,7 +15,8 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Labels, Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 
 __all__ = [
     "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "transpose", "trim",

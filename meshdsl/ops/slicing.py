@@ -15,7 +15,8 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, located
 from ..ir import Labels, Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import as_tensor, bind1
+from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import promote
 from .moves import Moves, Piece, replaced

@@ -18,7 +18,7 @@ import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import Dim, Shape, names
 from meshdsl.ir import Graph
-from meshdsl.trace import Tensor
+from meshdsl.values import Tensor
 from tests.laws import run
 
 MESHES = [

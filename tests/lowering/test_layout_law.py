@@ -23,7 +23,7 @@ from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering import Program, partition
 from meshdsl.lowering.emit import partition_spec
 from meshdsl.lowering.simulate import poison
-from meshdsl.trace import Tensor
+from meshdsl.values import Tensor
 from tests.laws import SIZES as NAMES
 from tests.laws import Row, rows, run
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, same_bits, shrink, tensors, weights

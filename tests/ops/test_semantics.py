@@ -13,7 +13,8 @@ import pytest
 import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import Dim
-from meshdsl.trace import Tensor, trace
+from meshdsl.trace import trace
+from meshdsl.values import Tensor
 from tests.laws import run
 
 NAN, INF = np.nan, np.inf

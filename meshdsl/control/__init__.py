@@ -1,0 +1,7 @@
+"""Loops, branches and rematerialisation are equations that hold graphs."""
+
+from .branch import cond, while_loop
+from .loops import SCAN, scan
+from .remat import BARRIER, KEEP, checkpoint, name
+
+__all__ = ["BARRIER", "KEEP", "SCAN", "checkpoint", "cond", "name", "scan", "while_loop"]

@@ -1,0 +1,134 @@
+"""Control by a predicate: `while_loop`, which has no gradient, and `cond`. All devices see the same predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..autodiff import pullback, zeros
+from ..errors import MeshdslError, ShapeError, TraceError, at, caller
+from ..ir import Graph, Op, Type
+from ..trace import as_tensor, bind, trace, tree
+from ..values import Tensor
+from .carry import carried, leaves_of, unused
+
+__all__ = ["cond", "while_loop"]
+
+
+def _while_type(*ins: Type, test: Graph, body: Graph, consts: int) -> Any:
+    (p,) = test.outs
+    if p.shape or p.dtype.kind != "b":
+        raise ShapeError(
+            f"the predicate of md.while_loop is one boolean without dims, got {p.type}; "
+            "compare, or reduce with md.any or md.all"
+        )
+    return tuple(v.type for v in body.outs)
+
+
+def _while_eager(run: Any, *ins: Tensor, test: Graph, body: Graph, consts: int) -> list[Tensor]:
+    held, carry = ins[:consts], list(ins[consts:])
+    while bool(run(test, [*held, *carry])[0]):
+        carry = run(body, [*held, *carry])
+    return carry
+
+
+def _while_vjp(*_: Any, **__: Any) -> Any:
+    raise TraceError(
+        "md.while_loop has no gradient: how often it runs is not known, so what its steps made cannot be kept\n"
+        "  use md.scan over a known number of steps (md.where holds the carry once it is done), "
+        "or md.stop_gradient of what goes in"
+    )
+
+
+_WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp, control=True)
+
+
+def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+    """`carry = body(carry)` for as long as `cond(carry)` holds; the carry at the end.
+
+    >>> import meshdsl as md
+    >>> md.while_loop(lambda x: md.sum(x) < 100, lambda x: 2 * x, md.tensor([1.0, 2.0], "a"))
+    tensor(float32[a=2], [ 64. 128.])
+
+    The carry is a pytree; `cond` gives one boolean without dims. All devices see the same predicate, so a split
+    carry is reduced in it. Raises `ShapeError` when the carry changes structure, dims or dtype, and `TraceError` when
+    a gradient is asked for through the loop: md.scan has one.
+    """
+    first, structure = leaves_of(init)
+    specs = [x.type for x in first]
+
+    def step(*carry: Tensor) -> Any:
+        return carried(body(tree.tree_unflatten(structure, carry)), first, structure, "md.while_loop")
+
+    test, held_test, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
+    if len(test.outs) != 1:
+        raise at(ShapeError(f"the predicate of md.while_loop is one boolean, got {out}"), caller())
+    again, held, _ = trace(step, specs)
+    test = test.replace(ins=(*test.ins[: len(held_test)], *unused(held), *test.ins[len(held_test) :]))
+    again = again.replace(ins=(*unused(held_test), *again.ins))
+    captures = [*held_test, *held]
+    results = bind(_WHILE, *captures, *first, test=test, body=again, consts=len(captures))
+    return tree.tree_unflatten(structure, results)
+
+
+def _cond_type(p: Type, *ins: Type, yes: Graph, no: Graph) -> Any:
+    if p.shape or p.dtype.kind != "b":
+        raise ShapeError(
+            f"the predicate of md.cond is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
+        )
+    return tuple(v.type for v in yes.outs)
+
+
+def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, yes: Graph, no: Graph) -> list[Tensor | None]:
+    (p, *ins), (_, *active) = residuals
+    given = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, yes.outs, strict=True)]
+    want = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
+
+    def branch(graph: Graph) -> Callable[..., Any]:
+        def run(*args: Tensor) -> list[Tensor]:
+            found = pullback(graph, args[: len(ins)], active)[1](args[len(ins) :])
+            return [zeros(ins[i]) if found[i] is None else found[i] for i in want]
+
+        return run
+
+    found = dict(zip(want, cond(p, branch(yes), branch(no), *ins, *given), strict=True))
+    return [None, *(found.get(i) for i in range(len(ins)))]
+
+
+_COND = Op(
+    "cond",
+    type=_cond_type,
+    kernel=lambda run, p, *ins, yes, no: run(yes if bool(p) else no, ins),
+    fwd=lambda *ins, active, yes, no: (bind(_COND, *ins, yes=yes, no=no), (ins, active)),
+    vjp=_cond_vjp,
+    control=True,
+)
+
+
+def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
+    """`f(*xs)` when the predicate holds, else `g(*xs)`; only the one taken runs.
+
+    >>> import meshdsl as md
+    >>> md.cond(md.tensor(True), lambda x: x + 1, lambda x: x - 1, md.tensor(1.0))
+    tensor(float32[], 2.)
+
+    Raises `ShapeError` when the branches return different structures, dims or dtypes.
+    """
+    ins, structure = leaves_of(tuple(xs))
+    traced = [trace(lambda *a, b=b: b(*tree.tree_unflatten(structure, a)), [x.type for x in ins]) for b in (f, g)]
+    (yes, held_yes, out), (no, held_no, out_no) = traced
+    kinds = [[v.type for v in graph.outs] for graph in (yes, no)]
+    if out != out_no or kinds[0] != kinds[1]:
+        raise at(
+            ShapeError(
+                f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}\n"
+                "  give both the same structure, dims, order and dtype, with md.broadcast, md.transpose or md.cast"
+            ),
+            caller(),
+        )
+    yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *unused(held_no), *yes.ins[len(held_yes) :]))
+    no = no.replace(ins=(*unused(held_yes), *no.ins))
+    try:
+        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, yes=yes, no=no))
+    except MeshdslError as error:
+        raise at(error, caller()) from None

@@ -1,0 +1,42 @@
+"""What goes in and out of the functions that become graphs: leaves of pytrees, carries, unused inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ShapeError, at, caller
+from ..ir import Var
+from ..ops.reshape import transpose
+from ..trace import as_tensor, tree
+from ..values import Tensor
+
+__all__ = ["carried", "leaves_of", "unused"]
+
+
+def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
+    leaves, structure = tree.tree_flatten(x)
+    return [as_tensor(leaf) for leaf in leaves], structure
+
+
+def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> list[Tensor]:
+    """What a loop's function returned as its carry, in the order of dims in which it went in."""
+    leaves, after_structure = tree.tree_flatten(after)
+    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(leaves, before, strict=False)]
+    same = after_structure == structure and all(
+        set(a.dims) == set(b.dims) and a.dtype == b.dtype for a, b in zip(leaves, before, strict=True)
+    )
+    if not same:
+        raise at(
+            ShapeError(
+                f"the carry of {loop} changes\n"
+                f"  it goes in as {[x.type for x in before]} and comes out as {[x.type for x in leaves]}\n"
+                "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
+            ),
+            caller(),
+        )
+    return [transpose(x, k.dims) for x, k in zip(leaves, before, strict=True)]
+
+
+def unused(tensors: Sequence[Tensor]) -> tuple[Var, ...]:
+    return tuple(Var(x.dims, x.dtype) for x in tensors)

@@ -1,0 +1,143 @@
+"""A `scan` over a stacked dim is one equation, forward and backward: a program does not grow with depth.
+
+Its gradient is a second scan, in reverse, over what the first one saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..autodiff import zeros
+from ..dims import Dim, DimLike, find, pick
+from ..errors import ShapeError, at, caller, located
+from ..ir import Graph, Op, Type
+from ..ops.joining import stack, unstack
+from ..ops.reshape import transpose
+from ..trace import bind, evaluate, trace, tree
+from ..values import Tensor
+from .carry import carried, leaves_of
+from .residuals import split
+
+__all__ = ["SCAN", "scan"]
+
+
+def _scan_type(*ins: Type, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int) -> Any:
+    ys = tuple(Type((dim, *v.shape), v.dtype) for v in body.outs[carries:])
+    return (*(v.type for v in body.outs[:carries]), *ys)
+
+
+def _scan_eager(run: Any, *ins: Tensor, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
+    held, carry, xs = ins[:consts], list(ins[consts : consts + carries]), ins[consts + carries :]
+    slices = list(zip(*(unstack(x, dim) for x in xs), strict=True)) or [()] * dim.size
+    rows: list[list[Tensor]] = []
+    for x in reversed(slices) if reverse else slices:
+        outs = run(body, [*held, *carry, *x])
+        carry = outs[:carries]
+        rows.append(outs[carries:])
+    rows = rows[::-1] if reverse else rows
+    empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in body.outs[carries:]]
+    return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
+
+
+def _scan_fwd(*ins: Tensor, active: Sequence[bool], body: Graph, consts: int, carries: int, **params: Any):
+    """Run the loop that also stacks what its gradient needs; see `residuals.split`."""
+    on = list(active)
+    on[consts : consts + carries] = [True] * carries
+    forward, backward, kept, want = split(body, consts, carries, on)
+    outs = bind(SCAN, *ins, body=forward, consts=consts, carries=carries, **params)
+    n = len(body.outs)
+    xs = ins[consts + carries :]
+    held = [ins[i] for i in kept if i < consts] + [xs[i - consts - carries] for i in kept if i >= consts]
+    return outs[:n], (backward, kept, want, held, outs[n:])
+
+
+def _scan_vjp(
+    cts: Sequence[Tensor | None],
+    residuals: Any,
+    *,
+    body: Graph,
+    consts: int,
+    carries: int,
+    dim: Dim,
+    reverse: bool,
+    trips: int,
+):
+    backward, kept, want, held, saved = residuals
+    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
+    types = _scan_type(body=body, consts=consts, carries=carries, dim=dim, reverse=reverse, trips=trips)
+    given = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
+    n_held = sum(i < consts for i in kept)
+    const_want = [i for i in want if i < consts]
+    carry_want = [i for i in want if consts <= i < consts + carries]
+    carry_cts = [i for i in floating if i < carries]
+    y_cts = [i for i in floating if i >= carries]
+    n_xs = len(kept) - n_held
+
+    def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
+        flowing, sums = carry
+        by_out = dict(zip(carry_cts, flowing, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
+        given_out = [by_out[i] for i in floating]
+        outs = evaluate(backward, [*held[:n_held], *xs[: n_xs + len(saved)], *given_out])
+        by_in = dict(zip(want, outs, strict=True))
+        return (
+            [by_in[consts + i] for i in carry_cts],
+            [total + by_in[i] for total, i in zip(sums, const_want, strict=True)],
+        ), [by_in[i] for i in want if i >= consts + carries]
+
+    init = ([given[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_want])
+    (flowing, sums), x_cts = scan(
+        step, init, [*held[n_held:], *saved, *(given[i] for i in y_cts)], over=dim, reverse=not reverse
+    )
+    found = dict(zip(carry_want, flowing, strict=True)) | dict(zip(const_want, sums, strict=True))
+    found |= dict(zip([i for i in want if i >= consts + carries], x_cts, strict=True))
+    return [found.get(i) for i in range(len(body.ins))]
+
+
+SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp, control=True)
+
+
+def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: bool = False) -> tuple[Any, Any]:
+    """Run `f(carry, x) -> (carry, y)` over the slices of `xs` along a dim, in order (backwards when `reverse`).
+
+    >>> import meshdsl as md
+    >>> md.scan(lambda total, x: (total + x, total + x), 0.0, md.tensor([1.0, 2.0, 3.0], "t"), over="t")[1]
+    tensor(float32[t=3], [1. 3. 6.])
+
+    `carry` and `xs` are pytrees; every tensor of `xs` has the dim. The results `y` are stacked along it, first.
+    Raises `ShapeError` when the carry changes structure, dims or dtype.
+    """
+    first, structure = leaves_of(carry)
+    rows, row_structure = leaves_of(xs)
+
+    def resolve() -> Dim:
+        if not rows and not isinstance(over, Dim):
+            return pick(over, (), new=True)[0]
+        return find(over, rows[0].dims if rows else pick(over, (), new=True))
+
+    dim = located(resolve)
+    rows = [transpose(x, [located(lambda x=x: find(dim, x.dims)), *(d for d in x.dims if d != dim)]) for x in rows]
+    n = len(first)
+
+    def body(*args: Tensor) -> Any:
+        result = f(tree.tree_unflatten(structure, args[:n]), tree.tree_unflatten(row_structure, args[n:]))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise at(ShapeError("the function of md.scan returns a pair (carry, y)"), caller())
+        return carried(result[0], first, structure, "md.scan"), result[1]
+
+    specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
+    graph, captures, out = trace(body, specs)
+    results = bind(
+        SCAN,
+        *captures,
+        *first,
+        *rows,
+        body=graph,
+        consts=len(captures),
+        carries=n,
+        dim=dim,
+        reverse=reverse,
+        trips=dim.size,
+    )
+    last, ys = tree.tree_unflatten(out, results)
+    return tree.tree_unflatten(structure, last), ys

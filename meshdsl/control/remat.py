@@ -1,0 +1,160 @@
+"""Rematerialisation: computing again, in the backward pass, what the forward pass does not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..autodiff import pullback
+from ..errors import ShapeError, at, caller, located
+from ..ir import Graph, Op, Var
+from ..trace import as_tensor, bind, bind1, trace, tree
+from ..values import Tensor
+from .carry import leaves_of
+
+__all__ = ["BARRIER", "KEEP", "checkpoint", "name"]
+
+BARRIER = Op(
+    "barrier",
+    type=lambda x: x,
+    kernel=lambda c, x: c.xp.barrier(x),
+    vjp=lambda ct, x: (ct,),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    effects=True,
+    fuses="view",
+)
+
+
+NAME = Op(
+    "name",
+    type=lambda x, *, name: x,
+    kernel=lambda c, x, *, name: x,
+    vjp=lambda ct, x: (ct,),
+    linear="joint",
+    flops=lambda *_, **__: 0,
+    fuses="view",
+)
+KEEP = Op(  # partition decides: what was kept, where computing it again would send something, else what was computed
+    "keep",
+    type=lambda kept, again: again,
+    kernel=lambda c, kept, again: kept,
+    vjp=lambda ct, kept, again: (None, ct),
+    linear="second",
+    flops=lambda *_, **__: 0,
+    fuses="view",
+)
+
+
+def name(x: Any, name: str) -> Tensor:
+    """The same tensor, under a name by which the policy of md.checkpoint can keep it.
+
+    >>> import meshdsl as md
+    >>> md.name(md.tensor(2.0), "gate")
+    tensor(float32[], 2.)
+    """
+    return bind1(NAME, as_tensor(x), name=name)
+
+
+Policy = str | tuple[str, ...]  # "nothing", "collectives", or the names of what is kept
+
+
+def _may_send(graph: Graph) -> list[Var]:
+    """The values that some layout has to send something for: all that is not computed element by element, and what
+    a pending sum can reach without being finished.
+    """
+    found: list[Var] = []
+    unfinished: set[Var] = set()
+    for eqn in graph.eqns:
+        op: Op = eqn.op
+        passes = bool(op.linear) and not unfinished.isdisjoint(eqn.ins)
+        if passes or op.reduce == "sum" or op.control:
+            unfinished.update(eqn.outs)
+        if eqn.ins and (passes or op.reduce or op.control or op.rule or op.blocked or op.moves):
+            found += eqn.outs
+    return found
+
+
+def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], graph: Graph, policy: Policy) -> Any:
+    """Run the graph that also returns what is kept."""
+    kept: list[Var] = []
+    if policy == "collectives":
+        kept = _may_send(graph)
+    elif isinstance(policy, tuple):
+        kept = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
+    outs = bind(_CHECKPOINT, *ins, graph=graph.replace(outs=(*graph.outs, *kept)), policy=policy)
+    n = len(graph.outs)
+    return outs[:n], (ins, active, dict(zip(kept, outs[n:], strict=True)))
+
+
+def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, graph: Graph, policy: Policy) -> Any:
+    ins, active, kept = residuals
+
+    def instead(v: Var, x: Tensor) -> Tensor:
+        if v not in kept:
+            return x
+        return bind1(KEEP, kept[v], x) if policy == "collectives" else kept[v]
+
+    again = [bind1(BARRIER, x) if x.dims else x for x in ins]
+    return pullback(graph, again, active, instead)[1](cts)
+
+
+_CHECKPOINT = Op(
+    "checkpoint",
+    type=lambda *_, graph, policy: tuple(v.type for v in graph.outs),
+    kernel=lambda run, *ins, graph, policy: run(graph, ins),
+    fwd=_checkpoint_fwd,
+    vjp=_checkpoint_vjp,
+    control=True,
+)
+
+
+def _policy(policy: str | Sequence[str]) -> Policy:
+    if isinstance(policy, str) and policy.startswith("names:"):
+        policy = policy.removeprefix("names:").replace(",", " ").split()
+    if policy in ("nothing", "collectives"):
+        return str(policy)
+    if isinstance(policy, str) or not policy:
+        raise ShapeError(
+            f"md.checkpoint has no policy {policy!r}\n"
+            "  there are: 'nothing', 'collectives', and the names of values to keep, 'names:a,b' or ('a', 'b')"
+        )
+    return tuple(policy)
+
+
+def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -> Callable[..., Any]:
+    """`f`, whose gradient computes f again instead of keeping its intermediate values (rematerialisation).
+
+    `policy` says what is kept besides the arguments:
+
+    - "nothing";
+    - "collectives": what needs something sent to compute it again. The layout decides: where it splits nothing,
+      nothing is kept. What a loop or a branch inside f sends is sent again.
+    - "names:a,b", or ("a", "b"): what f gave these names with md.name, outside loops and branches of its own.
+
+    Raises `ShapeError` for another policy, and for a name that f does not give.
+
+    >>> import meshdsl as md
+    >>> md.grad(md.checkpoint(lambda x: md.sum(x * x)))(md.tensor([3.0], "a"))
+    tensor(float32[a=1], [6.])
+    """
+    chosen = located(lambda: _policy(policy))
+
+    def wrapped(*args: Any) -> Any:
+        xs, structure = leaves_of(tuple(args))
+        graph, captures, out = trace(lambda *ins: f(*tree.tree_unflatten(structure, ins)), [x.type for x in xs])
+        given = {eqn.params["name"] for eqn in graph.eqns if eqn.op is NAME}
+        missing = [name for name in chosen if name not in given] if isinstance(chosen, tuple) else []
+        if missing:
+            there = ", ".join(sorted(given)) or "none"
+            raise at(
+                ShapeError(
+                    f"md.checkpoint is to keep {', '.join(map(repr, missing))}, which the function does not name\n"
+                    f"  give a value of it the name with md.name(x, {missing[0]!r}), outside loops and branches\n"
+                    f"  names of what its result needs: {there}"
+                ),
+                caller(),
+            )
+        return tree.tree_unflatten(out, bind(_CHECKPOINT, *captures, *xs, graph=graph, policy=chosen))
+
+    return wrapped
