@@ -37,6 +37,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.conv": ("conv",),
     "ops.pooling": ("avg_pool", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
+    "ops.ragged": ("ragged",),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "control": ("checkpoint", "cond", "name", "scan", "while_loop"),
     "region": ("local",),

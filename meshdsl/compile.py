@@ -28,6 +28,7 @@ from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import emit, partition_spec
+from .lowering.ragged import check_platform
 from .passes.simplify import simplify
 from .trace import trace, tree
 from .values import Tensor, spec_of
@@ -232,6 +233,7 @@ class Compiled:
         stages, leaves = self._for(args)
         try:
             program = stages.program
+            check_platform(program, {device.platform for device in stages.mesh.devices.flat})
             arrays = [stages.place(x, v, s) for x, v, s in zip(leaves, program.ins, stages.shardings, strict=True)]
         except MeshdslError as error:
             raise at(error, caller()) from None

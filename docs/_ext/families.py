@@ -16,6 +16,7 @@ TITLES = {
     "ops.conv": "Windows",
     "ops.pooling": "Windows",
     "ops.placement": "Placement",
+    "ops.ragged": "Placement",
     "region": "Placement",
     "autodiff": "Gradients",
     "control": "Loops, branches and rematerialisation",

@@ -69,8 +69,8 @@ def bounds(
 ) -> Bounds:
     """The bounds of every legal layout of a space on a machine.
 
-    Where what happens in one equation depends on more than its operands (`md.local`, kept values, preferences that
-    others do not share), there are no bounds.
+    Where what happens in one equation depends on more than its operands (`md.local`, kept values, ragged exchanges,
+    preferences that others do not share), there are no bounds.
     """
     if not _separable(graph):
         return Bounds.none(found)
@@ -92,7 +92,7 @@ def _separable(graph: Graph) -> bool:
     for sub in graphs:
         readers: dict[Var, int] = defaultdict(int)
         for eqn in sub.eqns:
-            if eqn.op is LOCAL or eqn.op.name == "keep":
+            if eqn.op is LOCAL or eqn.op.name in ("keep", "ragged"):
                 return False
             for v in dict.fromkeys(eqn.ins):
                 readers[v] += 1

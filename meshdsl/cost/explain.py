@@ -75,6 +75,7 @@ def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
     times = f"{line.trips} times a step" if line.trips > 1 else "once a step"
     each = cost.seconds / line.trips
     hidden = cost.seconds - cost.exposed
+    most = "at most " if record.kind == "ragged_all_to_all" else ""
     rows = [
         ("asked for by", f"{line_of(line.where, 60)}  {line.where.source()}"[:82].rstrip()),
         ("pass", "backward" if line.backward else "forward"),
@@ -82,10 +83,10 @@ def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
         ("because", _because(report, line)),
         ("time", f"{seconds(each)} each, {seconds(cost.seconds)} a step, {seconds(hidden)} of it hidden: "
                  f"{percent(cost.exposed, report.seconds)} of the step"),
-        ("sends", f"{show_bytes(record.wire_bytes)} each from every {report.machine.device}, "
+        ("sends", f"{most}{show_bytes(record.wire_bytes)} each from every {report.machine.device}, "
                   f"along {_lanes(report, record.axes)}"),
     ]  # fmt: skip
-    title = f"collective {number}: {record.op} of {show_bytes(record.bytes)}, {times}"
+    title = f"collective {number}: {record.op} of {record.size}, {times}"
     lines = [title, *(wrapped(text.split(" "), f"  {name:<13} ", 16) for name, text in rows)]
     removing = [move for move in found if removes(move, line)]
     lines += ["", *_removed_by(report, line, removing)]
@@ -107,6 +108,8 @@ def _because(report: Report, line: Line) -> str:
         "reduce_scatter": f"each device has only its part of the sum, and keeps one block of it along {axes}",
         "all_gather": f"each device along {axes} has a block, and what follows needs all of it",
         "all_to_all": f"what was split over {axes} along one dim is needed split along another",
+        "ragged_all_to_all": f"what was split over {axes} along one dim is needed split along another; of its slots "
+        "those that are filled are sent, and the time is of those expected to be",
         "permute": f"a device needs blocks that another along {axes} has",
     }
     return given + words.get(record.kind, f"devices along {axes} exchange blocks")

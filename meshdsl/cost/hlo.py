@@ -23,7 +23,7 @@ KINDS = {
     "all-gather": "all_gather",
     "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
+    "ragged-all-to-all": "ragged_all_to_all",
     "collective-permute": "permute",
 }
 TYPES = {"pred": "bool", "bf16": "bfloat16"} | {f"c{n}": f"complex{n}" for n in (64, 128)}
@@ -170,7 +170,8 @@ def _collective(
     kind: str, one: _Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
 ) -> Performed:
     groups = _groups(one)
-    arrays = [found for name in one.operands for found in ARRAY.findall(types.get(name, ""))]
+    operands = one.operands[:1] if kind == "ragged_all_to_all" else one.operands  # without its offsets and sizes
+    arrays = [found for name in operands for found in ARRAY.findall(types.get(name, ""))]
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
     sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
     larger = len(groups[0]) if kind == "all_gather" else 1

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from ..errors import LayoutError
 from ..layouts import Mesh
 from ..lowering import CollectiveRecord
+from ..lowering.ragged import RaggedAllToAll
 from .placing import Parts, assigned, by_default
 from .transfer import KINDS, Group, Level, Point, Table, read, table_of
 
-__all__ = ["KINDS", "Level", "Network", "Placement", "Table", "full_bytes", "monotone", "place"]
+__all__ = ["KINDS", "Level", "Network", "Placement", "Table", "full_bytes", "monotone", "place", "timed_as"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,20 @@ class Network:
 
 
 def full_bytes(record: CollectiveRecord, n: int) -> int:
-    """V of the formulas: bytes of the whole array over a group of `n` devices; of a permute, what one device sends."""
+    """V of the formulas: bytes of the whole array over a group of `n` devices; of a permute, what one device sends.
+
+    Of a ragged exchange only the share that is expected to be filled, the same for all devices.
+    """
     if record.kind == "permute":
         return record.wire_bytes
+    if isinstance(record.op, RaggedAllToAll):
+        return round(record.bytes * n * record.op.share)
     return record.bytes * n if record.kind == "all_to_all" else record.bytes
+
+
+def timed_as(record: CollectiveRecord) -> str:
+    """The kind whose formulas and tables give its time: a ragged exchange is an all_to_all of fewer bytes."""
+    return "all_to_all" if isinstance(record.op, RaggedAllToAll) else record.kind
 
 
 def monotone(points: Sequence[Point]) -> tuple[Point, ...]:

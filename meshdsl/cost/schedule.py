@@ -15,7 +15,7 @@ from ..ir import Graph, Var
 from .fusion import Branch, Kernel, Loop, Send, Step, holders
 from .ledger import Ledger, Line
 from .machine import Machine
-from .network import Placement, full_bytes
+from .network import Placement, full_bytes, timed_as
 from .roofline import roofline
 
 __all__ = ["COMPUTE", "Event", "Schedule", "Span"]
@@ -138,10 +138,10 @@ class Schedule:
             (line,) = self.ledger.of(step)
             record = line.collective
             assert record is not None
-            n = self.placement.mesh.count(record.axes)
-            seconds = self.placement.seconds(record.kind, record.axes, full_bytes(record, n))
+            n, kind = self.placement.mesh.count(record.axes), timed_as(record)
+            seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
-            lanes = (lane,) if record.kind in self.machine.asynchronous else (COMPUTE, lane)
+            lanes = (lane,) if kind in self.machine.asynchronous else (COMPUTE, lane)
             return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
         if isinstance(step, Branch):
             inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)

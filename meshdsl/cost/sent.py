@@ -54,9 +54,9 @@ class Sent:
 
     @property
     def sizes(self) -> str:
-        """The bytes of each: "1.05 MB", or the least and the greatest."""
-        each = sorted({record_of(cost.line).bytes for cost in self.costs})
-        return show_bytes(each[0]) if len(each) == 1 else f"{show_bytes(each[0])} to {show_bytes(each[-1])}"
+        """The bytes of each: "1.05 MB", or the least and the greatest; "at most" so many of a ragged exchange."""
+        each = sorted({(record.bytes, record.size) for record in (record_of(cost.line) for cost in self.costs)})
+        return each[0][1] if len(each) == 1 else f"{each[0][1]} to {show_bytes(each[-1][0])}"
 
     def __str__(self) -> str:
         what = f"{self.count} {self.kind}{'s' if self.count != 1 else ''}"

@@ -58,6 +58,7 @@ def summary(report: Report) -> str:
     if not report.fits:
         binding = f"memory: {show_bytes(report.peak_bytes - report.limit)} too much; then {binding}"
     work = f"{number(report.flops, 'FLOP')}, {show_bytes(report.hbm_bytes)} of memory traffic"
+    most = "at most " if any(sent.kind == "ragged_all_to_all" for sent in report.collectives) else ""
     rows = [
         ("memory", f"{verdict}: {room}  {_gauge(report.peak_bytes, report.limit)}"),
         (
@@ -69,7 +70,7 @@ def summary(report: Report) -> str:
             "work",
             f"{work} on each {device}: {percent(report.utilisation, 1)} of the peak",
         ),
-        ("sends", f"{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
+        ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
         ("bound by", binding),
         *(("note", note) for note in _notes(report)),
     ]

@@ -109,7 +109,7 @@ def _functions(text: str) -> dict[str, _Function]:
             here.calls[match[1]] += times
         if opened is not None and (match := re.match(r"\s*%\w+ = stablehlo\.(\w+) ", line)):
             reduction = REDUCTIONS[match[1]]
-        if re.search(r'"stablehlo\.(all_|reduce_scatter|collective_|ragged)', line):
+        if re.search(r'"stablehlo\.(all_|reduce_scatter|collective_)|custom_call @ragged_all_to_all', line):
             if code.rstrip().endswith("({"):
                 opened, reduction = (depth, line), ""
             else:
@@ -124,17 +124,20 @@ def _functions(text: str) -> dict[str, _Function]:
 
 
 def _sent(line: str, types: str, reduction: str) -> Sent:
-    kind = re.search(r'"stablehlo\.(\w+)"', line)
+    kind = re.search(r'"stablehlo\.(\w+)"|custom_call @(\w+)', line)
     groups = re.search(r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", line)
     if kind is None or groups is None:
         raise InternalError(f"a collective of the lowered text that meshdsl cannot read: {line.strip()}")
     tensors = re.findall(r"tensor<((?:\d+x)*)(complex<\w+>|\w+)>", types.rpartition(" : ")[2])
+    if kind[2]:  # after what it sends: where that goes, offsets and sizes
+        tensors = tensors[:1]
     (_, element), *_ = tensors
     dtype = _dtype(element)
     itemsize = jnp.dtype(dtype).itemsize
     sizes = [math.prod(map(int, re.findall(r"\d+", dims))) * itemsize for dims, _ in tensors]
     rows = _numbers(groups[1], int(groups[2]), int(groups[3]))
-    return Sent(KINDS.get(kind[1], kind[1]), reduction, tuple(sorted(rows)), dtype, max(sizes))
+    name = kind[1] or kind[2]
+    return Sent(KINDS.get(name, name), reduction, tuple(sorted(rows)), dtype, max(sizes))
 
 
 def _numbers(text: str, rows: int, columns: int) -> Groups:

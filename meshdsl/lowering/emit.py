@@ -59,8 +59,8 @@ def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
     for eqn in program.eqns:
         xs = [env[v] for v in eqn.ins]
         if not isinstance(eqn.op, Op):
-            (source,) = eqn.ins
-            results: Sequence[Any] = [eqn.op.emit(xs[0], source.shape, source.sharding, program.mesh)]
+            source = eqn.ins[0]
+            results: Sequence[Any] = [eqn.op.emit(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
         elif eqn.op.name == "scan":
             results = _scan(program, eqn, xs)
         elif eqn.op.name == "while_loop":

@@ -15,6 +15,7 @@ from ..errors import MeshdslError, Where, at
 from ..ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
+from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from ..passes.shard_updates import CUT
 from ..region import LOCAL
@@ -29,6 +30,7 @@ from .legality import all_in_one, report_conflict, shard_problems
 from .program import Program, check
 from .ring import find_ring, multiply_around
 from .scope import Scope, Setting
+from .trim import send_only_filled
 
 __all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
 
@@ -71,7 +73,7 @@ def partition(
     if homes is not None:
         homes.update(scope.made_in)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    return check(verify(batch_scalar_sums(dce(cse(program))), "partition"), "partition")
+    return check(verify(batch_scalar_sums(send_only_filled(dce(cse(program)))), "partition"), "partition")
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
@@ -162,6 +164,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         _keep(scope, eqn)
     elif op is CUT:
         _cut(scope, eqn)
+    elif op is RAGGED:
+        _mark(scope, eqn)
     else:
         _operate(scope, eqn)
 
@@ -229,6 +233,21 @@ def _cut(scope: Scope, eqn: Eqn) -> None:
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
     scope.home[out] = scope.get(out, Sharding.of(split), eqn).sharding
+
+
+def _mark(scope: Scope, eqn: Eqn) -> None:
+    """A marked value lies as it lay, sums still pending; its counts lie alike."""
+    (v, counts), (out,) = eqn.ins, eqn.outs
+    if v in scope.lazy:
+        scope.lazy[out] = scope.lazy[v]
+        return
+    home = scope.home[v]
+    x = next(x for x in scope.versions[v] if x.sharding == home)
+    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
+    made = scope.define(out, home, v.name)
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(made,)))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:

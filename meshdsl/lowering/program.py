@@ -45,7 +45,7 @@ class Program(Graph):
         if isinstance(eqn.op, Op) or eqn.op.name == "slice":
             return ""
         record = self.record(eqn, 1)
-        return f"{show_bytes(record.bytes)}  {record.cause}"
+        return f"{record.size}  {record.cause}"
 
     def local_shape(self, var: Var) -> tuple[int, ...]:
         """The stored sizes of a value on one device."""
@@ -69,7 +69,7 @@ class Program(Graph):
 
     def record(self, eqn: Eqn, trips: int, unbounded: bool = False) -> CollectiveRecord:
         """What one collective costs."""
-        (x,), (y,) = eqn.ins, eqn.outs
+        (x, *_), (y,) = eqn.ins, eqn.outs  # a ragged exchange takes its counts too
         wire = eqn.op.wire_dtype(x.dtype)
         scale = wire.itemsize / x.dtype.itemsize
         return CollectiveRecord(
@@ -93,11 +93,11 @@ class Program(Graph):
 class CollectiveRecord:
     """One collective of a program; sizes are of one device and one trip."""
 
-    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, permute
+    kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, ragged_all_to_all, permute
     axes: tuple[str, ...]
     dtype: np.dtype  # on the wire
     bytes: int  # the larger of one device's operand and result
-    wire_bytes: int  # sent by one device around a ring
+    wire_bytes: int  # sent by one device around a ring; of a ragged exchange, at most
     count: int  # trips of the scans around it; of a while loop, whose trips nobody knows, one trip
     shape: tuple[int, ...]  # of the operand
     name: str  # the tensor, where it has a name
@@ -107,10 +107,15 @@ class CollectiveRecord:
     op: Collective
     unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)
 
+    @property
+    def size(self) -> str:
+        """The bytes for people; a ragged exchange sends what is filled, at most all of it."""
+        return f"{'at most ' if self.kind == 'ragged_all_to_all' else ''}{show_bytes(self.bytes)}"
+
     def __str__(self) -> str:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
-        return f"{what} {show_bytes(self.bytes)}{times}  # {self.where} {self.cause}"
+        return f"{what} {self.size}{times}  # {self.where} {self.cause}"
 
 
 def show_bytes(n: float) -> str:

@@ -218,7 +218,6 @@ def test_auto_takes_index_where_masks_are_large():
 @pytest.mark.parametrize(
     "options,text",
     [
-        ({"exchange": "ragged"}, "'ragged' cannot be emitted"),
         ({"exchange": "raged"}, "did you mean 'ragged'?"),
         ({"dispatch": "indices"}, "no dispatch 'indices'; did you mean 'index'?"),
         ({"router": "topk"}, "no router 'topk'; did you mean 'top_k'?"),

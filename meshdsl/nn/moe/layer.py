@@ -14,6 +14,8 @@ from .options import PRESETS, capacity_of, choices_of, near, resolve
 
 __all__ = ["moe_layer"]
 
+EXCHANGES = ("padded", "ragged")
+
 
 def moe_layer(
     x: md.Tensor,
@@ -64,11 +66,15 @@ def moe_layer(
     Between the groups' side and the experts' side dims have other names, so that a layout may split both by one
     axis: `batch` is `expert_batch` at the experts, and `gate` is what the gate calls experts. A layout
     `batch:rows; expert:rows` exchanges slots by all_to_all, in the compute dtype; `expert_hidden:cols` splits each
-    expert. `dispatch` is "index", "einsum" or "auto", as in `md.nn.moe.dispatch_by`; `exchange` is "padded".
-    Raises `ShapeError` for unknown names, and for exchange="ragged".
+    expert. `dispatch` is "index", "einsum" or "auto", as in `md.nn.moe.dispatch_by`. `exchange` says what an
+    all_to_all sends: "padded", every slot; "ragged", only those up to an expert's last one that is taken (`md.ragged`),
+    to equal results. Ragged exchanges run on TPUs and GPUs.
+
+    Raises `ShapeError` for unknown names; a program with a ragged exchange raises `LayoutError` when it is called on
+    CPU devices, and is simulated, costed and compiled for TPUs on any.
     """
-    if exchange != "padded":
-        raise md.ShapeError(_no_exchange(exchange))
+    if exchange not in EXCHANGES:
+        raise md.ShapeError(f"no exchange {exchange!r}; {near(exchange, EXCHANGES)}there are: {', '.join(EXCHANGES)}")
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
     token, wide = dim_of(x, tokens), dim_of(x, over)
@@ -96,10 +102,15 @@ def moe_layer(
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
         way = dispatch_by(dispatch, found)
+        share = min(1.0, k * token.size / (gate.size * slot.size)) if isinstance(found.by, tuple) else 1.0
+
+        def marked(slots: md.Tensor) -> md.Tensor:
+            return md.ragged(slots, found.used, slot, share) if exchange == "ragged" else slots
+
         there = {**{d.name: f"{experts.name}_{d.name}" for d in groups}, gate.name: experts.name}
-        sent = md.rename(way.send(md.cast(x, precision.compute)), **there)
+        sent = md.rename(marked(way.send(md.cast(x, precision.compute))), **there)
         y = _experts(md.prefer(sent, experts), experts, hidden, wide, activation, gated, init, precision)
-        back = md.rename(md.prefer(y, experts), **{new: old for old, new in there.items()})
+        back = marked(md.rename(md.prefer(y, experts), **{new: old for old, new in there.items()}))
         return md.transpose(way.receive(back), x.dims), loss
 
 
@@ -141,14 +152,3 @@ def _experts(
     y = product(x, "wi", wide, hidden)
     y = act(product(x, "wi_gate", wide, hidden)) * y if gated else act(y)
     return md.transpose(product(y, "wo", hidden, wide), x.dims)
-
-
-def _no_exchange(exchange: str) -> str:
-    if exchange != "ragged":
-        return f"no exchange {exchange!r}; {near(exchange, ['padded', 'ragged'])}there is: 'padded'"
-    return (
-        "the exchange 'ragged' cannot be emitted: a program's collectives send blocks of one size, and a ragged "
-        "all_to_all sends as many slots as are filled\n"
-        "  jax.lax.ragged_all_to_all also has no compiler on CPU, where every program here must run\n"
-        "  take exchange='padded', which sends every slot, and choose the capacity factor for what it sends"
-    )

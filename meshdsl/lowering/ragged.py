@@ -1,0 +1,150 @@
+"""An all_to_all of runs of slots of which only what is filled is sent.
+
+Each run (an expert's slots for a group, say) is contiguous in sender and receiver alike, so it travels from its place
+to its place: nothing is packed before or unpacked after. How many of its slots are filled both know beforehand.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (NumPy and the signatures of jax.lax are only partly typed)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..dims import Shape, names
+from ..errors import InternalError, LayoutError, at
+from ..ir import walk
+from ..layouts import Mesh, Sharding
+from ..layouts.sharding import Axes
+from .casts import varying
+from .collectives import AllToAll
+from .program import Program
+
+__all__ = ["RaggedAllToAll", "check_platform"]
+
+Array = Any  # a JAX value inside shard_map
+Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
+
+
+@dataclass(frozen=True)
+class RaggedAllToAll:
+    """`AllToAll` of a value of which along `slots` only the first so many are filled; the others arrive as zeros.
+
+    It takes the counts as they lie before and after it, [cells] and a last dim of size 1 on each device, `cells` being
+    the dims that the counts tell apart, `dim` and `to` among them. As the exchange by counts is no step of a plan,
+    the pass `trim` puts it in place of one. `share` is the part of all slots expected to be filled: it scales the time
+    that is estimated and nothing else.
+
+    >>> op = RaggedAllToAll("expert", "batch", ("rows",), ("batch", "expert"), "slot")
+    >>> print(op, op.step(Sharding.of({"expert": ("rows",)}), Mesh("rows:2")))
+    ragged_all_to_all expert -> batch over rows {batch:rows}
+    """
+
+    name: ClassVar[str] = "ragged_all_to_all"
+    dim: str
+    to: str
+    axes: Axes
+    cells: tuple[str, ...]
+    slots: str
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        return f"ragged_{self.padded}"
+
+    @property
+    def padded(self) -> AllToAll:
+        """The exchange that sends every slot."""
+        return AllToAll(self.dim, self.to, self.axes)
+
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype on the wire is the value's own."""
+        return np.dtype(dtype)
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        """The sharding changes as by `AllToAll`."""
+        return self.padded.step(before, mesh)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        """At most so many: what `AllToAll` sends, and all of it is sent where every slot is filled."""
+        return self.padded.bytes_sent(local_bytes, mesh)
+
+    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, sent: Array, came: Array) -> Array:
+        """`lax.ragged_all_to_all` on rows, one for each slot; for every peer as many runs as it gets cells."""
+        order = self._order(shape)
+        x = jnp.transpose(varying(x, self.axes), order)
+        n, k = mesh.count(self.axes), len(self.cells)
+        cells, size, rest = x.shape[:k], x.shape[k], x.shape[k + 1 :]
+        grows, cut = self.cells.index(self.dim), self.cells.index(self.to)
+        after = tuple(m * n if i == grows else m // n if i == cut else m for i, m in enumerate(cells))
+
+        def by_peer(a: Array, axis: int) -> Array:
+            """[peer, its cells] in one row, of an array that holds the peers' parts one after another along an axis."""
+            parts = jnp.reshape(a, (*a.shape[:axis], n, a.shape[axis] // n, *a.shape[axis + 1 :]))
+            return varying(jnp.ravel(jnp.moveaxis(parts, axis, 0)).astype(np.int32), self.axes)
+
+        def starts(sizes: tuple[int, ...]) -> Array:
+            """The row of each cell's first slot."""
+            return jnp.reshape(jnp.arange(math.prod(sizes), dtype=np.int32) * size, sizes)
+
+        there = lax.dynamic_slice_in_dim(starts(after), lax.axis_index(self.axes) * cells[grows], cells[grows], grows)
+        zeros = jnp.zeros((math.prod(cells) * size, *rest), x.dtype)
+        y = lax.ragged_all_to_all(
+            jnp.reshape(x, zeros.shape),
+            varying(zeros, tuple(jax.typeof(x).mat.varying)),
+            by_peer(starts(cells), cut),
+            by_peer(jnp.reshape(sent, cells), cut),
+            jnp.tile(jnp.ravel(there), n),  # in the receiver's rows, the same for each receiver
+            by_peer(jnp.reshape(came, after), grows),
+            axis_name=self.axes,
+        )
+        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), np.argsort(order))
+
+    def simulate(
+        self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, sent: Blocks, came: Blocks
+    ) -> Blocks:
+        """The padded exchange of blocks whose slots past the count are zero.
+
+        Raises `InternalError` when a device expects other counts than its peers send.
+        """
+        order = self._order(shape)
+        cells = tuple(shape[i] for i in order[: len(self.cells)])
+        expected = self.padded.simulate([count[..., 0] for count in sent], cells, before, mesh)
+        if any((a != b[..., 0]).any() for a, b in zip(expected, came, strict=True)):
+            raise InternalError(f"'{self}' expects other counts than are sent")
+        filled: Blocks = []
+        for x, count in zip(blocks, sent, strict=True):
+            slots = np.arange(x.shape[order[len(self.cells)]])
+            there = (slots < count).reshape((*count.shape[:-1], -1) + (1,) * (x.ndim - count.ndim))
+            filled.append(np.where(np.transpose(there, np.argsort(order)), x, np.zeros((), x.dtype)))
+        return self.padded.simulate(filled, shape, before, mesh)
+
+    def _order(self, shape: Shape) -> tuple[int, ...]:
+        """The dims as [cells, slots, the others]."""
+        there = names(shape)
+        first = (*self.cells, self.slots)
+        return tuple(there.index(d) for d in (*first, *(d for d in there if d not in first)))
+
+
+def check_platform(program: Program, platforms: Iterable[str]) -> None:
+    """Raise `LayoutError` where the program has a ragged exchange and the devices are CPUs."""
+    if "cpu" not in platforms:
+        return
+    for eqn, _ in walk(program):
+        if isinstance(eqn.op, RaggedAllToAll):
+            raise at(
+                LayoutError(
+                    f"a program with a ragged exchange cannot run on CPU devices: '{eqn.op}'\n"
+                    "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for CPU knows\n"
+                    "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and the TPU's "
+                    "compiler (md.compile_for) take this one"
+                ),
+                eqn.where,
+            )
