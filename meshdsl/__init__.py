@@ -66,6 +66,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     elif name in _PUBLIC:
+        if _PUBLIC[name] == "values":
+            importlib.import_module(f"{__name__}.ops.elementwise")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")

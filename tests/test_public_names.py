@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,12 @@ def test_pages_name_only_what_exists(page: Path):
     named = set(re.findall(r"\bmd\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8")))
     missing = named - set(md.__all__) - PLANNED
     assert not missing, f"there is no {', '.join(sorted(f'md.{name}' for name in missing))}"
+
+
+def test_a_tensor_has_its_operators_before_anything_else_is_used():
+    script = "import meshdsl as md; print((1 + md.tensor([1.0, 2.0], 'io') * 2).numpy())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout) == (0, "[3. 5.]\n"), run.stderr
 
 
 def test_what_is_planned_is_not_there_yet():
