@@ -239,6 +239,11 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
 def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
     """`f` with a gradient of one's own: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
 
+    >>> import meshdsl as md
+    >>> rounded = md.custom_vjp(md.round, lambda x: (md.round(x), None), lambda kept, ct: (ct,))  # straight through
+    >>> md.value_and_grad(lambda x: 3 * rounded(x))(md.tensor(1.7))
+    (tensor(float32[], 6.), tensor(float32[], 3.))
+
     Arguments, results and residuals are pytrees of tensors; `ct` has the structure of the result and `bwd` returns a
     tuple with one entry an argument (None for no gradient).
     """

@@ -37,35 +37,98 @@ Result = TypeVar("Result")
 
 
 class MeshdslError(Exception):
-    """The root of every error that meshdsl raises on purpose."""
+    """The root of every error that meshdsl raises on purpose. `where` is the user's line, with which the text ends.
+
+    >>> import meshdsl as md
+    >>> try:
+    ...     md.sum(md.tensor([1.0, 2.0], "batch"), over="bach")
+    ... except md.MeshdslError as error:
+    ...     print(f"line {error.where.line}: {str(error).splitlines()[0]}")
+    line 2: no dim 'bach' here; did you mean 'batch'? there are: batch
+    """
 
     where: Where | None = None
 
 
 class ShapeError(MeshdslError, ValueError):
-    """Dims, shapes or dtypes do not fit the operation."""
+    """Dims, shapes or dtypes do not fit the operation.
+
+    >>> import meshdsl as md
+    >>> md.tensor([1.0, 2.0, 3.0], "io") + md.tensor([1.0, 2.0], "hidden")
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.ShapeError: broadcasting [io=3] with [hidden=2] would be an outer product
+      ...
+    """
 
 
 class LayoutError(MeshdslError, ValueError):
-    """A layout that is illegal for a program, a mesh, or the machine at hand."""
+    """A layout that is illegal for a program, a mesh, or the machine at hand; every problem of it at once.
+
+    >>> import meshdsl as md
+    >>> md.compile(md.exp, "rows:4", "bach:rows; batch:cols").program(md.spec("batch:8"))
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.LayoutError: ...
+    """
 
 
 class TraceError(MeshdslError, ValueError):
-    """A traced tensor was used where only a concrete one can be, or outside its trace."""
+    """A traced tensor was used where only a concrete one can be, or outside its trace.
+
+    >>> import meshdsl as md
+    >>> md.compile(lambda x: x if md.sum(x) > 0 else -x, "rows:4").program(md.spec("batch:8"))
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.TraceError: a traced tensor cannot decide a Python if, while, and, or, not or assert
+      ...
+    """
 
 
 class InternalError(MeshdslError):
-    """meshdsl broke one of its own laws; please report it with the printed program."""
+    """meshdsl broke one of its own laws; please report it with the printed program.
+
+    Also what is not meshdsl's own work and cannot be read, such as a lowered text that another JAX has written:
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x: md.sum(x, "io"), "rows:4", "io:rows")
+    >>> text = step.lower(md.spec("io:8")).as_text().replace("replica_groups", "groups")
+    >>> md.verify(text, step.program(md.spec("io:8")))
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.InternalError: ...
+    """
 
 
 class CheckpointError(MeshdslError):
-    """A checkpoint that is not what was written, or not what is asked for; the message names the file and the key."""
+    """A checkpoint that is not what was written, or not what is asked for; the message names the file and the key.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     checkpoints.restore(7)
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.CheckpointError: ...
+
+    `meshdsl train` exits with `exit_code`, 4.
+    """
 
     exit_code = 4
 
 
 class SaveError(CheckpointError):
-    """A checkpoint that could not be written; what was saved before is untouched."""
+    """A checkpoint that could not be written; what was saved before is untouched.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     saved = [checkpoints.save(step, {"w": md.tensor([1.0], "io")}) for step in (7, 7)]
+    Traceback (most recent call last):
+        ...
+    meshdsl.errors.SaveError: step-00000007 was not saved: step-00000007 is there already, in ...
+      ...
+    """
 
     exit_code = 1
 

@@ -172,7 +172,15 @@ def _value(run: _Pass, path: str, kind: Type) -> Tensor:
 
 @dataclass(frozen=True)
 class Model:
-    """A function with parameters; see `model`."""
+    """A function with parameters, which `md.model` makes: `specs` and `init` give the parameters, a call takes them.
+
+    >>> import meshdsl as md
+    >>> scaled = md.model(lambda x: x * md.param("scale", "io:3", init=md.init.constant(2.0)))
+    >>> x = md.tensor([1.0, 2.0, 3.0], "io")
+    >>> params = scaled.init(md.random.key(0), x)
+    >>> params, scaled(params, x)
+    ({'scale': tensor(float32[io=3], [2. 2. 2.])}, tensor(float32[io=3], [2. 4. 6.]))
+    """
 
     function: Callable[..., Any]
 

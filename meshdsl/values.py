@@ -18,8 +18,15 @@ __all__ = ["Tensor", "spec", "spec_of", "tensor"]
 class Tensor:
     """A value with named dims. Make one with `md.tensor`, or receive one inside a traced function.
 
+    >>> import meshdsl as md
+    >>> x = md.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "batch io")
+    >>> x.dims, x.shape, x.dtype
+    ((batch=2, io=3), (2, 3), dtype('float32'))
+    >>> (2 * x - md.mean(x, "io")).numpy()[0]
+    array([0., 2., 4.], dtype=float32)
+
     `.dims` are the dims in storage order, `.shape` their sizes, `.dtype` a NumPy dtype; `.array` and `.numpy()` give
-    the values of a concrete tensor and raise `TraceError` on a traced one.
+    the values of a concrete tensor and raise `TraceError` on a traced one. Operators broadcast by name.
     """
 
     __slots__ = ("_array", "_trace", "_var", "dims", "dtype")

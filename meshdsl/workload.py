@@ -31,6 +31,31 @@ class Workload:
     `data(config, seed)`, where there is one, gives what training reads: a function of a split (`train` or `held_out`)
     and a step, or the number of an evaluation's batch, that returns a batch as a dict of arrays. Without it, training
     draws text for a batch of tokens and targets, and noise for a batch of floats.
+
+    >>> from dataclasses import dataclass
+    >>> import meshdsl as md
+    >>> @dataclass(frozen=True)
+    ... class Config:
+    ...     batch: int = 64
+    ...     io: int = 32
+    >>> @md.model
+    ... def linear(batch):
+    ...     return md.dot(batch["x"], md.param("w", [batch["x"].dims[1]], init=md.init.normal(0.1)), "io")
+    >>> fit = md.Workload(
+    ...     "fit",
+    ...     Config(),
+    ...     model=lambda config: linear,
+    ...     inputs=lambda config: {"x": md.spec([md.Dim("batch", config.batch), md.Dim("io", config.io)])},
+    ...     loss=lambda config: lambda params, batch: md.mean(md.square(linear(params, batch))),
+    ...     optimizer=lambda config: md.optim.sgd(0.1),
+    ...     layouts={"data": ("rows:8", "batch:rows")},
+    ... ).replace(io=16)
+    >>> params, state, batch = fit.specs()
+    >>> params, state, batch
+    ({'w': float32[io=16]}, {'step': int32[]}, {'x': float32[batch=64 io=16]})
+    >>> program = md.compile(fit.train_step(), *fit.layouts["data"]).program(params, state, batch)
+    >>> [(str(record.op), record.bytes) for record in program.collectives]
+    [('all_reduce(sum) over rows', 4), ('all_reduce(sum) over rows', 64)]
     """
 
     name: str

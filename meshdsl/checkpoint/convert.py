@@ -40,6 +40,14 @@ Dims = Mapping[str, DimsLike]
 def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) -> None:
     """Write a step as one safetensors file; needs `pip install meshdsl[safetensors]`.
 
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(f"{folder}/run") as checkpoints:
+    ...     _ = checkpoints.save(7, {"w": md.tensor([1.0, 2.0], "io")})
+    ...     md.export_safetensors(checkpoints, 7, f"{folder}/7.safetensors")
+    ...     md.import_safetensors(f"{folder}/7.safetensors")
+    {'w': tensor(float32[io=2], [1. 2.])}
+
     Raises `CheckpointError` when the step is not sound, and `ShapeError` for a dtype that safetensors lacks.
     """
     library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
@@ -61,6 +69,16 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) ->
 def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
     """The tensors of a safetensors file, by name. `dims` names the dims of those that the file does not name itself.
 
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import safetensors.numpy
+    >>> import meshdsl as md
+    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:  # another program's, without names of dims
+    ...     safetensors.numpy.save_file({"w": np.ones((2, 3), np.float32)}, file.name)
+    ...     md.import_safetensors(file.name, dims={"w": "io hidden"})["w"].dims
+    (io=2, hidden=3)
+
+    Needs `pip install meshdsl[safetensors]`. The file is read whole, through the host.
     Raises `CheckpointError` when the file cannot be read or is not what meshdsl wrote, `ShapeError` for missing dims.
     """
     library = _extra("safetensors", "safetensors")
@@ -78,6 +96,14 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
 
 def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> None:
     """Write a step as an orbax checkpoint, in a new directory; needs `pip install meshdsl[orbax]`.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(f"{folder}/run") as checkpoints:
+    ...     _ = checkpoints.save(7, {"layer": {"w": md.tensor([1.0, 2.0], "io")}})
+    ...     md.export_orbax(checkpoints, 7, f"{folder}/orbax")
+    ...     md.import_orbax(f"{folder}/orbax")
+    {'layer/w': tensor(float32[io=2], [1. 2.])}
 
     Raises `CheckpointError` when the step is not sound, and `ShapeError` for a tensor of size 0, which orbax lacks.
     """
@@ -98,6 +124,17 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> 
 def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
     """The tensors of an orbax checkpoint, by path. `dims` names the dims of those that it does not name itself.
 
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import orbax.checkpoint
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder:  # another program's, without names of dims
+    ...     with orbax.checkpoint.StandardCheckpointer() as other:
+    ...         other.save(f"{folder}/there", {"w": np.ones((2, 3), np.float32)})
+    ...     md.import_orbax(f"{folder}/there", dims={"w": "io hidden"})["w"].dims
+    (io=2, hidden=3)
+
+    Needs `pip install meshdsl[orbax]`. The checkpoint is read whole, through the host.
     Raises `CheckpointError` when it cannot be read or is not what meshdsl wrote, `ShapeError` for missing dims.
     """
     library = _extra("orbax.checkpoint", "orbax")

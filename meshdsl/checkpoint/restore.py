@@ -27,7 +27,20 @@ __all__ = ["Restored", "Wanted", "restore_newest", "restore_step"]
 
 @dataclass(frozen=True)
 class Restored:
-    """What `Checkpoints.restore` found; `bytes_read` counts what this process read of tensors."""
+    """What `Checkpoints.restore` found.
+
+    `tree` has the structure of what was asked for, its tensors placed; `config`, `data` and `key` are what `save` was
+    given beside it; `bytes_read` counts the bytes of tensors that this process read.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     tree = {"w": md.tensor([1.0, 2.0], "io"), "v": md.tensor([3.0], "hidden")}
+    ...     _ = checkpoints.save(7, tree, config={"lr": 0.1})
+    ...     found = checkpoints.restore(like={"w": md.spec("io:2")})
+    >>> found.step, found.tree, found.config, found.data, found.key, found.bytes_read
+    (7, {'w': tensor(float32[io=2], [1. 2.])}, {'lr': 0.1}, None, None, 8)
+    """
 
     step: int
     tree: Any

@@ -48,7 +48,14 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class CompilerError(MeshdslError, RuntimeError):
-    """The compiler for another machine is not installed, does not know the topology, or failed."""
+    """The compiler for another machine is not installed, does not know the topology, or failed.
+
+    >>> import meshdsl as md
+    >>> md.compile_for("gpu:h100:8", md.compile(md.exp, "rows:8", "batch:rows").program(md.spec("batch:8")))
+    Traceback (most recent call last):
+        ...
+    meshdsl.cost.aot.CompilerError: a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got 'gpu:h100:8'
+    """
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,18 @@ class CompiledMemory:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compiler made of a program for a topology; `changes` says what it did with the collectives."""
+    """What a compiler made of a program for a topology; `changes` says what it did with the collectives.
+
+    `md.compile_for` makes it. Bytes are those of one device, `seconds` those of the compilation. Here is one that does
+    not fit, as the compiler of TPU v5e reports it:
+
+    >>> import meshdsl as md
+    >>> made = md.Compilation("tpu:v5e:2x2", 4, "", False, 20_000_000_000, 16_909_336_576, "...", None, (), (), 3.0)
+    >>> print(made)
+    does not fit on tpu:v5e:2x2: it needs 20.00 GB of one device, 3.09 GB too many
+    >>> made.fits, made.over
+    (False, 3090663424)
+    """
 
     topology: str
     devices: int
@@ -120,7 +138,16 @@ def compile_for(
     slices: int = 1,
     timeout: float = 900,
 ) -> Compilation:
-    """Compile a program for a topology such as "tpu:v5e:4x4", in a process of its own.
+    """Compile a program for a topology such as "tpu:v5e:4x4", in a process of its own; needs the extra `aot`.
+
+    >>> import meshdsl as md
+    >>> program = md.compile(md.exp, "rows:4", "batch:rows").program(md.spec("batch:4096 io:1024"))
+    >>> try:
+    ...     fits = md.compile_for("tpu:v5e:2x2", program, effort="O1").fits
+    ... except md.CompilerError as error:  # here, only where the extra is missing
+    ...     fits = "not installed" in str(error)
+    >>> fits
+    True
 
     `donated` are inputs of the program whose place a result may take. `effort` "O1" is several times faster and within
     a few percent in memory; it does not overlap collectives. `slices` counts pods beside each other. `timeout` is in

@@ -27,7 +27,18 @@ PACKAGED = Path(__file__).parent / "machines"
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of one device; seconds, bytes and operations a second."""
+    """Figures of one device and of the network between devices: seconds, bytes, operations a second.
+
+    >>> import dataclasses
+    >>> import meshdsl as md
+    >>> chip = md.machine("tpu-v5e")
+    >>> f"{chip.peak['bfloat16'] / 1e12:.0f} TFLOP/s, {chip.hbm_bandwidth / 1e9:.0f} GB/s; {chip.network}"
+    '197 TFLOP/s, 819 GB/s; torus x:16 y:16, in switch slice:64'
+    >>> faster = dataclasses.replace(chip, name="faster", hbm_bandwidth=2 * chip.hbm_bandwidth)
+    >>> step, x = md.compile(md.exp, "rows:4", "batch:rows"), md.spec("batch:4096 io:4096")
+    >>> [f"{1e6 * step.cost(x, machine=each).seconds:.0f} us" for each in (chip, faster)]
+    ['43 us', '22 us']
+    """
 
     name: str
     title: str

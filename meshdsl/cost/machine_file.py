@@ -39,7 +39,14 @@ __all__ = ["MachineError", "read"]
 
 
 class MachineError(MeshdslError, ValueError):
-    """A machine that nobody knows, or a machine file with something wrong in it."""
+    """A machine that nobody knows, or a machine file with something wrong in it: every problem, by key.
+
+    >>> import meshdsl as md
+    >>> md.machine("tpu-v5")
+    Traceback (most recent call last):
+        ...
+    meshdsl.cost.machine_file.MachineError: no machine is called 'tpu-v5'; did you mean 'tpu-v5p'? there are: ...
+    """
 
 
 NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")

@@ -38,7 +38,16 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The bytes one device holds over time. `print(memory)` shows the peak."""
+    """The bytes one device holds over time; see `md.memory`, which makes it. `print(memory)` shows the peak.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.sum(md.tanh(md.dot(x, w, "io"))), "rows:4", "batch:rows")
+    >>> found = md.memory(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
+    >>> sum(found.by_category.values()) == sum(held.bytes for held in found.by_tensor) == found.peak
+    True
+    >>> [(moment.op, moment.bytes) for moment in found.profile]
+    [('arguments', 2180), ('tanh', 2436), ('sum', 2440), ('all_reduce', 2184), ('results', 2180)]
+    """
 
     peak: int
     at: Moment  # the first moment of the peak

@@ -36,7 +36,22 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verification:
-    """The collectives of a program beside those of its StableHLO text; `print(verification)` says where they differ."""
+    """The collectives of a program beside those of its StableHLO text; `print(verification)` says where they differ.
+
+    `md.verify` makes it. Of a text that sends something else:
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> specs = md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")
+    >>> text = step.lower(*specs).as_text().replace("stablehlo.add", "stablehlo.maximum")
+    >>> found = md.verify(text, step.program(*specs))
+    >>> found.equal, found.count, found.bytes
+    (False, 1, 1024)
+    >>> print(found)
+    the program and its StableHLO differ:
+      stated 0 times, emitted 1: all_reduce max float32 1024 bytes among (0, 1, 2, 3),
+      stated 1 times, emitted 0: all_reduce sum float32 1024 bytes among (0, 1, 2, 3),
+    """
 
     matched: tuple[Compared, ...]
     mismatched: tuple[Compared, ...]

@@ -22,7 +22,24 @@ __all__ = ["CollectiveRecord", "Program", "check", "show_bytes"]
 
 @dataclass(frozen=True, eq=False)
 class Program(Graph):
-    """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and causes."""
+    """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and causes.
+
+    >>> import meshdsl as md
+    >>> def dot(x, w):
+    ...     return md.dot(x, w, "i")
+    >>> program = md.compile(dot, "rows:4", "i:rows").program(md.spec("b:8 i:16"), md.spec("i:16 h:32"))
+    >>> print(program)
+    program on rows:4(
+      x: float32[b=8 i=4/rows]
+      w: float32[i=4/rows h=32]
+    ):
+      %2 = einsum x w : float32[b=8 h=32] partial sum over rows  # <doctest ...>:2
+      %3 = all_reduce(sum) over rows %2 : float32[b=8 h=32]      # <doctest ...>:2  1.02 kB  sum over 'i' of einsum
+      return %3
+    >>> (sent,) = program.collectives
+    >>> sent.kind, sent.axes, sent.bytes, sent.wire_bytes, sent.count, sent.cause
+    ('all_reduce', ('rows',), 1024, 1536, 1, "sum over 'i' of einsum")
+    """
 
     mesh: Mesh = field(default_factory=Mesh)
     extents: Extents = field(default_factory=Extents)

@@ -85,7 +85,16 @@ def learned_positions(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """x plus one learned vector for each place along `over`."""
+    """x plus one learned vector for each place along `over`, in a parameter of dims [over, into].
+
+    >>> import meshdsl as md
+    >>> model = md.model(md.nn.learned_positions)
+    >>> x = md.spec("batch:2 length:5 model:8")
+    >>> model.specs(x), md.eval_shape(model, model.specs(x), x)
+    ({'positions': float32[length=5 model=8]}, float32[batch=2 length=5 model=8])
+
+    Raises `ShapeError` where x lacks one of the two dims.
+    """
     dims = (dim_of(x, over), dim_of(x, into))
     table = md.param(name, dims, init=init or md.init.normal(0.02), dtype=precision.param)
     return x + md.cast(table, x.dtype)

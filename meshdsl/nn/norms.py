@@ -44,7 +44,14 @@ def rms_norm(
     scale: bool = True,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """x / sqrt(mean square + eps) * scale, over one dim or several (Zhang and Sennrich, 2019)."""
+    """x / sqrt(mean square + eps) * scale, over one dim or several (Zhang and Sennrich, 2019).
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x: md.nn.rms_norm(x, "model"))
+    >>> x = md.tensor([[1.0, 7.0]], "batch model")
+    >>> model(model.init(md.random.key(0), x), x)
+    tensor(float32[batch=1 model=2], [[0.2 1.4]])
+    """
     return _norm(x, over, name, eps, scale, False, precision, centre=False)
 
 

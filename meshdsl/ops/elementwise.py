@@ -83,9 +83,11 @@ def _unary(
 
     op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost, fuses="map")
 
+    widens = "f" in kinds and "i" not in kinds
+
     def public(x: Any) -> Tensor:
         x = as_tensor(x)
-        if "f" in kinds and "i" not in kinds and kind(x.dtype) in "ib":
+        if widens and kind(x.dtype) in "ib":
             x = cast(x, _inexact(x.dtype))
         return bind1(op, x)
 
@@ -99,8 +101,19 @@ def _unary(
     >>> import meshdsl as md
     >>> md.{name}(md.tensor({example}, "a")).dims
     (a=1,)
+
+    {_takes(kinds + "ib" * widens)}{" Integers and booleans are taken as floats." if widens else ""}
     """
     return public
+
+
+_KINDS = {"f": "floating", "c": "complex", "i": "integer", "b": "boolean"}
+
+
+def _takes(kinds: str) -> str:
+    """What a docstring says of dtypes."""
+    others = [name for kind, name in _KINDS.items() if kind not in kinds]
+    return f"Raises `ShapeError` for {' and '.join(others)} tensors." if others else "Takes every dtype."
 
 
 _WAY_OUT = {"b": "compare first, for example x > 0", "i": "use md.cast(x, 'int32')", "f": "use md.cast(x, 'float32')"}
@@ -313,6 +326,7 @@ def _binary(
     linear: str = "",
     inexact: bool = False,
     kinds: str = "fcib",
+    shown: bool = False,  # a public name of the package
 ) -> Callable[[Any, Any], Tensor]:
     """The public function of an elementwise operation with two operands."""
 
@@ -330,6 +344,16 @@ def _binary(
 
     public.__name__ = public.__qualname__ = name
     public.__doc__ = f"`jnp.{name}` element by element; one operand's dims contain the other's."
+    if not shown:
+        return public
+    public.__doc__ += f"""
+
+    >>> import meshdsl as md
+    >>> md.{name}(md.tensor([[1.0, 5.0]], "batch io"), md.tensor([2.0, 4.0], "io")).dims
+    (batch=1, io=2)
+
+    {_takes(kinds)} So it does where neither operand has all dims of the other.
+    """
     return public
 
 
@@ -342,8 +366,12 @@ divide = _binary(
 )
 floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
 remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
-maximum = _binary("maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)), kinds="fib")
-minimum = _binary("minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)), kinds="fib")
+maximum = _binary(
+    "maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)), kinds="fib", shown=True
+)
+minimum = _binary(
+    "minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)), kinds="fib", shown=True
+)
 _power = _binary(
     "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
 )

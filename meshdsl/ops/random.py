@@ -268,7 +268,15 @@ def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
 
 
 def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
-    """Standard normal given that it lies between `low` and `high`, which are numbers."""
+    """Standard normal given that it lies between `low` and `high`, which are numbers.
+
+    >>> import meshdsl as md
+    >>> drawn = md.random.truncated_normal(md.random.key(7), -1.0, 1.0, "a:1000")
+    >>> (md.max(md.abs(drawn)) <= 1).item()
+    True
+
+    The numbers are those of `jax.random.truncated_normal`.
+    """
     dtype = located(lambda: _float("truncated_normal", dtype))
     root = np.array(math.sqrt(2), dtype)
     with jax.ensure_compile_time_eval():
@@ -285,7 +293,14 @@ def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
 
 
 def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
-    """Standard Gumbel: `md.argmax(logits + noise, over)` draws a category."""
+    """Standard Gumbel, -log(-log(u)): `md.argmax(logits + noise, over)` draws a category by its logit.
+
+    >>> import meshdsl as md
+    >>> logits = md.log(md.tensor([0.9, 0.1], "category"))
+    >>> noise = md.random.gumbel(md.random.key(7), "draw:1000 category:2")
+    >>> (md.argmax(logits + noise, "category") == 0).numpy().sum()
+    np.int64(898)
+    """
     return _draw(_gumbel, key, shape=_dims(dims), dtype=dtype, name="gumbel")
 
 

@@ -43,7 +43,14 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
 
 
 def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
-    """The optimizer on gradients clipped by their global norm."""
+    """The optimizer on gradients clipped by their global norm; see `clip_by_global_norm`.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.with_clipping(md.optim.sgd(1.0), max_norm=1.0)
+    >>> params = {"w": md.tensor([0.0, 0.0], "io")}
+    >>> optimizer.update({"w": md.tensor([3.0, 4.0], "io")}, optimizer.init(params), params)[0]["w"]
+    tensor(float32[io=2], [-0.6 -0.8])
+    """
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         return optimizer.update(clip_by_global_norm(grads, max_norm)[0], state, params)

@@ -23,7 +23,19 @@ LearningRate = float | Callable[[md.Tensor], md.Tensor]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`init(params) -> state`; `update(grads, state, params) -> (params, state)`. Both can be traced and compiled."""
+    """`init(params) -> state`; `update(grads, state, params) -> (params, state)`. Both can be traced and compiled.
+
+    One of your own is two functions over trees of tensors; here, the sign of the gradient:
+
+    >>> import jax
+    >>> import meshdsl as md
+    >>> def update(grads, state, params):
+    ...     return jax.tree.map(lambda p, g: p - 0.1 * md.sign(g), params, grads), state
+    >>> optimizer = md.optim.Optimizer(lambda params: {}, update)
+    >>> params = {"w": md.tensor([1.0, 2.0], "io")}
+    >>> optimizer.update({"w": md.tensor([3.0, -4.0], "io")}, optimizer.init(params), params)[0]
+    {'w': tensor(float32[io=2], [0.9 2.1])}
+    """
 
     init: Callable[[Any], dict[str, Any]]
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
@@ -54,6 +66,15 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
     """Heavy-ball momentum (Polyak, 1964), or Nesterov's: m = g + decay * m; p - learning_rate * m.
 
     With `nesterov` the step is along g + decay * m (Sutskever et al., 2013, section 3, in terms of the point ahead).
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.momentum(0.1)
+    >>> grads = params = {"w": md.tensor([1.0], "io")}
+    >>> state = optimizer.init(params)
+    >>> for step in range(2):
+    ...     params, state = optimizer.update(grads, state, params)
+    >>> params["w"], state["m"]["w"]
+    (tensor(float32[io=1], [0.71]), tensor(float32[io=1], [1.9]))
     """
 
     def init(params: Any) -> dict[str, Any]:
@@ -95,6 +116,12 @@ def adamw(
 
     The decay, `learning_rate * weight_decay * p`, applies to the parameters whose path `decays` accepts, for
     example `decays=lambda path: not path.endswith("bias")`.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.adamw(0.1, weight_decay=0.5)
+    >>> params = {"w": md.tensor([1.0], "io")}
+    >>> optimizer.update({"w": md.tensor([2.0], "io")}, optimizer.init(params), params)[0]["w"]
+    tensor(float32[io=1], [0.85])
     """
 
     def init(params: Any) -> dict[str, Any]:

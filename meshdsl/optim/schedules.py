@@ -13,7 +13,12 @@ Schedule = Callable[[md.Tensor], md.Tensor]
 
 
 def constant(value: float) -> Schedule:
-    """The same rate at every step."""
+    """The same rate at every step.
+
+    >>> import meshdsl as md
+    >>> md.optim.constant(0.1)(md.tensor(7))
+    tensor(float32[], 0.1)
+    """
     return lambda step: md.cast(value, "float32")
 
 
@@ -31,6 +36,11 @@ def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, 
     """Linear from `start` to `peak` in `warmup_steps`, then half a cosine down to `end` at step `steps`.
 
     (Loshchilov and Hutter, 2017, equation 5, one period.) Requires steps > warmup_steps.
+
+    >>> import meshdsl as md
+    >>> rate = md.optim.warmup_cosine(1.0, warmup_steps=10, steps=30)
+    >>> [round(rate(md.tensor(step)).item(), 3) for step in (0, 5, 10, 20, 30)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
     """
 
     def rate(step: md.Tensor) -> md.Tensor:
@@ -47,6 +57,11 @@ def rsqrt(peak: float, warmup_steps: int) -> Schedule:
     """Linear to `peak` in `warmup_steps`, then as one over the square root of the step.
 
     (Vaswani et al., 2017, equation 3, with peak = (d_model * warmup_steps) ** -0.5; the paper counts steps from 1.)
+
+    >>> import meshdsl as md
+    >>> rate = md.optim.rsqrt(1.0, warmup_steps=4)
+    >>> [rate(md.tensor(step)).item() for step in (0, 3, 15)]
+    [0.25, 1.0, 0.5]
     """
 
     def rate(step: md.Tensor) -> md.Tensor:

@@ -33,13 +33,13 @@ def lars(
     adapts: Chosen = every,
     stacked: str = "layer*",
 ) -> Optimizer:
-    """LARS (You et al., 2017, algorithm 1): momentum whose learning rate is scaled for each weight.
+    """LARS (You et al., 2017, algorithm 1): momentum whose learning rate is scaled for each weight::
 
         ratio = trust |p| / (denominator + eps);   u = learning_rate ratio (g + weight_decay p)
         m = momentum m + u;   p = p - m, or with `nesterov` p - (u + momentum m)
 
-    Two denominators are in use. "sum_of_norms" is |g| + weight_decay |p|, the paper's and MLPerf's; "norm_of_sum" is
-    |g + weight_decay p|, optax's. They differ by how far g and p point the same way.
+    Two denominators are in use. "sum_of_norms" is `|g| + weight_decay |p|`, the paper's and MLPerf's; "norm_of_sum" is
+    `|g + weight_decay p|`, optax's. They differ by how far g and p point the same way.
 
     >>> import meshdsl as md
     >>> params, grads = {"w": md.tensor([0.0, 2.0], "io")}, {"w": md.tensor([4.0, 0.0], "io")}
@@ -93,7 +93,7 @@ def lamb(
     adapts: Chosen = every,
     stacked: str = "layer*",
 ) -> Optimizer:
-    """LAMB (You et al., 2020, algorithm 2, with phi the identity): Adam's direction, as long as the weight allows.
+    """LAMB (You et al., 2020, algorithm 2, with phi the identity): Adam's direction, as long as the weight allows::
 
         u = (m / (1 - b1 ** t)) / (sqrt(v / (1 - b2 ** t)) + eps) + weight_decay p
         p = p - learning_rate |p| / |u| u
