@@ -1,8 +1,8 @@
-"""Encoder and decoder as layers: all places at once for training, and one place after the other for decoding.
+"""Encoder and decoder as layers, one scan each; `language_model` is a decoder alone.
 
-`transformer` and `decoder` have the same parameters. Layers are one scan each. The feed-forward layer of every block's
-last layer may come from outside: models/moe_transformer.py puts its experts there. A config is one like that of
-models/seq2seq.py.
+All places are computed at once, as training does; models/decoding.py goes one place after the other, with the same
+parameters. The feed-forward layer of every block's last layer may come from outside: models/moe_transformer.py puts
+its experts there.
 """
 
 from __future__ import annotations
@@ -13,24 +13,59 @@ from typing import Any
 
 import meshdsl as md
 
-__all__ = ["Feed", "Search", "decoder", "transformer"]
+__all__ = ["Config", "Feed", "Parts", "language_model", "transformer"]
 
 # a second feed-forward layer: (x, the dim of its places, which of them are not padding, key) -> (y, auxiliary loss)
 Feed = Callable[[md.Tensor, str, md.Tensor, "md.Tensor | None"], tuple[md.Tensor, md.Tensor]]
-Search = Callable[..., Any]  # one of md.nn.decode, its options given
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What encoder, decoder and one step of decoding have in common: sizes, and the layers by name."""
+class Config:
+    """Sizes and choices that all these models have; a vocabulary of 259 reads bytes, with padding, start and end."""
 
-    config: Any
-    feed: Feed | None
-    every: int  # layers of one block of the scan; the last of them has `feed` for its feed-forward layer
+    batch: int = 16
+    length: int = 64  # places of the text that is made
+    vocab: int = 264
+    layers: int = 4  # of the encoder, and of the decoder
+    d_model: int = 256
+    heads: int = 8
+    d_head: int = 32
+    d_ff: int = 1024
+    tied: bool = True  # the output layer is the embedding table, which source and target share
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    remat: bool | str = False  # or a policy of md.checkpoint
+    learning_rate: float = 1e-3
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"
+    reduce_dtype: str = "float32"
 
     @property
     def precision(self) -> md.nn.Precision:
-        return md.nn.Precision(self.config.param_dtype, self.config.compute_dtype, self.config.reduce_dtype)
+        return md.nn.Precision(self.param_dtype, self.compute_dtype, self.reduce_dtype)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What encoder, decoder and one step of decoding have in common: sizes, and the layers by name.
+
+    Raises `ShapeError` where the layers are no whole blocks.
+    """
+
+    config: Config
+    feed: Feed | None
+    every: int  # layers of one block of the scan; the last of them has `feed` for its feed-forward layer
+
+    def __post_init__(self) -> None:
+        if self.config.layers % self.every:
+            raise md.ShapeError(
+                f"layers come in blocks of {self.every}, the last of which has experts; {self.config.layers} are no "
+                f"whole blocks\n  take {self.config.layers + self.every - self.config.layers % self.every} layers"
+            )
+
+    @property
+    def precision(self) -> md.nn.Precision:
+        return self.config.precision
 
     @property
     def vocab(self) -> md.Dim:
@@ -89,24 +124,23 @@ class _Parts:
         at: str,
         real: md.Tensor,
         key: md.Tensor | None,
+        causal: bool = False,
         memory: tuple[md.Tensor, md.Tensor] | None = None,
     ) -> tuple[md.Tensor, md.Tensor]:
-        """All layers of the encoder, or, with a memory and which of it is real, of the decoder; and the loss of `feed`.
+        """All layers of the encoder or, causal, of the decoder, which reads a memory where there is one; and the loss
+        of `feed`.
 
-        Of the places `at` some are real, the others padding.
+        Of the places `at` some are real, the others padding; the memory comes with which of it is real.
         """
         heads, head = self.heads
-        options = {"length": at, "precision": self.precision}
+        options: Any = {"length": at, "precision": self.precision}
+        reads: Any = {"causal": True} if causal else {"mask": md.rename(real, **{at: "memory"})}
 
         def layer(x: md.Tensor, number: int, keys: list[md.Tensor | None]) -> tuple[md.Tensor, md.Tensor | None]:
             with md.scope(f"sub_{number}"):
                 y = self.norm(x, "norm_self")
-                if memory is None:
-                    y = md.nn.multi_head_attention(y, heads, head, mask=md.rename(real, source="memory"), **options)
-                    x = x + self.dropped(y, keys[0])
-                else:
-                    y = md.nn.multi_head_attention(y, heads, head, causal=True, **options)
-                    x = x + self.dropped(y, keys[0])
+                x = x + self.dropped(md.nn.multi_head_attention(y, heads, head, **reads, **options), keys[0])
+                if memory is not None:
                     y = md.nn.multi_head_attention(
                         self.norm(x, "norm_cross"), heads, head, memory=memory[0], mask=memory[1],
                         name="cross_attention", **options,
@@ -137,12 +171,12 @@ class _Parts:
         return md.rename(x, source="memory"), md.rename(source != 0, source="memory"), table, aux
 
 
-def transformer(config: Any, feed: Feed | None = None, every: int = 1) -> md.Model:
+def transformer(config: Config, feed: Feed | None = None, every: int = 1) -> md.Model:
     """(logits [batch, length, vocab], auxiliary loss) of a batch; with a key, under dropout and the feed's noise.
 
     A block of the scan is `every` layers; the last of them has `feed` for its feed-forward layer, where it is given.
     """
-    parts = _Parts(config, feed, every)
+    parts = Parts(config, feed, every)
 
     def encode_decode(batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> tuple[md.Tensor, md.Tensor]:
         keys = [None, None] if key is None else [md.random.fold_in(key, i) for i in range(2)]
@@ -150,83 +184,26 @@ def transformer(config: Any, feed: Feed | None = None, every: int = 1) -> md.Mod
         y = parts.looked_up(table, batch["inputs"])
         with md.scope("decoder"):
             y = md.nn.learned_positions(y, "length", precision=parts.precision)
-            y, more = parts.stack(y, "length", batch["inputs"] != 0, keys[1], (memory, real))
+            y, more = parts.stack(y, "length", batch["inputs"] != 0, keys[1], causal=True, memory=(memory, real))
         return parts.logits(y, table), aux + more
 
     return md.model(encode_decode)
 
 
-def decoder(config: Any, search: Search, feed: Feed | None = None, every: int = 1) -> md.Model:
-    """What a search finds for each source of a batch, with the parameters of `transformer`.
+def language_model(config: Config, feed: Feed | None = None, every: int = 1) -> md.Model:
+    """(logits [batch, length, vocab], auxiliary loss) of a batch's `tokens`: the decoder without a source.
 
-    >>> import functools
-    >>> from models import seq2seq
-    >>> config = seq2seq.Config(batch=2, length=8, layers=1)
-    >>> search = functools.partial(md.nn.decode.beam_search, beam=md.Dim("beam", 4))
-    >>> md.eval_shape(decoder(config, search).init, md.random.key(0), seq2seq.inputs(config))["embed"]
-    float32[vocab=264 model=256]
-
-    `search(step, empty, batch, length, ...)` is one of md.nn.decode; what the model is called with after the batch, a
-    key for sampling, goes to it. A place computes its own keys and values and reads those kept before, and those of
-    the source, which are computed once. It goes through `feed` with the other beams of its sequence.
+    No token is padding. A key, `feed` and `every` are as in `transformer`.
     """
-    parts = _Parts(config, feed, every)
-    heads, head = parts.heads
-    length = md.Dim("length", config.length)
+    parts = Parts(config, feed, every)
 
-    def crossed(memory: md.Tensor) -> list[dict[str, md.Tensor]]:
-        """For each layer of a block, the keys and values of the source, stacked."""
-
-        def block(carry: md.Tensor) -> Any:
-            kept = []
-            for number in range(every):
-                with md.scope(f"sub_{number}"):
-                    name = "cross_attention"
-                    kept.append(md.nn.keys_and_values(memory, heads, head, name=name, precision=parts.precision))
-            return carry, kept
-
-        return md.layers(block, parts.zero, over=parts.blocks, collect=True)[1]
-
-    def found(batch: dict[str, md.Tensor], *more: md.Tensor) -> Any:
-        memory, source_real, table, _ = parts.encoded(batch["source"])
-        rows = batch["source"].dims[0]
+    def lm(batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> tuple[md.Tensor, md.Tensor]:
+        tokens = batch["tokens"]
+        x, table = parts.embedded(tokens)
         with md.scope("decoder"):
-            sources = crossed(memory)
-            nothing = md.broadcast(md.cast(0, parts.precision.compute), [length, parts.wide])
-            places = md.nn.learned_positions(nothing, "length", precision=parts.precision)
+            x = md.nn.learned_positions(x, precision=parts.precision)
+            real = md.broadcast(md.cast(True, "bool"), tokens.dims)
+            x, aux = parts.stack(x, "length", real, key, causal=True)
+        return parts.logits(x, table), aux
 
-        def empty(dims: tuple[md.Dim, ...]) -> Any:
-            zero = md.cast(0, parts.precision.compute)
-            dims = (parts.blocks, *dims, heads, head)
-            return [{kind: md.broadcast(zero, dims) for kind in ("k", "v")} for _ in range(every)]
-
-        def step(tokens: md.Tensor, cache: Any, position: md.Tensor, mask: md.Tensor) -> tuple[md.Tensor, Any]:
-            beams = [d for d in tokens.dims if d != rows] or [md.Dim("beam", 1)]
-            ids = md.reshape(tokens, [rows, *beams])
-
-            def block(x: md.Tensor, kept: Any) -> Any:
-                caches = []
-                for number, (cache, source) in enumerate(zip(*kept, strict=True)):
-                    with md.scope(f"sub_{number}"):
-                        y, cache = md.nn.cached_attention(
-                            parts.norm(x, "norm_self"), cache, heads, head, position=position, mask=mask,
-                            precision=parts.precision,
-                        )  # fmt: skip
-                        x = x + y
-                        x = x + md.nn.attention_to(
-                            parts.norm(x, "norm_cross"), source, heads, head, mask=source_real, name="cross_attention",
-                            precision=parts.precision,
-                        )  # fmt: skip
-                        x, _ = parts.fed(x, beams[0].name, ids != 0, number, None, None)
-                    caches.append(cache)
-                return x, caches
-
-            with md.scope("decoder"):
-                y = parts.looked_up(table, ids) + md.take(places, position, "length")
-                y, cache = md.layers(block, y, over=parts.blocks, xs=(cache, sources), collect=True)
-                y = parts.norm(y, "norm")
-            return md.reshape(parts.logits(y, table), [*tokens.dims, parts.vocab]), cache
-
-        return search(step, empty, rows, length, *more)
-
-    return md.model(found)
+    return md.model(lm)

@@ -1,7 +1,7 @@
 """Decoder-only language models with experts in every second layer, as Lancet takes them (Jiang et al., 2024).
 
-Groups are sequences; the gate is Switch's, or batch-prioritised. `gpt2_moe` and `gpt2_moe_large` have the sizes of
-GPT-2 small and large: 12 layers of 768, and 24 of 1024.
+Groups are sequences; the gate is Switch's, or batch-prioritised. The layers are in models/encoder_decoder.py.
+`gpt2_moe` and `gpt2_moe_large` have the sizes of GPT-2 small and large: 12 layers of 768, and 24 of 1024.
 """
 
 from __future__ import annotations
@@ -11,40 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models import moe_transformer, transformer
+from models import encoder_decoder, moe_transformer, transformer
 
 __all__ = ["Config", "LAYOUTS", "gpt2_moe", "gpt2_moe_large", "gpt_moe"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(moe_transformer.Experts, encoder_decoder.Config):
     """A decoder-only model with experts in every second layer; the defaults fit a laptop."""
 
-    batch: int = 16
     length: int = 128
     vocab: int = 256
-    layers: int = 4
-    d_model: int = 256
-    heads: int = 8
-    d_head: int = 32
-    d_ff: int = 1024
-    experts: int = 8
-    expert_hidden: int = 1024
-    sequences: int = 1
     router: str = "switch"  # or "batch_prioritised", as in the models of Lancet
     capacity_factor: float = 1.25
-    eval_capacity_factor: float = 2.0
-    train: bool = True
-    aux_weight: float = 0.01
-    dispatch: str = "auto"
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    remat: bool | str = False
-    learning_rate: float = 1e-3
     optimizer: str = "adam"
-    param_dtype: str = "float32"
-    compute_dtype: str = "float32"
-    reduce_dtype: str = "float32"
 
 
 LAYOUTS = {
@@ -54,47 +34,11 @@ LAYOUTS = {
 
 def model(config: Config) -> md.Model:
     """(logits [batch, length, vocab], auxiliary loss) of a batch of tokens."""
-    vocab, wide, d_ff = md.Dim("vocab", config.vocab), md.Dim("model", config.d_model), md.Dim("d_ff", config.d_ff)
-    heads, head, pairs = (
-        md.Dim("heads", config.heads),
-        md.Dim("head", config.d_head),
-        md.Dim("layer", config.layers // 2),
-    )
-    precision = moe_transformer.precision_of(config)
-    feed = moe_transformer.mixture(config, precision)
-
-    def norm(x: md.Tensor, name: str) -> md.Tensor:
-        return md.nn.layer_norm(x, wide, name=name, precision=precision)
-
-    def attended(x: md.Tensor, name: str) -> md.Tensor:
-        y = norm(x, f"{name}_norm")
-        return x + md.nn.multi_head_attention(y, heads, head, causal=True, name=name, precision=precision)
-
-    def pair(carry: Any, key: md.Tensor | None = None) -> Any:
-        x, total = carry
-        x = attended(x, "attention_1")
-        x = x + md.nn.feed_forward(
-            md.nn.layer_norm(x, wide, name="norm_1", precision=precision), d_ff, precision=precision
-        )
-        x = attended(x, "attention_2")
-        real = md.broadcast(md.cast(True, "bool"), x.dims[:2])
-        y, aux = feed(norm(x, "norm_2"), "length", real, key)
-        return x + y, total + md.cast(aux, total.dtype)
-
-    def gpt(batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> tuple[md.Tensor, md.Tensor]:
-        x, table = md.nn.embedding(batch["tokens"], vocab, wide, precision=precision)
-        x = md.nn.learned_positions(x, precision=precision)
-        start = md.cast(0.0, "float64" if config.reduce_dtype == "float64" else "float32")
-        keys = None if key is None else md.random.split(key, pairs)
-        x, aux = md.layers(pair, (x, start), over=pairs, xs=keys, remat=config.remat)
-        x = norm(x, "norm")
-        return md.prefer(precision.einsum(x, table, out=[*batch["tokens"].dims, vocab]), vocab), aux
-
-    return md.model(gpt)
+    return encoder_decoder.language_model(config, moe_transformer.mixture(config, config.precision), every=2)
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """(cross entropy of the next token plus the auxiliary loss, metrics of both)."""
+    """(cross entropy of the next token plus the auxiliary loss, metrics of both); takes a key for noise and dropout."""
     logits_of = model(config)
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:

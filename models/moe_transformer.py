@@ -17,12 +17,12 @@ from typing import Any
 import meshdsl as md
 from models import seq2seq
 
-__all__ = ["Config", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "preset"]
+__all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "preset"]
 
 
 @dataclass(frozen=True)
-class Config(seq2seq.Config):
-    """A Transformer whose every second layer has experts; d_ff is the width of the dense ones."""
+class Experts:
+    """Every second layer has experts: their sizes, their gate, and what trains a model that has them."""
 
     experts: int = 8
     expert_hidden: int = 1024
@@ -34,6 +34,12 @@ class Config(seq2seq.Config):
     aux_weight: float = 0.01
     dispatch: str = "auto"
     optimizer: str = "adafactor"  # or "adam"
+
+
+@dataclass(frozen=True)
+class Config(Experts, seq2seq.Config):
+    """A Transformer whose every second layer has experts; d_ff is the width of the dense ones."""
+
     learning_rate: float = 0.01
 
 
@@ -49,7 +55,7 @@ LAYOUTS = {
 }
 
 
-def mixture(config: Any, precision: md.nn.Precision) -> seq2seq.Feed:
+def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
     """The feed-forward layer of experts. Some sequences are a group, so that drops do not depend on the devices."""
     experts, hidden = md.Dim("expert", config.experts), md.Dim("expert_hidden", config.expert_hidden)
 
@@ -94,14 +100,9 @@ def ungrouped(y: md.Tensor, like: md.Tensor) -> md.Tensor:
     return md.flatten(y, ["group", "sequence"], "batch")
 
 
-def precision_of(config: Any) -> md.nn.Precision:
-    return md.nn.Precision(config.param_dtype, config.compute_dtype, config.reduce_dtype)
-
-
 def model(config: Config) -> md.Model:
     """(logits [batch, length, vocab], auxiliary loss) of a batch. Raises `ShapeError` for an odd number of layers."""
-    _check_even(config)
-    return seq2seq.transformer(config, mixture(config, precision_of(config)), every=2)
+    return seq2seq.transformer(config, mixture(config, config.precision), every=2)
 
 
 def decoder(config: Config, search: seq2seq.Search) -> md.Model:
@@ -111,14 +112,8 @@ def decoder(config: Config, search: seq2seq.Search) -> md.Model:
     places left over from training's groups, so a token is dropped where its own group is full, and only there: equal
     to the whole sequence at once where neither drops.
     """
-    _check_even(config)
-    feed = mixture(dataclasses.replace(config, train=False), precision_of(config))
+    feed = mixture(dataclasses.replace(config, train=False), config.precision)
     return seq2seq.decoder(config, search, feed, every=2)
-
-
-def _check_even(config: Any) -> None:
-    if config.layers % 2:
-        raise md.ShapeError(f"every second layer has experts, and {config.layers} layers are odd")
 
 
 def loss(config: Config) -> Callable[..., Any]:

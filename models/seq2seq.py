@@ -4,7 +4,7 @@
     logits = decoder(inputs):  the same, causal, with attention to memory between the two
     loss   = mean over targets that are not padding of the cross entropy
 
-Token 0 is padding. The layers are in models/encoder_decoder.py.
+Token 0 is padding. The layers are in models/encoder_decoder.py, decoding is in models/decoding.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models.encoder_decoder import Feed, Search, decoder, transformer
+from models import encoder_decoder
+from models.decoding import Search, decoder
+from models.encoder_decoder import Feed, transformer
 
 __all__ = [
     "Config", "Feed", "LAYOUTS", "Search", "decoder", "inputs", "loss", "model", "optimizer", "seq2seq", "token_loss",
@@ -23,26 +25,11 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Config:
-    """Sizes and choices; a vocabulary of 259 reads bytes, with padding, start and end."""
+class Config(encoder_decoder.Config):
+    """A text read and a text made, with the sizes and choices of models/encoder_decoder.py."""
 
-    batch: int = 16
     source: int = 64  # places of the source text
-    length: int = 64  # places of the target text
-    vocab: int = 264
-    layers: int = 4  # of the encoder, and of the decoder
-    d_model: int = 256
-    heads: int = 8
-    d_head: int = 32
-    d_ff: int = 1024
-    tied: bool = True  # the output layer is the embedding table, which source and target share
-    dropout: float = 0.0
     label_smoothing: float = 0.1
-    remat: bool | str = False
-    learning_rate: float = 1e-3
-    param_dtype: str = "float32"
-    compute_dtype: str = "float32"
-    reduce_dtype: str = "float32"
 
 
 _MODEL = "vocab:cols; d_ff:cols; heads:cols"
@@ -55,7 +42,7 @@ LAYOUTS = {
 }
 
 
-def inputs(config: Any) -> dict[str, object]:
+def inputs(config: Config) -> dict[str, object]:
     """One batch of ids: source [batch, source]; inputs and targets [batch, length], the one shifted by a place."""
     batch = md.Dim("batch", config.batch)
     target = md.spec([batch, md.Dim("length", config.length)], "int32")
@@ -66,7 +53,7 @@ def inputs(config: Any) -> dict[str, object]:
     }
 
 
-def token_loss(config: Any, logits: md.Tensor, targets: md.Tensor) -> md.Tensor:
+def token_loss(config: Config, logits: md.Tensor, targets: md.Tensor) -> md.Tensor:
     """The mean cross entropy, in nats, of the targets that are not padding."""
     each = md.nn.softmax_cross_entropy(logits, targets, label_smoothing=config.label_smoothing)
     real = targets != 0
@@ -91,7 +78,7 @@ def loss(config: Config) -> Callable[..., md.Tensor]:
     return with_dropout if config.dropout else plain
 
 
-def optimizer(config: Any) -> md.optim.Optimizer:
+def optimizer(config: Config) -> md.optim.Optimizer:
     """Adam."""
     return md.optim.adam(config.learning_rate)
 

@@ -34,7 +34,7 @@ MODELS: dict[str, md.Workload] = {
     "seq2seq": seq2seq.seq2seq.replace(**TINY, **PLACES, **EXACT, d_model=8),
     "moe": moe_transformer.moe.replace(**TINY, **PLACES, **EXACT, **EXPERTS, remat=True),
     "gpt_moe": gpt_moe.gpt_moe.replace(
-        **{**TINY, **EXACT, **EXPERTS, "dropout": 0.0, "d_model": 8, "router": "batch_prioritised", "layers": 4}
+        **{**TINY, **EXACT, **EXPERTS, "d_model": 8, "router": "batch_prioritised", "layers": 4}
     ),
 }
 _MODEL = "vocab:cols; heads:cols; d_ff:cols; expert_hidden:cols"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models import moe_transformer
+from models import gpt_moe, moe_transformer
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4])
@@ -23,7 +23,22 @@ def test_a_group_is_some_sequences_one_after_the_other(sequences: int):
 
 
 def test_what_there_is_not():
-    with pytest.raises(md.ShapeError, match="every second layer has experts, and 3 layers are odd"):
-        moe_transformer.model(moe_transformer.moe.replace(layers=3).config)
+    for workload in (moe_transformer.moe, gpt_moe.gpt_moe):
+        with pytest.raises(md.ShapeError, match=r"blocks of 2, .* 3 are no whole blocks\n  take 4 layers"):
+            workload.model(workload.replace(layers=3).config)
     with pytest.raises(md.ShapeError, match="groups of 3 sequences do not divide a batch of 4"):
         moe_transformer.grouped(md.tensor(np.zeros((4, 3)), "batch length"), "length", 3)
+
+
+def test_a_language_model_with_experts_has_dropout():
+    sizes = {"batch": 1, "length": 4, "vocab": 8, "layers": 2, "d_model": 8, "heads": 2, "d_head": 4, "d_ff": 8}
+    workload = gpt_moe.gpt_moe.replace(**sizes, experts=2, expert_hidden=8)
+    params, _ = workload.init(md.random.key(0))
+    ids = md.tensor(np.array([[1, 2, 3, 4]], np.int32), "batch length")
+
+    def loss(dropout: float, key: int) -> float:
+        loss_of = workload.loss(workload.replace(dropout=dropout).config)
+        return float(loss_of(params, {"tokens": ids, "targets": ids}, md.random.key(key))[0])
+
+    assert loss(0.0, 1) == loss(0.0, 2)
+    assert loss(0.5, 1) != loss(0.5, 2)

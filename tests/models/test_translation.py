@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models import encoder_decoder, parallel_text, translation
+from models import decoding, parallel_text, translation
 from models.parallel_text import Pair, Text, catalogue, chrf, decode, encode
 
 PAIRS = [
@@ -76,7 +76,7 @@ def test_a_batch_is_a_function_of_its_numbers():
     assert [decode(row) for row in rows] == [held_out[i % len(held_out)].english for i in (2, 3)]
 
 
-@pytest.mark.parametrize("module", [parallel_text, translation, encoder_decoder])
+@pytest.mark.parametrize("module", [parallel_text, translation, decoding])
 def test_what_the_docstrings_show(module: types.ModuleType):
     with jax.enable_x64(False):
         assert doctest.testmod(module, extraglobs={"md": md}).failed == 0
