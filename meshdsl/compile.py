@@ -23,7 +23,8 @@ from .cost.machine import machine as machine_named
 from .cost.network import place
 from .cost.report import Report
 from .cost.report import cost as report
-from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller, nearest
+from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
+from .groups import group_of
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
@@ -32,7 +33,7 @@ from .lowering.ragged import check_platform
 from .passes.simplify import simplify
 from .trace import trace, tree
 from .values import Tensor, spec_of
-from .weight_update import MODES, Lowered, WeightUpdate
+from .weight_update import Lowered, Wanted, WeightUpdate
 from .weight_update import lower as lower_updates
 
 __all__ = ["Compiled", "History", "compile", "host_devices"]
@@ -89,16 +90,7 @@ class _Stages:
         places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
         owner = self.owner
-        return lower_updates(
-            self.graph,
-            owner.mesh,
-            owner.layout,
-            paths,
-            owner.gather_limit,
-            owner.update_mode,
-            owner.update_machine,
-            owner.regather,
-        )
+        return lower_updates(self.graph, owner.mesh, owner.layout, paths, owner.gather_limit, owner.updates)
 
     @property
     def program(self) -> Program:
@@ -201,15 +193,11 @@ class Compiled:
         mesh: Mesh,
         layout: Layout,
         donate: Sequence[int],
-        gather_limit: float | None = None,
-        update_mode: str = "replicated",
-        update_machine: Machine | None = None,
-        regather: bool = False,
+        gather_limit: float | None,
+        updates: Wanted,
     ):
         self.gather_limit = gather_limit
-        self.update_mode = update_mode
-        self.update_machine = update_machine
-        self.regather = regather
+        self.updates = updates
         self.function = function
         self.mesh = mesh
         self.layout = layout
@@ -365,6 +353,8 @@ def compile(
     gather_limit: float | None = None,
     machine: Machine | str | os.PathLike[str] | None = None,
     regather: bool = False,
+    update_group: str | Sequence[str] | None = None,
+    batch_bytes: float | None = None,
 ) -> Compiled:
     """`f` as one SPMD program on a mesh, under a layout.
 
@@ -382,32 +372,36 @@ def compile(
     "sharded", on one shard each, the optimizer's state and the weight itself staying sharded between steps (Xu et al.,
     2020; `print(compiled.weight_update)` tells what was done); "auto", sharded where that takes less time on `machine`
     (default "tpu-v5e"). With `regather` a sharded weight is gathered again for the backward pass instead of kept, and
-    inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3). Raises
-    `LayoutError` for an illegal layout, and for "sharded" where nothing can be, before anything runs.
+    inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3). `update_group`
+    names the mesh axes along which devices share an update, where it is not all that a gradient is summed over (as
+    "sharded" has it) nor what is fastest on the machine (as "auto" has it): gradients are scattered inside a group,
+    and their shards summed across groups. Tensors of fewer than `batch_bytes` bytes that are gathered at the step's
+    start, or scattered or summed in its update, travel together, and keep their shards; by default none does, and under
+    "auto" as is fastest on the machine. Raises `LayoutError` for an illegal layout, for "sharded" where nothing can be
+    and for `batch_bytes` where no two travel together, before anything runs.
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
-        if weight_update not in MODES:
-            raise LayoutError(f"weight_update={weight_update!r} is not available; {nearest(weight_update, MODES)}")
         if machine is not None and weight_update != "auto":
             raise LayoutError(
                 f"machine={machine!r} does nothing with weight_update={weight_update!r}\n"
                 "  it decides what weight_update='auto' shards; to cost a program, give it to .cost()"
             )
-        if regather and weight_update == "replicated":
-            raise LayoutError("regather=True does nothing with weight_update='replicated': no weight is gathered")
         on = None
         if weight_update == "auto":
             on = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
+        updates = Wanted(weight_update, on, regather, update_group, batch_bytes)
         if overlap != "none":
             raise LayoutError(f"overlap={overlap!r} is not available; there is: 'none'")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
+        if update_group is not None:
+            group_of(mesh, update_group)
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    return Compiled(f, mesh, layout, donated, gather_limit, weight_update, on, regather)
+    return Compiled(f, mesh, layout, donated, gather_limit, updates)
 
 
 def host_devices(count: int) -> list[Any]:

@@ -156,7 +156,7 @@ def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
         title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
         results=_paths(stages),
         gather_limit=compiled.gather_limit,
-        plain=compiled.update_mode == "replicated",
+        plain=compiled.updates.mode == "replicated",
     )
 
 

@@ -6,25 +6,58 @@ that a machine says are worth it), and the table that tells the user what was de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
+from .cost.ledger import ledger
 from .cost.machine import Machine
-from .cost.network import place
-from .errors import LayoutError
-from .ir import Graph, Var
+from .cost.network import Placement, place
+from .cost.timeline import timeline
+from .errors import LayoutError, nearest
+from .groups import group_of
+from .ir import Graph, Var, verify
 from .layouts import Layout, Mesh, Sharding
 from .layouts.sharding import Axes
 from .lowering import Program, partition
-from .lowering.program import show_bytes
+from .lowering.batch import batch, joined_tensors
+from .lowering.program import check, show_bytes
 from .passes.hoist import hoist_casts
-from .passes.shard_updates import Decision, Worth, shard_updates
-from .passes.updates import Placed, Update
+from .passes.shard_updates import Decision, Policy, shard_updates
+from .passes.updates import Placed, Update, uses
 
-__all__ = ["MODES", "Lowered", "WeightUpdate", "lower"]
+__all__ = ["MODES", "Lowered", "Wanted", "WeightUpdate", "lower"]
 
 MODES = ("replicated", "sharded", "auto")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for: a mode of `MODES`, and how. `machine` decides under "auto", and only there."""
+
+    mode: str = "replicated"
+    machine: Machine | None = None
+    regather: bool = False
+    group: str | Sequence[str] | None = None  # mesh axes; None: all, or the best ones
+    batch_bytes: float | None = None  # tensors of fewer bytes travel together; None: none, or as is best
+
+    def __post_init__(self):
+        """Raises `LayoutError` for what says nothing, or cannot be."""
+        if self.mode not in MODES:
+            raise LayoutError(f"weight_update={self.mode!r} is not available; {nearest(self.mode, MODES)}")
+        if self.mode == "replicated" and self.regather:
+            raise LayoutError("regather=True does nothing with weight_update='replicated': no weight is gathered")
+        if self.mode == "replicated" and self.group is not None:
+            raise LayoutError(
+                f"update_group={self.group!r} does nothing with weight_update='replicated': each device updates all\n"
+                "  use weight_update='sharded' or 'auto'"
+            )
+        if self.batch_bytes is not None and not self.batch_bytes >= 0:
+            raise LayoutError(
+                f"batch_bytes is a number of bytes from 0, or None for what is best; got {self.batch_bytes!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -43,7 +76,7 @@ class WeightUpdate:
             cut = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
             seconds = "" if d.seconds_saved is None else f"{d.seconds_saved * 1e6:.0f} us"
             saved = show_bytes(d.bytes_saved) if d.sharded else ""
-            rows.append((d.weight, shape, cut, ",".join(d.group) or "-", saved, seconds, d.reason))
+            rows.append((d.weight, shape, cut, _group(d) or "-", saved, seconds, d.reason))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         total = sum(d.bytes_saved for d in self.decisions)
@@ -60,6 +93,7 @@ class WeightUpdate:
                     "weight": d.weight,
                     "shape": {dim.name: dim.size for dim in d.shape},
                     "group": list(d.group),
+                    "pending": list(d.pending),
                     "split": {dim: list(axes) for dim, axes in d.split},
                     "sharded": d.sharded,
                     "reason": d.reason,
@@ -69,6 +103,12 @@ class WeightUpdate:
                 for d in self.decisions
             ],
         }
+
+
+def _group(decision: Decision) -> str:
+    """`x`, or `x of y,x` where the gradient is a sum over more axes than the update is cut over."""
+    group = ",".join(decision.group)
+    return f"{group} of {','.join(decision.pending)}" if decision.group != decision.pending else group
 
 
 @dataclass(frozen=True)
@@ -81,63 +121,112 @@ class Lowered:
 
 
 def lower(
-    graph: Graph,
-    mesh: Mesh,
-    layout: Layout,
-    results: Sequence[str],
-    gather_limit: float | None,
-    mode: str,
-    machine: Machine | None,
-    regather: bool = False,
+    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str], gather_limit: float | None, wanted: Wanted
 ) -> Lowered:
-    """The graph with its updates split as the mode says, its program, and the decisions.
+    """The graph with its updates split as wanted, its program, and the decisions.
 
-    Raises `LayoutError` for an illegal layout, and under "sharded" when no update can be split: a flag that does
-    nothing is a mistake.
+    Raises `LayoutError` for an illegal layout, and for a wish that changes nothing: "sharded" when no update can be
+    split, `batch_bytes` when no two tensors travel together. A flag that does nothing is a mistake.
     """
-    plain = partition(graph, mesh, layout, results, gather_limit)
-    if mode == "replicated":
-        return Lowered(graph, plain, WeightUpdate(mode))
+    group = None if wanted.group is None else group_of(mesh, wanted.group)
+    plain = partition(graph, mesh, layout, results, gather_limit, batched=False)
+    if wanted.mode == "replicated":
+        return Lowered(graph, _batched(plain, wanted), WeightUpdate(wanted.mode))
     hoisted = hoist_casts(graph, graph.ins)
     homes: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, regather)
-    worth = _always if machine is None else _by_time(placed, machine)
-    split, private, decisions = shard_updates(placed, worth)
-    if mode == "sharded" and not any(d.sharded for d in decisions):
+    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, wanted.regather)
+    machine = wanted.machine
+    groups = _within(group) if group is not None else _only_all if machine is None else _all_groups
+    policy = Policy(groups, _always if machine is None else _by_time(placed, machine))
+    split, private, decisions = shard_updates(placed, policy)
+    if wanted.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(
             "weight_update='sharded' has nothing to shard: no weight has an update that several devices repeat"
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
             + "\n  use weight_update='replicated', or 'auto', which shards where it pays"
         )
-    decided = WeightUpdate(mode, decisions)
+    decided = WeightUpdate(wanted.mode, decisions)
     if split is hoisted:
-        return Lowered(graph, plain, decided)
-    return Lowered(split, partition(split, mesh, private, results, gather_limit), decided)
+        return Lowered(graph, _batched(plain, wanted), decided)
+    program = partition(split, mesh, private, results, gather_limit, batched=False)
+    return Lowered(split, _batched(program, wanted), decided)
+
+
+def _batched(program: Program, wanted: Wanted) -> Program:
+    """The program with small tensors travelling together: those below a limit, or, where a machine decides, as is best
+    for the time of the step, of a few limits around the bytes that a collective moves while its latency passes.
+    """
+    if wanted.batch_bytes is not None:
+        made = _joined(program, wanted.batch_bytes)
+        if wanted.batch_bytes and not joined_tensors(made):
+            raise LayoutError(
+                f"batch_bytes={wanted.batch_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at the "
+                "step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
+                "  use a larger limit, or 0 to join none"
+            )
+        return made
+    if wanted.machine is None:
+        return _joined(program, 0)
+    machine, network = wanted.machine, place(wanted.machine.network, program.mesh)
+    most = max((_latent_bytes(network, r.kind, r.axes) for r in program.collectives), default=0.0)
+    found = {joined_tensors(made): made for made in (_joined(program, most * part) for part in (1, 1 / 16, 1 / 256, 0))}
+    if len(found) == 1:
+        return found[0]
+    return min(reversed(found.values()), key=lambda made: timeline(ledger(made), machine, network).seconds)
+
+
+def _joined(program: Program, limit: float) -> Program:
+    made = batch(program, lambda kind, axes, sizes: bisect_left(sizes, limit)) if limit else batch(program)
+    return check(verify(made, "batch"), "batch")
+
+
+def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
+    """The bytes of a collective half of whose time is latency, to a power of two."""
+    size = 1.0
+    while network.seconds(kind, axes, size) < 2 * network.seconds(kind, axes, 1.0):
+        size *= 2
+    return size
+
+
+def _only_all(pending: Axes) -> Iterable[Axes]:
+    yield pending
+
+
+def _all_groups(pending: Axes) -> Iterable[Axes]:
+    """Every group of these axes, the largest first."""
+    for n in range(len(pending), 0, -1):
+        yield from combinations(pending, n)
+
+
+def _within(group: Axes) -> Callable[[Axes], Iterable[Axes]]:
+    return lambda pending: [mine] if (mine := tuple(axis for axis in pending if axis in group)) else []
 
 
 def _always(update: Update) -> tuple[bool, float | None, str]:
     return True, None, ""
 
 
-def _by_time(placed: Placed, machine: Machine) -> Worth:
+def _by_time(placed: Placed, machine: Machine) -> Callable[[Update], tuple[bool, float, str]]:
     """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
     network = place(machine.network, placed.mesh)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:
-        return network.seconds(kind, axes, size) if axes else 0.0
+        return network.seconds(kind, axes, size) if axes and size else 0.0
 
-    def worth(update: Update) -> tuple[bool, float | None, str]:
-        ways, axes = update.format.ways, update.axes
+    def worth(update: Update) -> tuple[bool, float, str]:
+        ways, waste = update.format.ways, update.format.waste
         gradient = placed.bytes(update.sums[0])
         traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-        gathered = update.format.waste * sum(map(placed.bytes, _gathered(placed, update)))
-        before = len(update.sums) * seconds("all_reduce", axes, gradient) + traffic / machine.hbm_bandwidth
+        gathered = waste * sum(map(placed.bytes, _gathered(placed, update)))
+        before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
+        inside = seconds("reduce_scatter", update.group, gradient * waste)
+        across = seconds("all_reduce", update.across, gradient * waste / ways)
         after = (
-            len(update.sums) * seconds("reduce_scatter", axes, gradient * update.format.waste)
-            + traffic * update.format.waste / ways / machine.hbm_bandwidth
-            + (seconds("all_gather", axes, gathered) if gathered else 0.0)
+            len(update.sums) * (inside + across)
+            + traffic * waste / ways / machine.hbm_bandwidth
+            + seconds("all_gather", update.group, gathered)
         )
         saved = before - after
         reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
@@ -146,6 +235,7 @@ def _by_time(placed: Placed, machine: Machine) -> Worth:
     return worth
 
 
-def _gathered(placed: Placed, update: Update) -> set[Var]:
+def _gathered(placed: Placed, update: Update) -> list[Var]:
     """Values of the update that the rest of the step reads, and that are whole for that."""
-    return {v for eqn in placed.graph.eqns if eqn not in update.part.eqns for v in eqn.ins if v in update.part.inner}
+    _, readers = uses(placed.graph)
+    return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]

@@ -36,6 +36,7 @@ ORDER = [
     ["passes"],
     ["lowering"],
     ["cost"],
+    ["groups"],
     ["weight_update"],
     ["compile"],
     ["checkpoint"],

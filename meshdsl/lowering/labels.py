@@ -15,6 +15,7 @@ from ..ir import Eqn, Labels, Op
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.moves import one_label
+from .packing import PACK, UNPACK, packed_shardings
 
 __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
 
@@ -60,6 +61,8 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
         return [v.sharding for v in eqn.ins]
     if eqn.op.name == "turn":  # its block is another one on each device, by turns: no label says so
         return [eqn.ins[-2].sharding]
+    if eqn.op in (PACK, UNPACK):
+        return list(packed_shardings(eqn))
     labels = labels_of(eqn)
     assigned: dict[str, Axes] = {}
     pending: set[str] = set()

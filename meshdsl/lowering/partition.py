@@ -20,7 +20,7 @@ from ..ops.reshape import RENAME
 from ..passes.shard_updates import CUT
 from ..region import LOCAL
 from ..trace import FULL
-from .batch import batch_scalar_sums
+from .batch import batch
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
 from .exchange import move
@@ -42,13 +42,15 @@ def partition(
     results: Sequence[str] | None = None,
     gather_limit: float | None = None,
     homes: dict[Var, Sharding] | None = None,
+    batched: bool = True,
 ) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
     the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
     its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
-    pending. Raises one `LayoutError` with every problem of the layout.
+    pending. Not `batched` is for a caller that says itself what travels together. Raises one `LayoutError` with every
+    problem of the layout.
     """
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
     names = {name: shape for name, shape in named if name}
@@ -73,7 +75,8 @@ def partition(
     if homes is not None:
         homes.update(scope.made_in)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    return check(verify(batch_scalar_sums(send_only_filled(dce(cse(program)))), "partition"), "partition")
+    program = send_only_filled(dce(cse(program)))
+    return check(verify(batch(program) if batched else program, "partition"), "partition")
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
@@ -225,14 +228,23 @@ def _cut(scope: Scope, eqn: Eqn) -> None:
         target = Sharding.of(axes)
     else:
         target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
-    x = scope.get(v, target, eqn)
+    x = _scattered(scope, v, target, eqn)
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
     renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
     made = scope.define(out, renamed)
     scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
-    scope.home[out] = scope.get(out, Sharding.of(split), eqn).sharding
+    scope.home[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
+
+
+def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
+    """A sum so cut: scattered within the groups first, so that only shards are summed across them."""
+    home = scope.home[v]
+    across = [axis for axis in home.partial if axis not in target.varying]
+    if across and set(home.partial) & set(target.split_axes):
+        scope.get(v, Sharding.of(dict(target.split), {*target.partial, *across}, home.kind), eqn)
+    return scope.get(v, target, eqn)
 
 
 def _mark(scope: Scope, eqn: Eqn) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from .updates import (
     Update,
     carried,
     equations,
-    find_update,
+    find_updates,
     pending_sums,
     renamed,
 )
 
-__all__ = ["CUT", "Decision", "Worth", "shard_updates"]
+__all__ = ["CUT", "Decision", "Policy", "shard_updates"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,13 @@ class Decision:
 
     weight: str
     shape: Shape
-    group: Axes  # the axes over which its update was redundant
+    group: Axes  # the axes over which its update is cut; where it is not cut, over which it could have been
     split: tuple[tuple[str, Axes], ...]  # the dims cut for the update, and by what
     sharded: bool
     reason: str
     bytes_saved: int = 0
     seconds_saved: float | None = None  # where a machine was asked
+    pending: Axes = ()  # all axes over which its gradient is summed, shards of it over those that are not of the group
 
 
 def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
@@ -62,10 +63,20 @@ def _never(*_: Any, **__: Any) -> Any:
 
 CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, scattered over the axes of `split`
 
-Worth = Callable[[Update], tuple[bool, float | None, str]]  # whether to shard, seconds saved, why
+
+@dataclass(frozen=True)
+class Policy:
+    """Which groups of devices may share an update, of those along the axes its gradient is pending over; and which do.
+
+    `worth` says whether to shard, the seconds saved, and why not. Of several groups the one that saves most is taken,
+    the first of equals.
+    """
+
+    groups: Callable[[Axes], Iterable[Axes]]
+    worth: Callable[[Update], tuple[bool, float | None, str]]
 
 
-def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[Decision, ...]]:
+def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
     Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
@@ -76,12 +87,12 @@ def shard_updates(placed: Placed, worth: Worth) -> tuple[Graph, Layout, tuple[De
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
     weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root]
-    looped, in_loops, decided = _in_loops(placed, worth)
+    looped, in_loops, decided = _in_loops(placed, policy)
     if in_loops:  # what a loop updates is not updated again around it
         private = _private(in_loops)
         layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
         return verify(looped, "shard_updates"), layout, tuple(decided)
-    chosen, decisions = _decide(placed, pairs, weights, worth, {v: v.name for v in placed.graph.ins})
+    chosen, decisions = _decide(placed, pairs, weights, policy, {v: v.name for v in placed.graph.ins})
     if not chosen:
         return placed.graph, placed.layout, (*decided, *decisions)
     return (
@@ -95,7 +106,7 @@ def _decide(
     placed: Placed,
     pairs: Sequence[tuple[Var, Var]],
     weights: Sequence[tuple[Var, Var]],
-    worth: Worth,
+    policy: Policy,
     names: Mapping[Var, str],
 ) -> tuple[list[Update], list[Decision]]:
     """The updates that are split, and a decision for each weight."""
@@ -105,23 +116,25 @@ def _decide(
         if any(v in update.carried for update in chosen):  # a moment of a weight before it
             continue
         try:
-            update = find_update(
-                placed, v, out, pairs, {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
-            )
+            taken = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
+            updates = find_updates(placed, v, out, pairs, taken, policy.groups)
         except CannotShardError as problem:
             decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
             continue
-        wanted, seconds, reason = worth(update)
+        found = [(policy.worth(update), update) for update in updates]
+        (wanted, seconds, reason), update = max(found, key=lambda one: one[0][1] or 0.0)
         form = update.format
         saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if wanted else 0
         split = tuple((old.name, axes) for old, _, axes in form.dims)
-        decisions.append(Decision(names[v], v.shape, update.axes, split, wanted, reason, saved, seconds))
+        decisions.append(
+            Decision(names[v], v.shape, update.group, split, wanted, reason, saved, seconds, update.pending)
+        )
         if wanted:
             chosen.append(update)
     return chosen, decisions
 
 
-def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[Decision]]:
+def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], list[Decision]]:
     """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
     eqns: list[Eqn] = []
     every: list[Update] = []
@@ -140,7 +153,7 @@ def _in_loops(placed: Placed, worth: Worth) -> tuple[Graph, list[Update], list[D
         inside = dataclasses.replace(placed, graph=body)
         gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
         weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
-        chosen, found = _decide(inside, pairs, weights, worth, {v: outer[v].name for v in body.ins})
+        chosen, found = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
         decisions += found
         eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
         every += chosen

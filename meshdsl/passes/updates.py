@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any, cast
 
@@ -21,8 +22,8 @@ from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 
 __all__ = [
-    "CannotShardError", "Format", "Part", "Placed", "Update", "carried", "equations", "find_update", "pending_sums",
-    "renamed",
+    "CannotShardError", "Format", "Part", "Placed", "Update", "carried", "equations", "find_updates", "pending_sums",
+    "renamed", "uses",
 ]  # fmt: skip
 
 
@@ -92,10 +93,16 @@ class Update:
 
     weight: Var
     sums: tuple[Var, ...]
-    axes: Axes  # over which the sums are pending, so the update is redundant
+    pending: Axes  # over which the sums are pending, so the update is redundant
+    group: Axes  # over which it would be cut; the shards are summed over the others
     format: Format
     part: Part
     carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
+
+    @property
+    def across(self) -> Axes:
+        """The axes between groups: over these the shards are summed, and every group computes all of the update."""
+        return tuple(axis for axis in self.pending if axis not in self.group)
 
 
 class CannotShardError(Exception):
@@ -116,8 +123,18 @@ def carried(placed: Placed) -> list[tuple[Var, Var]]:
     return pairs
 
 
-def find_update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var]], taken: Mapping[Eqn, str]) -> Update:
-    """The update of one weight; raises `CannotShardError`."""
+def find_updates(
+    placed: Placed,
+    v: Var,
+    out: Var,
+    pairs: Sequence[tuple[Var, Var]],
+    taken: Mapping[Eqn, str],
+    groups: Callable[[Axes], Iterable[Axes]],
+) -> list[Update]:
+    """The update of one weight, cut over each of the groups of its pending axes that it can be cut over.
+
+    Raises `CannotShardError` where it can be cut over none.
+    """
     found = pending_sums(placed, placed.graph, out)
     sums = tuple(found.all())
     if not sums:
@@ -129,10 +146,20 @@ def find_update(placed: Placed, v: Var, out: Var, pairs: Sequence[tuple[Var, Var
     dims = tuple(d for d in v.shape if all(d in g.shape for g in sums))  # not the layers, if they come one by one
     if not dims:
         raise CannotShardError("it has no dim to cut")
-    form = _format(placed, dims, axes, placed.homes[sums[0]])
-    region = _Region(placed, placed.graph, form, found, axes, pairs, taken)
-    part = region.grow()
-    return Update(v, sums, axes, form, part, tuple(region.carried))
+    updates: list[Update] = []
+    problem = CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
+    for group in groups(axes):
+        form = _format(placed, dims, group, placed.homes[sums[0]])
+        region = _Region(placed, placed.graph, form, found, group, pairs, taken)
+        try:
+            part = region.grow()
+        except CannotShardError as error:
+            problem = error
+            continue
+        updates.append(Update(v, sums, axes, group, form, part, tuple(region.carried)))
+    if not updates:
+        raise problem
+    return updates
 
 
 def equations(part: Part) -> Iterator[Eqn]:
@@ -151,6 +178,7 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
         v = queue.pop()
         eqn = made.get(v)
         same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        same = list(dict.fromkeys(same))  # a square has one operand
         home = placed.homes.get(v, Sharding())
         pending = home.partial and home.kind == "sum"
         if eqn is not None and eqn.op.name == "scan" and (placed.regather or not pending):
@@ -188,6 +216,16 @@ def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
     return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]
 
 
+@lru_cache(maxsize=64)
+def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
+    """Which equation makes each value of a graph, and which read it."""
+    readers = defaultdict[Var, set[Eqn]](set)
+    for eqn in graph.eqns:
+        for v in eqn.ins:
+            readers[v].add(eqn)
+    return {v: eqn for eqn in graph.eqns for v in eqn.outs}, readers
+
+
 class _Region:
     """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
 
@@ -197,11 +235,11 @@ class _Region:
         graph: Graph,
         form: Format,
         sums: Sums,
-        axes: Axes,
+        group: Axes,
         pairs: Sequence[tuple[Var, Var]],
         taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
     ):
-        self.placed, self.graph, self.form, self.sums, self.axes = placed, graph, form, sums, axes
+        self.placed, self.graph, self.form, self.sums, self.group = placed, graph, form, sums, group
         self.replaced = dict(pairs)
         self.taken = taken
         self.eqns: set[Eqn] = set()
@@ -210,11 +248,8 @@ class _Region:
 
     def grow(self) -> Part:
         """Everything the update computes in this graph, and in the bodies its gradients come from."""
-        graph, readers = self.graph, defaultdict[Var, set[Eqn]](set)
-        for eqn in graph.eqns:
-            for v in eqn.ins:
-                readers[v].add(eqn)
-        made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        graph = self.graph
+        made, readers = uses(graph)
         loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
         stacked = [eqn.outs[i] for eqn, i, _ in loops]
         self.inner.update(stacked)
@@ -228,7 +263,7 @@ class _Region:
             own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
             own = {eqn for eqn in own if not eqn.op.control}
             for eqn in own:
-                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.axes) for v in eqn.outs):
+                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
             self.carried += inputs
@@ -244,7 +279,7 @@ class _Region:
     def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
         """The part of a loop body that makes one of its stacked results."""
         body: Graph = loop.params["body"]
-        part = _Region(self.placed, body, self.form, sums, self.axes, (), self.taken).grow()
+        part = _Region(self.placed, body, self.form, sums, self.group, (), self.taken).grow()
         out = body.outs[i]
         others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
         if out not in part.inner | set(part.sums) or others & part.inner:

@@ -64,9 +64,7 @@ def start() -> tuple[Any, Any]:
     return params, {"x": draw("batch io"), "y": draw("batch three")}
 
 
-def run(
-    optimizer: Any, mesh: str, layout: str, mode: str, steps: int, regather: bool = False
-) -> tuple[Any, md.Compiled]:
+def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options: Any) -> tuple[Any, md.Compiled]:
     """What some steps end in, as NumPy arrays, and the step."""
 
     def step(params: Any, state: Any, batch: Any) -> Any:
@@ -74,7 +72,7 @@ def run(
         norm = md.optim.global_norm(grads)
         return *optimizer.update(grads, state, params), {"loss": value, "norm": norm}
 
-    compiled = md.compile(step, mesh, layout, weight_update=mode, regather=regather)
+    compiled = md.compile(step, mesh, layout, weight_update=mode, **options)
     params, batch = start()
     state, metrics = optimizer.init(params), None
     for _ in range(steps):

@@ -1,0 +1,118 @@
+"""Blocks of several tensors in one, and back: what is packed lies flat, `[other, way, packed]`, and moves no element.
+
+`way` numbers the chunks that a reduce_scatter deals out, or an all_gather collects: each tensor's chunk along its own
+dim is one run of a row, so that after the collective every tensor has the shard that it would have had by itself.
+`other` numbers the devices that hold different blocks of the tensors besides. Either is left out where it is 1.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (arrays of two libraries, and parameters of equations, are only partly typed)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ..backend import Block, Local
+from ..dims import Shape
+from ..errors import InternalError
+from ..ir import Eqn, Labels, Op, Type
+from ..layouts import Sharding
+
+__all__ = ["PACK", "UNPACK", "packed_shardings"]
+
+Dims = Sequence["str | None"]  # for each tensor the dim whose chunks are rows of `way`, if there is such a dim
+
+
+def _rows(c: Local, x: Any, sizes: Sequence[int], dim: int | None, ways: int) -> Any:
+    """A block as `[ways, flat]`: its chunks along a dim one after the other, each in row-major order."""
+    if dim is None or ways == 1:
+        return c.xp.reshape(x, (ways, -1))
+    chunks = c.xp.reshape(x, (*sizes[:dim], ways, sizes[dim] // ways, *sizes[dim + 1 :]))
+    return c.xp.reshape(c.xp.moveaxis(chunks, dim, 0), (ways, -1))
+
+
+def _block(c: Local, rows: Any, sizes: Sequence[int], dim: int | None, ways: int) -> Any:
+    """The inverse of `_rows`."""
+    if dim is None or ways == 1:
+        return c.xp.reshape(rows, tuple(sizes))
+    chunks = c.xp.reshape(rows, (ways, *sizes[:dim], sizes[dim] // ways, *sizes[dim + 1 :]))
+    return c.xp.reshape(c.xp.moveaxis(chunks, 0, dim), tuple(sizes))
+
+
+def _at(block: Block, dim: str | None) -> int | None:
+    return None if dim is None else block.position(dim)
+
+
+def _ways(block: Block) -> int:
+    """The rows of `way` on one device."""
+    return block.sizes[-2] if len(block.sizes) > 1 else 1
+
+
+def _pack(c: Local, *xs: Any, shape: Shape, dims: Dims) -> Any:
+    (out,) = c.outs
+    ways = _ways(out)
+    rows = [_rows(c, x, b.sizes, _at(b, dim), ways) for x, b, dim in zip(xs, c.ins, dims, strict=True)]
+    return c.xp.reshape(c.xp.concatenate(rows, 1), out.sizes)
+
+
+def _unpack(c: Local, x: Any, *, result: Sequence[Shape], dims: Dims) -> list[Any]:
+    ways = _ways(c.ins[0])
+    rows = c.xp.reshape(x, (ways, -1))
+    ends = accumulate((math.prod(b.sizes) // ways for b in c.outs), initial=0)
+    return [
+        _block(c, rows[:, start:end], b.sizes, _at(b, dim), ways)
+        for (start, end), b, dim in zip(pairwise(ends), c.outs, dims, strict=True)
+    ]
+
+
+def _no_flops(ins: Any, outs: Any) -> float:
+    return 0
+
+
+def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
+    """No dim of an operand is a dim of a result: `packed_shardings` is the rule."""
+
+    def labels(types: Sequence[Type]) -> tuple[dict[str, str | None], ...]:
+        return tuple({d.name: None for d in t.shape} for t in types)
+
+    return Labels(labels(ins), labels(outs))
+
+
+PACK = Op(
+    "pack",
+    type=lambda *xs, shape, dims: Type(shape, xs[0].dtype),
+    kernel=_pack,
+    linear="joint",
+    flops=_no_flops,
+    fuses="map",
+    rule=lambda *xs, shape, dims: _apart(xs, [Type(shape, xs[0].dtype)]),
+)
+UNPACK = Op(
+    "unpack",
+    type=lambda x, *, result, dims: tuple(Type(shape, x.dtype) for shape in result),
+    kernel=_unpack,
+    linear="joint",
+    flops=_no_flops,
+    rule=lambda x, *, result, dims: _apart([x], [Type(shape, x.dtype) for shape in result]),
+)
+
+
+def packed_shardings(eqn: Eqn) -> list[Sharding]:
+    """The shardings of the results of a pack or an unpack.
+
+    Raises `InternalError` where a tensor is split over other axes than the block that it is packed in.
+    """
+    (packed,) = eqn.outs if eqn.op is PACK else eqn.ins
+    tensors = eqn.ins if eqn.op is PACK else eqn.outs
+    way = packed.shape[-2].name if len(packed.shape) > 1 else ""
+    for v, dim in zip(tensors, eqn.params["dims"], strict=True):
+        minor = packed.sharding.axes(way) if dim is not None else ()
+        cut = v.sharding.axes(dim) if dim is not None else ()
+        others = set(v.sharding.split_axes) - set(minor)
+        same = (v.sharding.partial, v.sharding.kind) == (packed.sharding.partial, packed.sharding.kind)
+        if not same or cut[len(cut) - len(minor) :] != minor or others != set(packed.sharding.split_axes) - set(minor):
+            raise InternalError(f"{eqn.op} at {eqn.where} has {v} as {v.sharding} in {packed.sharding}")
+    return [v.sharding for v in eqn.outs]

@@ -1,0 +1,138 @@
+"""Updates shared by groups of devices, and small tensors that travel together: results, shards and collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from tests.passes.test_shard_updates import adam_mlp, example
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, run
+from tests.stablehlo import cost_law
+
+CASES = [
+    ("clipped", "x:2 y:4", "batch:x,y", {"update_group": "y", "batch_bytes": 1e9}),
+    ("adafactor", "x:3 y:2", "batch:x next:y", {"batch_bytes": 1e6}),
+    pytest.param("adam", "x:2 y:2 z:2", "batch:x,y,z", {"update_group": "z x"}, marks=pytest.mark.slow),
+    pytest.param("lamb", "x:2 y:2 z:2", "batch:x,y hidden:z", {"batch_bytes": 200}, marks=pytest.mark.slow),
+    pytest.param("lars", "x:4 y:2", "batch:y,x", {"update_group": "x", "batch_bytes": 1e9}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "layout", "options"), CASES)
+def test_the_update_is_the_replicated_one(name: str, mesh: str, layout: str, options: dict[str, Any]) -> None:
+    right, _ = run(OPTIMIZERS[name](), mesh, layout, "replicated", steps=2)
+    got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", steps=2, **options)
+    assert difference(right, got) <= TOLERANCE
+    given = example(name)
+    program = compiled.program(*given)
+    ran, simulated = jax.tree.leaves(compiled(*given)), md.simulate(program, *jax.tree.leaves(given))
+    for x, y in zip(ran, simulated, strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=TOLERANCE, atol=TOLERANCE)
+    cost_law(program, compiled.lower(*given).as_text())
+
+
+def program(mesh: str, layout: str, **options: Any) -> tuple[Any, md.Compiled]:
+    workload = adam_mlp()
+    step = md.compile(workload.train_step(), mesh, layout, **{"weight_update": "sharded", **options})
+    return step.program(*workload.specs()), step
+
+
+def test_shards_are_summed_across_groups_and_nothing_whole_is() -> None:
+    made, step = program("x:2 y:4", "batch:x,y", update_group="y")
+    found = Counter((r.kind, r.axes) for r in made.collectives)
+    assert found[("reduce_scatter", ("y",))] == found[("all_gather", ("y",))] == found[("all_reduce", ("x",))] == 3
+    scattered, summed = ([r for r in made.collectives if r.kind == k] for k in ("reduce_scatter", "all_reduce"))
+    shards = sorted(r.bytes for r in summed if r.axes == ("x",))
+    assert shards == sorted(r.bytes // 4 for r in scattered)
+    assert all((d.group, d.pending) == (("y",), ("x", "y")) for d in step.weight_update.decisions)
+    assert "y of x,y" in str(step.weight_update)
+
+
+def test_tensors_that_travel_together_keep_their_shards() -> None:
+    for options in ({}, {"update_group": "y"}):
+        apart, _ = program("x:2 y:4", "batch:x,y", **options)
+        together, _ = program("x:2 y:4", "batch:x,y", batch_bytes=1e9, **options)
+        for one, other in ((apart.ins, together.ins), (apart.outs, together.outs)):
+            assert [(v.type, v.sharding) for v in one] == [(v.type, v.sharding) for v in other]
+        found = Counter(r.kind for r in together.collectives if r.bytes > 8)
+        across = {"all_reduce": 1} if options else {}
+        assert found == {"reduce_scatter": 1, "all_gather": 1, **across}
+        sent = [sum(r.bytes * r.count for r in p.collectives) for p in (apart, together)]
+        assert sent[0] == sent[1]
+
+
+def test_a_limit_joins_what_is_smaller_only() -> None:
+    def step(params: Any, x: md.Tensor) -> Any:
+        grads = md.grad(lambda p: md.mean(md.square(md.dot(x, p["w"], "io") * p["a"] + p["b"])))(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = {"w": md.spec("io:16 hidden:8"), "a": md.spec("hidden:8"), "b": md.spec("hidden:8")}
+    found = {}
+    for limit in (0, 33, 512, 513):
+        compiled = md.compile(step, "x:8", "batch:x", weight_update="sharded", batch_bytes=limit)
+        records = compiled.program(params, md.spec("batch:16 io:16")).collectives
+        found[limit] = sorted(r.bytes for r in records if r.kind == "reduce_scatter")
+    assert found == {0: [32, 32, 512], 33: [64, 512], 512: [64, 512], 513: [576]}
+
+
+def test_auto_takes_the_group_that_saves_most() -> None:
+    sizes = {"batch": 64, "io": 512, "hidden": 2048}
+    workload = adam_mlp().replace(**sizes)
+    options = {"weight_update": "auto", "machine": "tpu-v3"}
+    where = "y:4 x:4 core:2", "batch:y,x,core"
+    best = _decisions(workload, *where, **options)
+    others = [
+        _decisions(workload, *where, update_group=group, **options)
+        for n in (1, 2, 3)
+        for group in combinations(("y", "x", "core"), n)
+    ]
+    for i, decision in enumerate(best):
+        assert decision.seconds_saved == max(other[i].seconds_saved for other in others)
+    assert any(d.sharded for d in best)
+
+
+def _decisions(workload: md.Workload, mesh: str, layout: str, **options: Any) -> Any:
+    step = md.compile(workload.train_step(), mesh, layout, **options)
+    step.program(*workload.specs())
+    return step.weight_update.decisions
+
+
+def test_auto_joins_where_the_step_is_predicted_to_be_faster() -> None:
+    workload = adam_mlp().replace(batch=4096)
+    seconds: dict[Any, float] = {}
+    for limit in (0, None):
+        options = {"weight_update": "auto", "machine": "tpu-v3", "batch_bytes": limit}
+        step = md.compile(workload.train_step(), "x:32 y:32", "batch:x,y", **options)
+        seconds[limit] = step.cost(*workload.specs(), machine="tpu-v3").seconds
+    assert seconds[None] < seconds[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"update_group": "x"}, "does nothing with weight_update='replicated'"),
+        ({"weight_update": "sharded", "update_group": "xx"}, "the mesh has no axis 'xx'; did you mean 'x'?"),
+        ({"weight_update": "sharded", "update_group": ""}, "update_group names no axis"),
+        ({"batch_bytes": -1}, "batch_bytes is a number of bytes from 0"),
+    ],
+)
+def test_wishes_that_cannot_be(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(md.LayoutError, match=text.replace("?", r"\?")):
+        md.compile(lambda x: x, "x:8", **options)
+
+
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_a_limit_that_joins_nothing_is_an_error(mode: str) -> None:
+    with pytest.raises(md.LayoutError, match="batch_bytes=16 joins nothing"):
+        program("x:8", "batch:x", weight_update=mode, batch_bytes=16)
+
+
+def test_a_group_that_no_gradient_is_summed_over_is_an_error() -> None:
+    with pytest.raises(md.LayoutError, match="is a sum over x, and no axis of the group is among them"):
+        program("x:4 y:2", "batch:x", update_group="y")
