@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from .files import opened, read_at, remove_tree, sync_directory, write_durably
+from .lock import LOCK
 from .read import open_step, step_name
 
 __all__ = ["clean", "is_good", "lost", "note_newest", "remove_step", "set_aside", "step_numbers", "unfinished"]
@@ -22,6 +23,7 @@ __all__ = ["clean", "is_good", "lost", "note_newest", "remove_step", "set_aside"
 _STEP = re.compile(r"step-(\d{8,16})")
 _WORK = re.compile(r"step-\d{8,16}\.[0-9a-f-]+\.(unfinished|removed)")
 _NEWEST = "newest"
+_DRAFT = re.compile(rf"{_NEWEST}\.draft|{LOCK}\.[0-9a-f]{{16}}")
 
 
 def step_numbers(directory: Path) -> list[int]:
@@ -49,7 +51,7 @@ def clean(directory: Path) -> None:
     for name in _names(directory):
         if _WORK.fullmatch(name):
             remove_tree(directory / name)
-        elif name.startswith((f"{_NEWEST}.", "lock.")):
+        elif _DRAFT.fullmatch(name):
             (directory / name).unlink(missing_ok=True)
 
 

@@ -31,7 +31,7 @@ from ..ir import Type
 from .grid import Cuts
 
 __all__ = ["DTYPES", "FORMAT", "HEADER_KEYS", "MANIFEST", "PATH_LIMIT", "STEP_LIMIT", "TENSOR_KEYS", "VERSION"]
-__all__ += ["Chunk", "Entry", "Header", "Manifest", "dump", "part_name", "signature"]
+__all__ += ["Chunk", "Entry", "Header", "Manifest", "dump", "header_limit", "part_name", "signature"]
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "meshdsl-checkpoint", 1
@@ -97,6 +97,11 @@ def part_name(number: int) -> str:
     'part-00003.bin'
     """
     return f"part-{number:05d}.bin"
+
+
+def header_limit(stored: int) -> int:
+    """How long a line may be beside so many bytes of tensors: what a reader takes from anyone."""
+    return (64 << 10) + stored // 64
 
 
 def dump(manifest: Manifest) -> Iterator[bytes]:

@@ -36,6 +36,7 @@ from .manifest import (
     Entry,
     Header,
     Manifest,
+    header_limit,
     part_name,
     signature,
 )
@@ -63,7 +64,7 @@ def load(folder: int, step: int) -> Manifest:
     end = size - len(signature(b""))
     if raw[end:] != signature(memoryview(raw)[:end]):
         refuse(MANIFEST, "it does not end in the SHA-256 of what stands before; it was changed or cut off")
-    return _read(_Lines(raw, end, (64 << 10) + stored // 64), folder, step)
+    return _read(_Lines(raw, end, header_limit(stored)), folder, step)
 
 
 def _stored_bytes(folder: int) -> int:

@@ -17,7 +17,6 @@ from ..trace import tree
 from ..values import Tensor, spec_of, tensor
 from . import processes
 from .directory import lost, step_numbers, unfinished
-from .manifest import STEP_LIMIT
 from .place import place, targets
 from .read import StepReader, open_step, step_name
 from .trees import check_fit, flat
@@ -68,17 +67,18 @@ def restore_newest(directory: Path, wanted: Wanted, report: Callable[[str], obje
         report(f"{gone} was saved in {directory}, and is gone")
     for name in unfinished(directory):
         report(f"{name} in {directory} is a save that was not finished")
-    below, refused = STEP_LIMIT + 1, [f"there is no sound checkpoint in {directory}"]
+    refused: dict[int, str] = {}
     while True:
-        newest = max((s for s in step_numbers(directory) if s < below), default=-1)
-        below = int(processes.from_first(str(newest).encode("ascii"), 20))
-        if below < 0:
-            raise CheckpointError("\n  ".join(refused))
+        # Listed again each time: a run that still goes on may have removed what was there, and have saved a newer one.
+        newest = max((s for s in step_numbers(directory) if s not in refused), default=-1)
+        step = int(processes.from_first(str(newest).encode("ascii"), 20))
+        if step < 0:
+            raise CheckpointError("\n  ".join([f"there is no sound checkpoint in {directory}", *refused.values()]))
         try:
-            return restore_step(directory, below, wanted)
+            return restore_step(directory, step, wanted)
         except CheckpointError as error:
-            refused.append(str(error.args[0]))
-            report(f"{step_name(below)} in {directory} is passed over: {error.args[0]}")
+            refused[step] = str(error.args[0])
+            report(f"{step_name(step)} in {directory} is passed over: {error.args[0]}")
 
 
 def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
+from ..errors import CheckpointError, LayoutError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..values import Tensor
@@ -22,7 +22,7 @@ from .files import remove_tree, sync_directory
 from .manifest import STEP_LIMIT
 from .read import open_step, step_name
 from .restore import Restored, Wanted, restore_newest, restore_step
-from .trees import json_value, key_words, tensors_of
+from .trees import check_header, json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
 __all__ = ["Checkpoints"]
@@ -56,8 +56,19 @@ class Checkpoints:
         report: Callable[[str], object] | None = None,
         seconds: float = 600.0,
     ):
-        if keep is not None and (isinstance(keep, bool) or keep < 1):
-            raise at(ShapeError(f"keep is a number of steps from 1, or None to keep all; got {keep!r}"), caller())
+        try:
+            if keep is not None and not _is_count(keep):
+                raise ShapeError(f"keep is a number of steps from 1, or None to keep all; got {keep!r}")
+            if not _is_count(chunk_bytes):
+                raise ShapeError(f"chunk_bytes is a number of bytes from 1, got {chunk_bytes!r}")
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+                raise ShapeError(f"seconds is a number above 0, got {seconds!r}")
+            if report is not None and not callable(report):
+                raise ShapeError(f"report is a function of one line of text, got {report!r}")
+            if not isinstance(directory, str | Path) or "\0" in str(directory):
+                raise ShapeError(f"directory is the path of a directory, got {directory!r}")
+        except ShapeError as error:
+            raise at(error, caller()) from None
         self.directory, self.keep = Path(directory), keep
         self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
         self.report = report or _warn
@@ -112,8 +123,22 @@ class Checkpoints:
     def verify(self, step: int) -> None:
         """Read all of a step. Raises `CheckpointError`, naming file and key, when it is not what was written."""
         self.wait()
-        with open_step(self.directory, step) as reader:
-            reader.verify()
+        try:
+            _check_step(step)
+            with open_step(self.directory, step) as reader:
+                reader.verify()
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+
+    def claim(self) -> None:
+        """Become the directory's only writer now, and not at the first save; makes the directory.
+
+        Raises `SaveError` when there is another writer, or nothing can be written there.
+        """
+        try:
+            self._on_first(f"{self.directory} cannot be written", self._become_writer)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
 
     def save(
         self,
@@ -133,11 +158,11 @@ class Checkpoints:
         later one is there already; `ShapeError` for what cannot be stored.
         """
         try:
-            if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
-                raise ShapeError(f"a step is a whole number from 0 to {STEP_LIMIT}, got {step!r}")
+            _check_step(step)
             words = None if key is None else key_words(key)
             fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
             tensors = tensors_of(tree)
+            check_header(fields, tensors)
             if not wait and not processes.everywhere(self._writing is None or self._writing.done()):
                 return False
             self.wait()
@@ -161,24 +186,30 @@ class Checkpoints:
 
     def _begin(self, step: int) -> tuple[Path, str]:
         """The directory to write to, and the id of the save, which process 0 makes and all get."""
+        save = processes.from_first(secrets.token_hex(8).encode("ascii"), 16).decode("ascii")
+        folder = self.directory / f"{step_name(step)}.{save}.unfinished"
+
+        def begin() -> None:
+            self._become_writer()
+            self._make_room(step)
+            folder.mkdir()
+
+        self._on_first(f"{step_name(step)} was not saved", begin)
+        return folder, save
+
+    def _on_first(self, failure: str, work: Callable[[], None]) -> None:
+        """Process 0 works on the directory; when it cannot, every process raises what it says, or that it says it."""
         problem: Exception | None = None
-        save = secrets.token_hex(8)
         if processes.index() == 0:
             try:
-                self._become_writer()
-                self._make_room(step)
-                self._folder(step, save).mkdir()
+                work()
             except (OSError, CheckpointError) as error:
                 problem = error
-        agreed = processes.from_first(b"" if problem else save.encode("ascii"), 16).decode("ascii")
+        if processes.everywhere(problem is None):
+            return
         if isinstance(problem, CheckpointError):
             raise problem
-        if not agreed:
-            raise SaveError(f"{step_name(step)} was not saved: {problem or 'process 0 cannot write; it says why'}")
-        return self._folder(step, agreed), agreed
-
-    def _folder(self, step: int, save: str) -> Path:
-        return self.directory / f"{step_name(step)}.{save}.unfinished"
+        raise SaveError(f"{failure}: {problem or 'process 0 says why'}") from problem
 
     def _become_writer(self) -> None:
         if self._is_writer:
@@ -235,47 +266,75 @@ class Checkpoints:
             raise SaveError(f"{step_name(step)} was saved, but what follows a save was not done: {error}") from error
 
     def discard(self, after: int) -> None:
-        """Remove the steps after this one, to continue from it. Requires that no other program writes here."""
+        """Remove the steps after this one, to continue from it. Requires that no other program writes here.
+
+        Raises `ShapeError` for what is no step, and `SaveError` when steps cannot be removed.
+        """
         self.wait()
-        problem: Exception | None = None
-        if processes.index() == 0:
-            try:
-                self._become_writer()
-                there = self.steps()
-                note_newest(self.directory, max((step for step in there if step <= after), default=None))
-                for step in there:
-                    if step > after:
-                        remove_step(self.directory, step, self._owner)
-            except (OSError, CheckpointError) as error:
-                problem = error
-        if not processes.everywhere(problem is None):
-            raise SaveError(f"steps after {after} were not discarded: {problem or 'process 0 says why'}") from problem
+
+        def discard() -> None:
+            self._become_writer()
+            there = self.steps()
+            note_newest(self.directory, max((step for step in there if step <= after), default=None))
+            for step in there:
+                if step > after:
+                    remove_step(self.directory, step, self._owner)
+
+        try:
+            _check_step(after)
+            self._on_first(f"steps after {after} were not discarded", discard)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
 
     def restore(
         self,
         step: int | None = None,
         like: Any = None,
         *,
-        mesh: Mesh | None = None,
-        layout: Layout | None = None,
+        mesh: Mesh | str | None = None,
+        layout: Layout | str | dict[str, Any] | None = None,
         program: Program | None = None,
     ) -> Restored:
         """The tree of a step, or of the newest one that is sound; what is passed over is reported by name.
 
         `like` is a pytree of specs or tensors: dims are found by name, in any order, and what it leaves out is not
-        read (None: everything, by path). A tensor comes to lie as `program`'s input of the same path, else as the
-        layout says on the mesh, else as the tensor in `like` lies, else whole on one device. Every device's part is
-        read and checked alone. Raises `CheckpointError` when the step, or all of them, cannot be trusted, and
-        `ShapeError` when `like` does not fit what is stored.
+        read (None: everything, by path). Given a `program`, a tensor comes to lie as the program's input of the same
+        path; given a mesh and a layout, as the layout says; else as the tensor in `like` lies, or whole on one device.
+        Every device's part is read and checked alone. Raises `CheckpointError` when the step, or all of them, cannot be
+        trusted, `ShapeError` when `like` does not fit what is stored, and `LayoutError` for a layout that cannot be.
         """
         self.wait()
         try:
-            wanted = Wanted(like, mesh, layout, program)
+            if step is not None:
+                _check_step(step)
+            wanted = Wanted(like, *_placement(mesh, layout, program))
             if step is not None:
                 return restore_step(self.directory, step, wanted)
             return restore_newest(self.directory, wanted, self.report)
         except MeshdslError as error:
             raise at(error, caller()) from None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _check_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
+        raise ShapeError(f"a step is a whole number from 0 to {STEP_LIMIT}, got {step!r}")
+
+
+def _placement(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
+    """Where restored tensors are to lie, mesh and layout from text as `md.compile` takes them."""
+    if program is None:
+        mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh(mesh)
+        layout = layout if layout is None or isinstance(layout, Layout) else Layout(layout)
+        return mesh, layout, None
+    if not isinstance(program, Program):
+        raise ShapeError(f"program= is what compiled.program(*args) gives, got {type(program).__name__}")
+    if mesh is not None or layout is not None:
+        raise LayoutError("a program has its mesh and layout already\n  pass program=, or mesh= and layout=, not both")
+    return None, None, program
 
 
 def _warn(message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +15,12 @@ from ..ir import Type
 from ..ops.random import WORD
 from ..trace import as_tensor, tree
 from ..values import Tensor
-from .manifest import DTYPES, PATH_LIMIT, Manifest
+from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
 from .strict import plain
 
-__all__ = ["check_fit", "flat", "json_value", "key_words", "tensors_of"]
+__all__ = ["check_fit", "check_header", "flat", "json_value", "key_words", "tensors_of"]
+
+_AT = "\n  at "
 
 
 def flat(values: Any) -> dict[str, Any]:
@@ -26,7 +30,11 @@ def flat(values: Any) -> dict[str, Any]:
     {'params/w': 1, 'step': 2}
     """
     found: dict[str, Any] = {}
-    for keys, leaf in tree.tree_flatten_with_path(values)[0]:
+    try:
+        leaves = tree.tree_flatten_with_path(values)[0]
+    except ValueError as error:  # keys of one dict that cannot be sorted, such as 1 and "1"
+        raise ShapeError(f"this is no tree of tensors: {str(error).splitlines()[0]}") from None
+    for keys, leaf in leaves:
         path = tree.keystr(keys, simple=True, separator="/") or "value"
         if path in found:
             raise ShapeError(
@@ -48,8 +56,18 @@ def tensors_of(values: Any) -> dict[str, Tensor]:
             raise ShapeError(f"{path} is the spec {leaf}, which has no values to save; pass the tensor")
         try:
             x = as_tensor(leaf)
-        except ShapeError as error:
-            raise ShapeError(f"{path}: {error.args[0]}") from None
+        except ShapeError as error:  # its second line names the user's line already, and the boundary will again
+            raise ShapeError(f"{path}: {str(error.args[0]).partition(_AT)[0]}") from None
+        except TypeError:
+            raise ShapeError(
+                f"{path}: expected a tensor or a number, got {type(leaf).__name__} of {leaf.dtype}\n"
+                "  of a random key of JAX, save jax.random.key_data(key) with dims, or use md.random.key"
+            ) from None
+        if isinstance(x.stored, jax.Array) and x.stored.is_deleted():
+            raise ShapeError(
+                f"{path} is {x.type}, and its memory is gone: a compiled function took it over (donate=)\n"
+                "  save what that call returned in its place"
+            )
         if x.dtype.name not in DTYPES:
             raise ShapeError(f"{path} is {x.type}, and checkpoints hold: {', '.join(DTYPES)}; cast it first")
         if len(path) > PATH_LIMIT:
@@ -64,6 +82,17 @@ def json_value(value: Any, what: str) -> Any:
         return plain(value, what)
     except CheckpointError as error:
         raise ShapeError(f"the {what} of a checkpoint is kept as JSON; {error.args[0]}") from None
+
+
+def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raises `ShapeError` when configuration and data are longer than a reader takes from a stranger."""
+    stored = sum(x.dtype.itemsize * math.prod(x.shape) for x in tensors.values())
+    there, most = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the sizes of the files
+    if there > most:
+        raise ShapeError(
+            f"config and data take {there} bytes as JSON; beside {stored} bytes of tensors, {most} are the most\n"
+            "  keep what is large in a file of its own, and its name here"
+        )
 
 
 def key_words(key: Any) -> tuple[int, ...]:

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint import lock, store
+from meshdsl.checkpoint import lock, restore, store
 from meshdsl.checkpoint.directory import unfinished
 
 
@@ -139,14 +140,109 @@ def test_what_cannot_be_saved(tmp_path: Path):
         ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f: it holds a builtin_function_or_method"),
         ({"step": 1, "tree": x(), "data": {1: 2}}, "the key 1 is not text"),
         ({"step": 1, "tree": x(), "key": 7}, "is a random key of md.random.key"),
+        ({"step": 1, "tree": {1: 1.0, "1": 2.0}}, "this is no tree of tensors: "),
+        ({"step": 1, "tree": {"k": jax.random.key(0)}}, "k: expected a tensor or a number, got "),
+        (
+            {"step": 1, "tree": x(), "config": "y" * 40_000},
+            "config and data take 40041 bytes as JSON; beside 560 bytes",
+        ),
     ]
     for asked, complaint in cases:
         with pytest.raises(md.ShapeError) as caught:
             checkpoints.save(**asked)
         assert complaint in str(caught.value), complaint
+        assert str(caught.value).count("\n  at ") == 1, str(caught.value)
     with pytest.raises(md.TraceError, match="no values yet"):
         md.eval_shape(lambda w: checkpoints.save(1, w), md.spec("io:3"))
     assert os.listdir(tmp_path) == [], "nothing was written"
+
+
+def test_a_tensor_whose_memory_is_gone(tmp_path: Path):
+    step = md.compile(lambda w: w + 1, "rows:2", "io:rows", donate=0)
+    w = md.compile(lambda w: w * 2, "rows:2", "io:rows")(md.tensor(np.ones(4), "io"))
+    step(w)
+    with pytest.raises(md.ShapeError, match="a compiled function took it over"):
+        md.Checkpoints(tmp_path).save(1, {"w": w})
+
+
+WRONG = [
+    ({"keep": 0}, "keep is a number of steps"),
+    ({"keep": 2.5}, "keep is a number of steps"),
+    ({"keep": "3"}, "keep is a number of steps"),
+    ({"chunk_bytes": 0}, "chunk_bytes is a number of bytes"),
+    ({"seconds": "long"}, "seconds is a number above 0"),
+    ({"report": 3}, "report is a function of one line"),
+    ({"directory": None}, "directory is the path of a directory"),
+    ({"directory": "a\0b"}, "directory is the path of a directory"),
+]
+
+
+@pytest.mark.parametrize(("options", "complaint"), WRONG, ids=lambda v: str(v)[:30])
+def test_what_cannot_be_asked_of_a_directory(tmp_path: Path, options: dict[str, Any], complaint: str):
+    with pytest.raises(md.ShapeError, match=complaint):
+        md.Checkpoints(**{"directory": tmp_path, **options})
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", 10**30])
+def test_what_is_no_step(tmp_path: Path, step: Any):
+    checkpoints = md.Checkpoints(tmp_path)
+    for method in (checkpoints.restore, checkpoints.verify, checkpoints.discard):
+        with pytest.raises(md.ShapeError, match="a step is a whole number"):
+            method(step)
+
+
+def test_where_a_restored_tree_is_to_lie(tmp_path: Path):
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, x())
+        assert checkpoints.restore(mesh="rows:4", layout="io:rows").tree["w"].stored.sharding.num_devices == 4
+        compiled = md.compile(lambda w, v: (w, v), "rows:2", "io:rows")
+        with pytest.raises(md.ShapeError, match=r"program= is what compiled.program\(\*args\) gives, got Compiled"):
+            checkpoints.restore(program=compiled)  # type: ignore[arg-type]  # the mistake that is tested
+        with pytest.raises(md.LayoutError, match="a program has its mesh and layout already"):
+            checkpoints.restore(program=compiled.program(*x().values()), mesh=md.Mesh("rows:4"))
+
+
+def test_a_reader_finds_the_step_that_came_while_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with md.Checkpoints(tmp_path, keep=1) as writer:
+        writer.save(1, x(1))
+        writer.wait()
+        really, done = restore.restore_step, list[int]()
+
+        def slow(directory: Path, step: int, wanted: Any) -> Any:
+            if not done:
+                done.append(step)
+                writer.save(2, x(2))
+                writer.wait()  # step 1 is removed now
+            return really(directory, step, wanted)
+
+        monkeypatch.setattr(restore, "restore_step", slow)
+        assert value(md.Checkpoints(tmp_path, report=lambda line: None).restore()) == 2
+
+
+def test_only_its_own_files_are_cleared_away(tmp_path: Path):
+    mine = ["lock.notes", "newest.txt", "step-00000001.unfinished", "notes"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    for name in ("lock.0123456789abcdef", "newest.draft"):
+        (tmp_path / name).write_text("left behind")
+    with md.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, x())
+    assert sorted(os.listdir(tmp_path)) == sorted([*mine, "newest", "step-00000001"])
+
+
+def test_a_claim_is_made_before_anything_is_saved(tmp_path: Path):
+    first, second = md.Checkpoints(tmp_path / "run"), md.Checkpoints(tmp_path / "run")
+    first.claim()
+    first.claim()
+    with pytest.raises(md.SaveError, match="is being written by process"):
+        second.claim()
+    first.close()
+    second.claim()
+    second.close()
+    assert os.listdir(tmp_path / "run") == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(md.SaveError, match="file cannot be written"):
+        md.Checkpoints(tmp_path / "file").claim()
 
 
 def test_what_does_not_fit_is_said_at_once(tmp_path: Path):
