@@ -133,7 +133,7 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
     Operands are taken as they lie, dims of one name split alike, and those in `whole` are gathered first. f returns
     one tensor with the dims `out`: dims of the operands, split as there, or new ones, which are not split. Where a
     split dim of the operands is not in `out`, the results of the devices along it are added. So under an empty layout
-    this is f(*xs), and under any other too if f treats the elements of split dims one by one or sums over them.
+    this is `f(*xs)`, and under any other too if f treats the elements of split dims one by one or sums over them.
 
     f holds no loops or branches and uses no traced tensor from outside; it is traced once more for its blocks. Raises
     `ShapeError` when it returns other dims, `TraceError` for what it may not hold, and, at compilation, `LayoutError`

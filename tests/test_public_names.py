@@ -42,6 +42,13 @@ def test_has_a_docstring(name: str):
     assert text and text.strip(), f"md.{name} has no docstring of its own"
 
 
+@pytest.mark.parametrize("name", [name for name in REFERENCE if callable(FAMILIES.documented(name))])
+def test_has_an_example(name: str):
+    value = FAMILIES.documented(name)
+    text = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+    assert text and ">>>" in text, f"md.{name} has no example in its docstring"
+
+
 def test_the_reference_has_every_public_name_once():
     assert len(REFERENCE) == len(set(REFERENCE))
     assert {name.partition(".")[0] for name in REFERENCE} == set(md.__all__)

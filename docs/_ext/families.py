@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
 import meshdsl as md
 
 TITLES = {
@@ -44,13 +47,23 @@ def families() -> dict[str, list[str]]:
     for home, names in md._HOMES.items():
         found.setdefault(TITLES.get(home, home), []).extend(names)
     for module in md._MODULES:
-        found[f"md.{module}"] = [f"{module}.{name}" for name in getattr(md, module).__all__]
+        found |= _of_module(module)
     return found
 
 
-def documented(name: str) -> object:
+def _of_module(path: str) -> dict[str, list[str]]:
+    """What a module offers, by title; a module in it comes after it, under a title of its own."""
+    names = [f"{path}.{name}" for name in documented(path).__all__]
+    modules = [name for name in names if isinstance(documented(name), types.ModuleType)]
+    found = {f"md.{path}": [name for name in names if name not in modules]}
+    for module in modules:
+        found |= _of_module(module)
+    return found
+
+
+def documented(name: str) -> Any:
     """The object behind a public name, such as `einsum` or `random.normal`."""
-    value: object = md
+    value: Any = md
     for part in name.split("."):
         value = getattr(value, part)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -35,9 +36,14 @@ class PublicNames(SphinxDirective):
 
 
 def _directive(name: str) -> list[str]:
-    if isinstance(documented(name), type):
+    value = documented(name)
+    if isinstance(value, type):
         return [f".. autoclass:: meshdsl.{name}", "   :members:", ""]
-    return [f".. autofunction:: meshdsl.{name}", ""]
+    if callable(value):
+        return [f".. autofunction:: meshdsl.{name}", ""]
+    # a constant has no docstring of its own: its value, or the names of its values, say what it is
+    shown = ", ".join(value) if isinstance(value, Mapping) else repr(value)
+    return [f".. py:data:: meshdsl.{name}", "", f"   {shown}", ""]
 
 
 class Links(SphinxTransform):

@@ -21,7 +21,15 @@ __all__ = ["Assignment", "Choice", "Picks", "assign"]
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of every token, all [groups, token]: expert and slot (int32), weight, and whether it has the slot."""
+    """One choice of every token, all [groups, token]: expert and slot (int32), weight, and whether it has the slot.
+
+    >>> import meshdsl as md
+    >>> gates = md.tensor([[0.7, 0.3], [0.6, 0.4]], "token expert")
+    >>> slot = md.Dim("slot", 1)
+    >>> (choice,) = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch").by
+    >>> choice.expert.numpy().tolist(), choice.slot.numpy().tolist(), choice.kept.numpy().tolist()
+    ([0, 0], [0, 1], [True, False])
+    """
 
     expert: md.Tensor
     slot: md.Tensor
@@ -31,7 +39,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picks:
-    """What experts choose, all [groups, expert, capacity]: token (int32), weight, and whether the slot is taken."""
+    """What experts choose, all [groups, expert, capacity]: token (int32), weight, and whether the slot is taken.
+
+    >>> import meshdsl as md
+    >>> gates = md.tensor([[0.7, 0.3], [0.6, 0.4]], "token expert")
+    >>> slot = md.Dim("slot", 1)
+    >>> picks = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="expert_choice").by
+    >>> picks.token.numpy().tolist(), picks.kept.numpy().tolist()
+    ([[0], [1]], [[True], [True]])
+    """
 
     token: md.Tensor
     weight: md.Tensor
@@ -40,7 +56,14 @@ class Picks:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A routing in linear size: `by` holds each choice of the tokens, or what the experts picked.
+    """A routing in linear size, which `assign` makes: `by` holds each choice of the tokens, or what the experts picked.
+
+    >>> import meshdsl as md
+    >>> gates = md.tensor([[0.7, 0.3], [0.6, 0.4]], "token expert")
+    >>> slot = md.Dim("slot", 2)
+    >>> found = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="mesh_tf")
+    >>> [choice.expert.numpy().tolist() for choice in found.by]
+    [[0, 0], [1, 1]]
 
     `demand` [groups, expert] counts first choices, before capacity (int32; zeros where experts choose).
     """
@@ -68,7 +91,17 @@ def assign(
     used: md.Tensor | None = None,
     **options: Any,
 ) -> Assignment:
-    """`route`, with its arguments, without the tensors of size tokens x experts x capacity."""
+    """`route`, with its arguments, without the tensors of size tokens x experts x capacity.
+
+    >>> import meshdsl as md
+    >>> gates = md.tensor([[0.7, 0.3], [0.6, 0.4], [0.2, 0.8]], "token expert")
+    >>> slot = md.Dim("slot", 1)
+    >>> found = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch")
+    >>> found.demand.numpy().tolist(), found.counts.numpy().tolist(), found.dropped.numpy().tolist()
+    ([2, 1], [1, 1], [False, True, False])
+
+    Raises `ShapeError` as `route` does.
+    """
     name, chosen = resolve(router, options)
     by_id = name in ("hash", "random")
     if gates is None and not by_id:

@@ -32,6 +32,12 @@ class Dispatch:
     """`send(x)`: values of tokens [groups, token, ...] to [groups, expert, capacity, ...], zeros in empty slots.
 
     `receive(y)` takes results back, each token's the sum of its slots' by weight; zeros for a dropped token.
+    `dispatch_by` makes it, and its example shows both.
+
+    >>> import meshdsl as md
+    >>> same = md.nn.moe.Dispatch(lambda x: x, lambda y: y)  # no experts
+    >>> same.receive(same.send(md.tensor([[1.0]], "token model"))).dims
+    (token=1, model=1)
     """
 
     send: Callable[[md.Tensor], md.Tensor]

@@ -52,7 +52,13 @@ _VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A public variant: its router, the options that make it, and its formula for the capacity."""
+    """A public variant: its router, the options that make it, and its formula for the capacity.
+
+    >>> import meshdsl as md
+    >>> preset = md.nn.moe.PRESETS["tutel"]
+    >>> preset.router, dict(preset.options), preset.capacity
+    ('top_k', {'k': 2, 'normalize': 'before'}, 'tutel')
+    """
 
     router: str
     capacity: str

@@ -14,6 +14,12 @@ __all__ = ["Routing", "masks", "route"]
 class Routing(NamedTuple):
     """Where the tokens of each group go. Groups are the batch-like dims of the gates.
 
+    >>> import meshdsl as md
+    >>> gates = md.tensor([[0.7, 0.3], [0.4, 0.6]], "token expert")
+    >>> routing = md.nn.moe.route(gates, tokens="token", experts="expert", capacity=md.Dim("slot", 1), router="switch")
+    >>> routing.combine.dims, md.sum(routing.combine, "slot").numpy().round(1).tolist()
+    ((token=2, expert=2, slot=1), [[0.699999988079071, 0.0], [0.0, 0.6000000238418579]])
+
     `combine` [groups, token, expert, capacity] holds the weight of a token in a slot, `dispatch` (boolean, same dims)
     which slots are taken: a choice of weight zero takes one too. `aux_loss` is a number; `counts` [groups, expert] are
     slots filled, `dropped` [groups, token] is true where a token has no slot, `used` [groups, expert] are the slots
@@ -48,17 +54,16 @@ def route(
     >>> routing.dropped.numpy().tolist(), routing.counts.numpy().tolist()
     ([False, False, True], [2, 0])
 
-    | router | rule | options |
-    |---|---|---|
-    | "gshard_paper" | GShard (Lepikhin et al., 2020), Algorithm 1: a refused second choice leaves a hole | as top2 |
-    | "top2" | a refused second choice takes no slot | policy, threshold, normalize, aux_scale, \
-        rejected_second_uses_slot |
-    | "switch" | the largest probability, raw, in token order (Fedus et al., 2021) | aux_scale |
-    | "top_k" | all j-th choices before any (j+1)-th | k, normalize, aux_scale |
-    | "batch_prioritised" | top_k, tokens ordered by score (Riquelme et al., 2021) | score, and those of top_k |
-    | "expert_choice" | each expert takes its best tokens (Zhou et al., 2022); not causal | |
-    | "hash" | `table` [ids] of the token's id, without one the id mod experts; weight 1 | token_ids, table |
-    | "random" | `ids` [groups, token], drawn by the caller; weight 1 | ids |
+    Routers, each with its rule and, in brackets, its options:
+
+    - "gshard_paper": GShard (Lepikhin et al., 2020), Algorithm 1; a refused second choice leaves a hole (as top2)
+    - "top2": a refused second choice takes no slot (policy, threshold, normalize, aux_scale, rejected_second_uses_slot)
+    - "switch": the largest probability, raw, in token order (Fedus et al., 2021) (aux_scale)
+    - "top_k": all j-th choices before any (j+1)-th (k, normalize, aux_scale)
+    - "batch_prioritised": top_k, tokens ordered by score (Riquelme et al., 2021) (score, and those of top_k)
+    - "expert_choice": each expert takes its best tokens (Zhou et al., 2022); not causal
+    - "hash": `table` [ids] of the token's id, without one the id mod experts; weight 1 (token_ids, table)
+    - "random": `ids` [groups, token], drawn by the caller; weight 1 (ids)
 
     A preset (`md.nn.moe.PRESETS`) is named in place of a router. `policy` says which second choices are taken: "all",
     "threshold" (g2 > threshold) or "random" (g2 / threshold > u, u being `uniforms` [groups, token] and g2 the
