@@ -87,8 +87,8 @@ class Mutant:
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
         return self.right.bytes_sent(local_bytes, mesh)
 
-    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
-        right = self.right.simulate(blocks, shape, before, mesh)
+    def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, *counts: Blocks) -> Blocks:
+        right = self.right.simulate(blocks, shape, before, mesh, *counts)
         n = mesh.count(self.axes)
         match self.how:
             case "dropped":
@@ -98,9 +98,14 @@ class Mutant:
             case "mean of":
                 return [(y / n).astype(y.dtype) for y in right]
             case "wrong axis in":
-                return dataclasses.replace(self.right, axes=self.wrong_axes).simulate(blocks, shape, before, mesh)
+                return dataclasses.replace(self.right, axes=self.wrong_axes).simulate(
+                    blocks, shape, before, mesh, *counts
+                )
             case "max instead of" | "sum instead of" | "min instead of":
                 return dataclasses.replace(self.right, kind=self.how[:3]).simulate(blocks, shape, before, mesh)
+            case "one slot less of":
+                told = [[np.clip(n - 1, 0, None) for n in side] for side in counts]
+                return self.right.simulate(blocks, shape, before, mesh, *told)
         raise AssertionError(self.how)
 
 
@@ -122,6 +127,8 @@ def mutants(right: Collective, mesh: Mesh) -> Iterator[Mutant]:
     if right.name == "all_reduce":
         for kind in {"sum", "max", "min"} - {right.kind}:  # type: ignore[union-attr]
             yield Mutant(right, f"{kind} instead of")
+    if right.name == "ragged_all_to_all":
+        yield Mutant(right, "one slot less of")
     if right.name != "permute":
         free = [a for a in mesh.axes if a not in right.axes and mesh.axes[a] == mesh.axes[right.axes[0]]]
         for axis in free:
