@@ -569,6 +569,8 @@ def _windows() -> Iterator[Row]:
 def _placements() -> Iterator[Row]:
     yield Row("prefer", lambda x: md.prefer(x * 2, "b", "a"), (X,), lambda x: x * 2)
     yield Row("replicate", lambda x: md.replicate(x * 2), (X,), lambda x: x * 2)
+    some = lambda x, n: md.ragged(md.where(md.broadcast(md.iota(x.dims[-1], n.dtype), x.dims) < n, x, 0), n, "b")
+    yield Row("ragged", some, (X, In("a", "inside:b", "int32")), lambda x, n: np.where(np.arange(x.shape[1]) < n[:, None], x, 0))
     mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
     yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
     yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)

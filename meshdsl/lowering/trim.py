@@ -18,7 +18,8 @@ from ..errors import LayoutError, at
 from ..ir import Eqn, Op, Var, cse, dce, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
-from ..ops.ragged import FILLED, RAGGED
+from ..ops.blocks import FILLED
+from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from .collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
 from .planner import cost, plan

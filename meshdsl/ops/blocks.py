@@ -16,7 +16,9 @@ from ..ir import Labels, Op, Type
 from .moves import one_label, replaced
 from .reshape import refill
 
-__all__ = ["ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "MERGE_TOP_K", "PICK", "RELABEL"]
+__all__ = [
+    "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "PICK", "RELABEL",
+]  # fmt: skip
 
 
 def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
@@ -169,3 +171,27 @@ def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
     ins = {d.name: new if d.name == old else d.name if d.name in kept else None for d in x.shape}
     outs = {d.name: new if d.name == new else d.name if d.name in kept else None for d in shape}
     return Labels((ins,), (outs,))
+
+
+def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tuple[str, ...]) -> Any:
+    block, start = c.ins[0], c.index(axes) * size if axes else 0
+    here = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
+    for d, n, cut in zip(block.shape, block.sizes, block.axes, strict=True):
+        if n * c.count(cut) != d.size:  # padding holds anything
+            here = c.xp.where(c.positions(block, d) < d.size, here, 0)
+    return c.xp.expand_dims(here, -1)
+
+
+def _filled_rule(counts: Type, parts: Dim) -> Labels:
+    names: dict[str, str | None] = {d.name: d.name for d in counts.shape}
+    return Labels((names,), ({**names, parts.name: parts.name},))
+
+
+FILLED = Op(  # of the first so many places along a dim, how many lie in each block; a block has `size` places
+    "filled",
+    type=lambda counts, *, dim, parts, size, axes: Type((*counts.shape, parts), np.dtype(np.int32)),
+    kernel=_filled,
+    rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
+    flops=lambda *_, **__: 0,
+    fuses="map",
+)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError
-from ..ir import Labels, Op, Type
+from ..ir import Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
-__all__ = ["FILLED", "RAGGED", "ragged"]
+__all__ = ["RAGGED", "ragged"]
 
 
 def _ragged_type(x: Type, counts: Type, *, dim: Dim, share: float) -> Type:
@@ -71,36 +68,3 @@ def ragged(x: Any, counts: Any, dim: DimLike, share: float = 1.0) -> Tensor:
         return find(dim, x.dims)
 
     return bind1(RAGGED, x, counts, dim=located(resolve), share=float(share))
-
-
-def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tuple[str, ...]) -> Any:
-    start = c.index(axes) * size if axes else 0
-    here = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
-    for d in _padded(c):
-        here = c.xp.where(c.positions(c.ins[0], d) < d.size, here, 0)
-    return c.xp.expand_dims(here, -1)
-
-
-def _padded(c: Local) -> list[Dim]:
-    """The dims of the first operand that are stored with padding."""
-    block = c.ins[0]
-    return [d for d, n, axes in zip(block.shape, block.sizes, block.axes, strict=True) if n * c.count(axes) != d.size]
-
-
-def _filled_type(counts: Type, parts: Dim) -> Type:
-    return Type((*counts.shape, parts), np.dtype(np.int32))
-
-
-def _filled_rule(counts: Type, parts: Dim) -> Labels:
-    names = {d.name: d.name for d in counts.shape}
-    return Labels((names,), ({**names, parts.name: parts.name},))
-
-
-FILLED = Op(  # how many places of a device's own block are filled; `parts` has one element for each block of the dim
-    "filled",
-    type=lambda counts, *, dim, parts, size, axes: _filled_type(counts, parts),
-    kernel=_filled,
-    rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
-    flops=lambda *_, **__: 0,
-    fuses="map",
-)
