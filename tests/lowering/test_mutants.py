@@ -53,7 +53,7 @@ PROGRAMS = [
     (MLP, "r:4", "hidden:r"),
     (MLP, "r:2 c:2", "batch:r; hidden:c"),
     (MLP, "r:2 c:2 p:2", "batch:r; hidden:c; io:p"),
-    (LM, "r:2 c:2", "batch:r; vocab:c; d_ff:c; heads:c"),
+    pytest.param(LM, "r:2 c:2", "batch:r; vocab:c; d_ff:c; heads:c", marks=pytest.mark.slow),
     (LM, "r:2 c:2", "batch:r; length:c; vocab:c; d_ff:c; heads:c"),
 ]
 Blocks = list[np.ndarray]

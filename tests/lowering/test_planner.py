@@ -49,6 +49,7 @@ CASES = [
     case("a:2 b:3", "x:6 y:6 z:6", "sum", 573),
     case("a:2 b:4", "x:8 y:8 z:2", "max", 341, padded=False),
 ]
+LONG = dict.fromkeys((0, 2, 4), pytest.mark.slow)  # three axes, tens of thousands of pairs: two of the five by default
 
 
 # --- the reference ------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def reference(index: int) -> tuple[list[Sharding], dict[frozenset[str], np.ndarr
 # --- the law ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[str(c) for c in CASES])
+@pytest.mark.parametrize("index", [pytest.param(i, id=str(c), marks=LONG.get(i, ())) for i, c in enumerate(CASES)])
 def test_every_pair(index: int):
     c = CASES[index]
     all_states, least = reference(index)

@@ -125,10 +125,10 @@ def trained(name: str) -> tuple[dict[str, md.Tensor], list[float], dict[str, Any
 
 
 EVERY_LAYOUT = [("plain", layout) for layout in transformer.LAYOUTS]
-FOUR_MORE = [(name, layout) for name in ("modern", "smoothed") for layout in ("data_model", "sequence")]
+TWO_MORE = [("modern", "data_model"), ("smoothed", "sequence")]
 
 
-@pytest.mark.parametrize(("name", "layout"), EVERY_LAYOUT + FOUR_MORE)
+@pytest.mark.parametrize(("name", "layout"), EVERY_LAYOUT + TWO_MORE)
 def test_the_language_model_trains_as_whole_arrays_do(name: str, layout: str):
     first, expected_losses, expected = trained(name)
     losses, found = run(TINY_LM.replace(**VARIANTS[name]), *transformer.LAYOUTS[layout], first)
