@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import meshdsl as md
 
-__all__ = ["FLOAT32", "Precision", "dim_of", "dims_of"]
+__all__ = ["FLOAT32", "Precision", "dim_of", "dims_of", "new_dim"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,23 @@ def dims_of(x: md.Tensor, asked: str | md.Dim | Iterable[str | md.Dim]) -> tuple
 
 
 def dim_of(x: md.Tensor, asked: str | md.Dim) -> md.Dim:
-    """The dim of x with this name."""
-    name = asked if isinstance(asked, str) else asked.name
-    for dim in x.dims:
-        if dim.name == name:
-            return dim
-    raise md.ShapeError(f"no dim {name!r} in {x.type}; name one of its dims")
+    """The dim of x with this name, and with this size where one is given; raises `ShapeError` where x has none."""
+    dim = new_dim(asked, "a dim") if not isinstance(asked, str) or ":" in asked else None
+    name = asked if dim is None else dim.name
+    there = next((d for d in x.dims if d.name == name), None)
+    if there is None:
+        raise md.ShapeError(f"no dim {name!r} in {x.type}; name one of its dims")
+    if dim is not None and dim != there:
+        raise md.ShapeError(
+            f"dim {name!r} has size {there.size} in {x.type}, and size {dim.size} was asked for\n"
+            "  give the name alone, or rename one of the two with md.rename"
+        )
+    return there
+
+
+def new_dim(asked: str | md.Dim, what: str) -> md.Dim:
+    """A dim that is made, from a dim or from text such as "slot:2"; raises `ShapeError` for anything else."""
+    dims = md.dims(asked) if isinstance(asked, str) and ":" in asked else (asked,)
+    if len(dims) != 1 or not isinstance(dims[0], md.Dim):
+        raise md.ShapeError(f"{what} is a dim with its size, such as md.Dim('name', 8) or 'name:8'; got {asked!r}")
+    return dims[0]

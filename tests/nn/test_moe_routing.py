@@ -226,17 +226,67 @@ def test_a_choice_of_weight_zero_takes_a_slot():
     assert routing.dispatch.sum() == 4 and np.count_nonzero(routing.combine) == 2
 
 
+def test_experts_may_have_more_slots_than_there_are_tokens():
+    routing = routed(router="expert_choice", capacity=md.Dim("slot", 8))
+    assert routing.dispatch.shape == (6, 3, 8) and routing.counts.tolist() == [6, 6, 6]
+    np.testing.assert_allclose(routing.combine.sum(-1), SIX)
+    assert not routing.dispatch[..., 6:].any() and not routing.dropped.any()
+
+
+def test_dims_may_be_text():
+    want = routed(router="switch")
+    same_as = routed(router="switch", tokens="token:6", experts=md.Dim("expert", 3), capacity="slot:2")
+    np.testing.assert_array_equal(same_as.combine, want.combine)
+
+
+def test_ids_are_those_of_every_group_and_a_table_may_be_an_array():
+    x = md.broadcast(gates(), [md.Dim("group", 2), *gates().dims])
+    ids = md.tensor(np.array([0, 1, 2, 3, 0, 0], np.int32), "token")
+    routing = route(x, router="hash", token_ids=ids, table=moe.balanced_table([4, 3, 2, 1], 3))
+    assert routing.dispatch.dims[0] == x.dims[0]
+    assert routing.counts.numpy().tolist() == [[2, 1, 2]] * 2
+
+
 REFUSED = {
     "router": (lambda: route(router="top3"), "no router 'top3'; did you mean 'top2'?"),
     "option": (lambda: route(normalise="after"), "no option 'normalise'; did you mean 'normalize'?"),
     "option of another": (lambda: route(router="switch", k=1), "'switch' has no option 'k'"),
     "no options": (lambda: route(router="expert_choice", policy="all"), "it has no options"),
     "value": (lambda: route(policy="some"), "'all', 'random', 'threshold'; got 'some'"),
-    "number": (lambda: route(router="top_k", k="two"), "is a number"),
+    "number": (lambda: route(router="top_k", k="two"), "is a whole number"),
     "too many choices": (lambda: route(router="top_k", k=4), "makes 4 choices of expert=3"),
     "uniforms": (lambda: route(policy="random"), "needs uniforms="),
     "used": (lambda: route(used=md.broadcast(0, "expert:3")), "'top2' cannot go on from slots that are used"),
-    "capacity": (lambda: route(router="expert_choice", capacity=md.Dim("slot", 7)), "cannot choose slot=7"),
+    "capacity": (lambda: route(capacity=2), "the capacity is a dim with its size, such as md.Dim('name', 8)"),
+    "capacity's name": (lambda: route(capacity="slot"), "or 'name:8'; got 'slot'"),
+    "no router": (lambda: route(router=None), "no router None; there are"),
+    "a half choice": (lambda: route(router="top_k", k=1.5), "'k' of a router is a whole number; got 1.5"),
+    "no threshold": (lambda: route(threshold=float("nan")), "is a number from 0; got nan"),
+    "an array": (lambda: route(np.ones((3, 2))), "gates is a tensor, got ndarray\n  give an array's dims names with"),
+    "whole gates": (lambda: route(gates(SIX) > 0.5), "gates are probabilities of a float dtype, got bool"),
+    "sizes": (
+        lambda: route(experts=md.Dim("expert", 9)),
+        "'expert' has size 3 in float64[token=6 expert=3], and size 9",
+    ),
+    "one dim for two": (lambda: route(tokens="expert"), "expert=3 was given for both"),
+    "padding of experts": (
+        lambda: route(nonpadding=md.broadcast(1, "token:6 expert:3")),
+        "nonpadding has dims of [token=6]",
+    ),
+    "coins of others": (
+        lambda: route(uniforms=md.broadcast(0.5, "token:7")),
+        "uniforms has dims of [token=6] and no others",
+    ),
+    "used by tokens": (lambda: route(router="switch", used=md.broadcast(0, "token:6")), "used has dims of [expert=3]"),
+    "fractions of ids": (lambda: route(router="random", ids=md.broadcast(0.5, "token:6")), "so integers; got float"),
+    "ids of others": (
+        lambda: route(router="random", ids=md.broadcast(0, "token:9")),
+        "the ids of the tokens has dims of",
+    ),
+    "a table of two dims": (
+        lambda: route(router="hash", token_ids=md.broadcast(0, "token:6"), table=md.broadcast(0, "id:4 more:2")),
+        "table= has one dim, the ids",
+    ),
     "gates": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="top2"), "needs gates"),
     "experts": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="hash"), "md.Dim('e', n)"),
     "ids": (lambda: route(router="random"), "needs ids="),
@@ -244,6 +294,8 @@ REFUSED = {
     "a dim": (lambda: route(tokens="tokens"), "no dim 'tokens'"),
     "formula": (lambda: moe.capacity_of(8, 2, formula="mesh"), "did you mean 'mesh_tf'?"),
     "factor": (lambda: moe.capacity_of(8, 2, factor=0.0), "positive factor"),
+    "no factor": (lambda: moe.capacity_of(8, 2, factor=float("nan")), "positive factor"),
+    "a factor in words": (lambda: moe.capacity_of(8, 2, factor="two"), "positive factor"),  # pyright: ignore
 }
 
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import meshdsl as md
 
-from ..precision import dim_of
-from .options import choices_of, resolve
+from .asked import Asked, asked_of
+from .options import choices_of
 from .slots import slots_of
 
 __all__ = ["Assignment", "Choice", "Picks", "assign"]
@@ -84,7 +84,7 @@ def assign(
     *,
     tokens: str | md.Dim,
     experts: str | md.Dim,
-    capacity: md.Dim,
+    capacity: str | md.Dim,
     router: str,
     uniforms: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,
@@ -102,71 +102,25 @@ def assign(
 
     Raises `ShapeError` as `route` does.
     """
-    name, chosen = resolve(router, options)
-    by_id = name in ("hash", "random")
-    if gates is None and not by_id:
-        raise md.ShapeError(f"the router {name!r} needs gates [groups, token, expert]; only hash and random need none")
-    if gates is None and not isinstance(experts, md.Dim):
-        raise md.ShapeError(f"without gates the number of experts is unknown; give experts as md.Dim({experts!r}, n)")
-    expert = dim_of(gates, experts) if gates is not None else cast(md.Dim, experts)
-    ids = _ids(name, chosen, expert) if by_id else None
-    token = dim_of(cast(md.Tensor, gates if ids is None else ids), tokens)
-    if used is not None and (name not in ("switch", "top_k", "hash", "random") or chosen.get("k", 1) != 1):
-        raise md.ShapeError(
-            f"the router {name!r} cannot go on from slots that are used: which token comes first is known only for "
-            "the whole batch\n  route the whole batch first, or take a router of one choice in token order: switch, "
-            "hash, random, or top_k with k=1"
-        )
-    if gates is not None:
-        gates = md.cast(gates, "float32") if gates.dtype.itemsize < 4 else gates
-    real = None if nonpadding is None else md.cast(nonpadding, "bool")
-    case = _Case(name, chosen, token, expert, capacity, real, used)
-    if name == "expert_choice":
-        assert gates is not None
-        return _expert_choice(case, gates)
-    if ids is not None:
-        return _by_ids(case, ids)
-    assert gates is not None
-    return _token_choice(case, gates, uniforms)
+    asked = asked_of(gates, tokens, experts, capacity, router, uniforms, nonpadding, used, options)
+    if asked.ids is not None:
+        return _by_ids(asked, asked.ids)
+    assert asked.gates is not None
+    return (_expert_choice if asked.router == "expert_choice" else _token_choice)(asked, asked.gates)
 
 
-@dataclass(frozen=True)
-class _Case:
-    """What one call of a router was asked, resolved."""
-
-    router: str
-    options: Mapping[str, Any]
-    token: md.Dim
-    expert: md.Dim
-    capacity: md.Dim
-    real: md.Tensor | None
-    used: md.Tensor | None
-
-
-def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:
-    """The expert of every token, for the routers that read no gates."""
-    if router == "random":
-        if options["ids"] is None:
-            raise md.ShapeError("the router 'random' needs ids=, the expert of each token [groups, token] (int32)")
-        return options["ids"]
-    ids, table = options["token_ids"], options["table"]
-    if ids is None:
-        raise md.ShapeError("the router 'hash' needs token_ids=, the id of each token [groups, token]")
-    return ids % expert.size if table is None else md.take(table, ids, table.dims[0])
-
-
-def _chosen(case: _Case, scores: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+def _chosen(case: Asked, scores: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
     """The best expert of every token [groups, token], and it as a mask [groups, token, expert]."""
     best = md.argmax(scores, case.expert)
     return best, _at(case, best)
 
 
-def _at(case: _Case, ids: md.Tensor) -> md.Tensor:
+def _at(case: Asked, ids: md.Tensor) -> md.Tensor:
     return md.broadcast(ids, [*ids.dims, case.expert]) == md.cast(md.iota(case.expert), ids.dtype)
 
 
-def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> Assignment:
-    options, expert = case.options, case.expert
+def _token_choice(case: Asked, gates: md.Tensor) -> Assignment:
+    options, expert, uniforms = case.options, case.expert, case.uniforms
     top2 = case.router in ("gshard_paper", "top2")
     k = choices_of(case.router, options)
     if not 1 <= k <= expert.size:
@@ -206,7 +160,7 @@ def _token_choice(case: _Case, gates: md.Tensor, uniforms: md.Tensor | None) -> 
     return _assignment(case, by, wanted, loss, first, used)
 
 
-def _by_ids(case: _Case, ids: md.Tensor) -> Assignment:
+def _by_ids(case: Asked, ids: md.Tensor) -> Assignment:
     mask = _at(case, ids)
     mask = mask if case.real is None else mask & case.real
     slots, keeps, used = slots_of([mask], case.token, case.expert, case.capacity, case.used)
@@ -242,7 +196,7 @@ def _shares(weights: list[md.Tensor]) -> list[md.Tensor]:
     return [md.where(some, w / total, 0) for w in weights]
 
 
-def _balance(case: _Case, first: md.Tensor, gates: md.Tensor) -> md.Tensor:
+def _balance(case: Asked, first: md.Tensor, gates: md.Tensor) -> md.Tensor:
     """The auxiliary loss: E sum_e f_e m_e of each group, f the share of first choices and m the mean gate; averaged."""
     scale = case.options["aux_scale"]
     share = md.mean(md.cast(first, gates.dtype), case.token)
@@ -252,7 +206,7 @@ def _balance(case: _Case, first: md.Tensor, gates: md.Tensor) -> md.Tensor:
 
 
 def _assignment(
-    case: _Case,
+    case: Asked,
     by: tuple[Choice, ...],
     wanted: list[md.Tensor],
     loss: md.Tensor,
@@ -268,17 +222,14 @@ def _assignment(
     return Assignment(by, loss, counts, ~placed, used, demand, case.token, case.expert, case.capacity)
 
 
-def _expert_choice(case: _Case, gates: md.Tensor) -> Assignment:
+def _expert_choice(case: Asked, gates: md.Tensor) -> Assignment:
     """Each expert takes its best tokens (Zhou et al., "Mixture-of-Experts with Expert Choice Routing", 2022)."""
     token, expert, slot = case.token, case.expert, case.capacity
-    if slot.size > token.size:
-        raise md.ShapeError(
-            f"experts cannot choose {slot!r} out of {token!r}: there are not that many\n"
-            f"  a capacity is at most the number of tokens, as md.nn.moe.capacity_of gives it"
-        )
     scores = gates if case.real is None else md.where(case.real, gates, -1)
     groups = [d for d in gates.dims if d not in (token, expert)]
-    weight, picked = md.top_k(md.transpose(scores, [*groups, expert, token]), token, slot)
+    most = md.Dim(slot.name, min(slot.size, token.size))
+    best = md.top_k(md.transpose(scores, [*groups, expert, token]), token, most)
+    weight, picked = (md.pad(x, slot.name, 0, slot.size - most.size, value=-1) for x in best)
     kept = weight >= 0
     picks = Picks(picked, md.where(kept, weight, 0), kept)
     counts = md.sum(md.cast(kept, "int32"), slot)

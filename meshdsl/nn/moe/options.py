@@ -21,7 +21,7 @@ __all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "
 _POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
 _NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
 _AUX: tuple[Any, ...] = ("E2_mean", "paper", "none")
-_NUMBER = object()  # any number
+_NUMBER, _WHOLE = "number from 0", "whole number"
 _GIVEN = object()  # a tensor
 
 # Of each router: the options with their defaults, and of each option what it may be.
@@ -43,7 +43,7 @@ _VALUES: Mapping[str, Any] = {
     "score": ("top1", "sum"),
     "rejected_second_uses_slot": (False, True),
     "threshold": _NUMBER,
-    "k": _NUMBER,
+    "k": _WHOLE,
     "token_ids": _GIVEN,
     "table": _GIVEN,
     "ids": _GIVEN,
@@ -93,12 +93,12 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
     Raises `ShapeError` for an unknown router, option or value, with the nearest that exist.
     """
-    preset = PRESETS.get(router)
+    preset = PRESETS.get(router) if isinstance(router, str) else None
     if preset is not None:
         router, given = preset.router, {**preset.options, **given}
-    if router not in ROUTERS:
+    if not isinstance(router, str) or router not in ROUTERS:
         raise md.ShapeError(
-            f"no router {router!r}; {near(router, [*ROUTERS, *PRESETS])}there are: {', '.join(ROUTERS)}\n"
+            f"no router {router!r}; {near(str(router), [*ROUTERS, *PRESETS])}there are: {', '.join(ROUTERS)}\n"
             f"  and the presets: {', '.join(PRESETS)}"
         )
     known = ROUTERS[router]
@@ -110,9 +110,15 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         if isinstance(allowed, tuple) and value not in allowed:
             shown = ", ".join(repr(v) for v in allowed if v is not None)
             raise md.ShapeError(f"the option {name!r} of a router is {shown}; got {value!r}")
-        if allowed is _NUMBER and (isinstance(value, bool) or not isinstance(value, int | float | np.number)):
-            raise md.ShapeError(f"the option {name!r} of a router is a number; got {value!r}")
+        if allowed in (_NUMBER, _WHOLE) and not _is_number(value, whole=allowed is _WHOLE):
+            raise md.ShapeError(f"the option {name!r} of a router is a {allowed}; got {value!r}")
     return router, {**known, **given}
+
+
+def _is_number(value: object, whole: bool = False) -> bool:
+    """Whether it is a number from 0, NaN not being one."""
+    kinds = int | np.integer if whole else int | float | np.integer | np.floating
+    return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def choices_of(router: str, options: Mapping[str, Any]) -> int:
@@ -159,7 +165,7 @@ def capacity_of(
         raise md.ShapeError(
             f"no formula {formula!r} for the capacity; {near(formula, _CAPACITY)}there are: {', '.join(_CAPACITY)}"
         )
-    if factor <= 0 or k < 1 or experts < 1:
+    if not _is_number(factor) or not 0 < factor < math.inf or k < 1 or experts < 1:
         raise md.ShapeError(
             f"a capacity needs a positive factor, at least one choice and one expert; got {factor=}, {k=}, {experts=}"
         )

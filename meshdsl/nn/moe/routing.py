@@ -39,7 +39,7 @@ def route(
     *,
     tokens: str | md.Dim,
     experts: str | md.Dim,
-    capacity: md.Dim,
+    capacity: str | md.Dim,
     router: str,
     uniforms: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,
