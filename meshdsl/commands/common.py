@@ -22,6 +22,7 @@ __all__ = [
     "count",
     "out_file",
     "placed",
+    "positive",
     "say",
     "version",
     "workload_of",
@@ -45,10 +46,11 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     return parser
 
 
-def workload_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+def workload_options(parser: argparse.ArgumentParser, *, several: bool = False, more: str = "") -> None:
     """Mesh and layout, or several of each, and settings of the workload's config."""
     many: dict[str, Any] = {"action": "append", "default": []} if several else {}
-    each = "; give one for each" if several else " (default: no split)"
+    each = "; once for each layout (default: all of the workload)" if several else " (default: no split)"
+    meshes = "; one for all, or one for each layout" if several else ""
     parser.add_argument(
         "--layout",
         metavar="RULES",
@@ -58,21 +60,21 @@ def workload_options(parser: argparse.ArgumentParser, *, several: bool = False) 
     parser.add_argument(
         "--mesh",
         metavar="AXES",
-        help="axes such as 'rows:2;cols:4' (default: those of the named layout)",
+        help=f"axes such as 'rows:2;cols:4'{meshes} (default: those of the named layout)",
         **many,
     )
-    config_options(parser)
+    config_options(parser, more)
 
 
-def config_options(parser: argparse.ArgumentParser) -> None:
-    """Settings of the workload's config."""
+def config_options(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Settings of the workload's config; `more` says what else they may set."""
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="settings",
-        help="a value of the workload's config, such as d_model=512; may be repeated",
+        help=f"a value of the workload's config, such as d_model=512{more}; may be repeated",
     )
     parser.add_argument("--batch", type=count, metavar="N", help="the same as --set batch=N")
     parser.add_argument("--length", type=count, metavar="N", help="the same as --set length=N")
@@ -83,6 +85,14 @@ def count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"a count is a whole number, got {text!r}")
     return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number of an option, from 1."""
+    n = count(text)
+    if not n:
+        raise argparse.ArgumentTypeError("at least 1 is needed, got 0")
+    return n
 
 
 def out_file(text: str) -> Path:

@@ -10,8 +10,21 @@ from typing import Any
 from ..errors import ShapeError
 from .common import ILLEGAL_LAYOUT, OK, out_file
 
-__all__ = ["cost_options", "exit_code", "measured", "report_of", "size", "step_of", "step_options"]
+__all__ = [
+    "DEFAULT_MACHINE",
+    "assignment_of",
+    "cost_options",
+    "exit_code",
+    "machine_of",
+    "measured",
+    "report_of",
+    "size",
+    "step_of",
+    "step_options",
+    "step_title",
+]
 
+DEFAULT_MACHINE = "tpu-v5e"
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -19,9 +32,8 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
     """The machine, its memory, and which step."""
     parser.add_argument(
         "--machine",
-        default="tpu-v5e",
         metavar="NAME",
-        help="a machine's name, or a machine file that ends in .toml (default tpu-v5e)",
+        help=f"a machine's name, or a machine file that ends in .toml (default {DEFAULT_MACHINE})",
     )
     parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="what one device may hold, such as 16GB (default: what it has)"
@@ -114,7 +126,7 @@ def machine_of(options: argparse.Namespace) -> Any:
     from ..train import UsageError
 
     try:
-        return machine(options.machine)
+        return machine(DEFAULT_MACHINE if options.machine is None else options.machine)
     except MachineError as error:
         raise UsageError(str(error)) from None
 

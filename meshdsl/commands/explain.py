@@ -32,6 +32,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what was asked for."""
+    _check(options)
     workload, mesh, layout = placed(options)
     compiled, arguments = step_of(options, workload, mesh, layout)
     if options.collective or options.dim or options.moves:
@@ -47,13 +48,31 @@ def run(options: argparse.Namespace) -> int:
         return OK
     program = compiled.program(*arguments)
     if options.json:
-        say({"command": "explain", "program": str(program), "collectives": report.collectives(program)})
+        beside = {} if options.program else {"collectives": report.collectives(program)}
+        say({"command": "explain", "program": str(program), **beside})
         return OK
     print(program)
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({mesh})\n")
         print(report.collective_table(program))
     return OK
+
+
+def _check(options: argparse.Namespace) -> None:
+    """An option that does nothing for what is asked is a mistake."""
+    from ..train import UsageError
+
+    if options.collective or options.dim or options.moves:
+        return
+    machine = options.machine if options.weight_update != "auto" or options.graph else None
+    idle = {"--machine": machine, "--memory": options.memory, "--place": options.place}
+    why = "a program is the same on every machine; they go with --collective, --dim or --moves"
+    if options.graph:
+        update = options.weight_update != "replicated"
+        idle |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
+        why = "--graph is the step before any of it"
+    if named := [name for name, value in idle.items() if value]:
+        raise UsageError(f"{', '.join(named)} would change nothing here: {why}")
 
 
 def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from .common import OK, command, config_options, count, say, workload_of, write
+from .common import OK, command, config_options, positive, say, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 
 __all__ = ["add"]
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     where.add_argument(
         "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; give several to choose from"
     )
-    where.add_argument("--devices", type=_positive, metavar="N", help="every mesh of so many devices")
+    where.add_argument("--devices", type=positive, metavar="N", help="every mesh of so many devices")
     parser.add_argument(
         "--layout", default="", metavar="RULES", help="rules that every layout keeps, such as 'batch:rows'"
     )
@@ -37,9 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--axes", metavar="NAMES", help="the mesh axes to split over (default: all)")
     parser.add_argument("--one-axis", action="store_true", help="a dim takes one axis at most")
     parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only the mesh's")
-    parser.add_argument(
-        "--top", type=_positive, default=5, metavar="N", help="how many of the best to show (default 5)"
-    )
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="how many of the best to show (default 5)")
     parser.add_argument(
         "--overrides",
         action="store_true",
@@ -47,17 +45,14 @@ def add(commands: Any) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    n = count(text)
-    if not n:
-        raise argparse.ArgumentTypeError("at least 1 is needed, got 0")
-    return n
-
-
 def run(options: argparse.Namespace) -> int:
     """Search, and print what was found."""
     import meshdsl as md
 
+    from ..train import UsageError
+
+    if options.one_axis and options.orders:
+        raise UsageError("--orders would change nothing: with --one-axis a dim has one axis at most")
     workload = workload_of(options)
     fixed = md.Layout(options.layout)
     compiled, arguments = step_of(options, workload, md.Mesh("all:1"), md.Layout(""))

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, placed, say, workload_options
-from .costing import step_of, step_options, step_title
+from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
 
 __all__ = ["add"]
 
@@ -18,9 +18,12 @@ def add(commands: Any) -> None:
     workload_options(parser)
     step_options(parser)
     parser.add_argument(
+        "--machine", metavar="NAME", help=f"what --weight-update auto decides on (default {DEFAULT_MACHINE})"
+    )
+    parser.add_argument(
         "--aot",
         metavar="TOPOLOGY",
-        help="compile it as well, without the hardware, for example for tpu:v5e:4x4 (needs the extra [aot])",
+        help="compile it as well, without the hardware, for example for tpu:v5e:4x4 (needs the extra `aot`)",
     )
     parser.add_argument(
         "--fast", action="store_true", help="with --aot: less of the compiler's effort, several times faster"
@@ -34,6 +37,10 @@ def run(options: argparse.Namespace) -> int:
 
     if options.fast and not options.aot:
         raise UsageError("--fast goes with --aot, and there is no --aot")
+    if options.machine and options.weight_update != "auto":
+        raise UsageError(
+            "--machine goes with --weight-update auto: what is sent is the same on every machine otherwise"
+        )
     if options.aot:
         import jax
 

@@ -163,6 +163,11 @@ def test_verify():
     assert record(here("verify", *GRID, "--forward", "--json"))["equal"] is True
 
 
+def test_verify_an_update_that_the_machine_decides():
+    run = here("verify", BIGRAM, "--layout", "data", "--weight-update", "auto", "--machine", "tpu-v3")
+    assert run.code == 0 and "the program states what is emitted" in run.out, run.err
+
+
 def test_verify_beside_a_compiler(monkeypatch: pytest.MonkeyPatch):
     """With a stand-in for the TPU's compiler, which tests/cost/ runs where it is installed."""
     held = aot.CompiledMemory(argument=30_000, output=20_000, temp=10_000, alias=20_000, generated_code=0, peak=50_000)
@@ -213,6 +218,10 @@ MISTAKES = [
     ("cost_no_dim", 2, ["explain", *GRID, "--dim", "widht"]),
     ("cost_quick", 2, ["doctor", "--quick"]),
     ("cost_fast", 2, ["verify", *GRID, "--fast"]),
+    ("cost_verify_machine", 2, ["verify", *GRID, "--machine", "tpu-v4"]),
+    ("cost_idle", 2, ["explain", *GRID, "--machine", "tpu-v4", "--memory", "1GB"]),
+    ("cost_graph", 2, ["explain", *GRID, "--graph", "--weight-update", "sharded"]),
+    ("cost_orders", 2, ["search", BIGRAM, "--devices", "4", "--one-axis", "--orders"]),
     ("cost_topology", 2, ["verify", *GRID, "--aot", "v5e:2x4"]),
 ]
 
