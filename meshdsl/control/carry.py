@@ -21,16 +21,17 @@ def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
 
 def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> list[Tensor]:
     """What a loop's function returned as its carry, in the order of dims in which it went in."""
-    leaves, after_structure = tree.tree_flatten(after)
-    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(leaves, before, strict=False)]
+    came, after_structure = tree.tree_flatten(after)
+    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(came, before, strict=False)]
     same = after_structure == structure and all(
         set(a.dims) == set(b.dims) and a.dtype == b.dtype for a, b in zip(leaves, before, strict=True)
     )
     if not same:
+        more = [x.type if isinstance(x, Tensor) else x for x in came[len(leaves) :]]
         raise at(
             ShapeError(
                 f"the carry of {loop} changes\n"
-                f"  it goes in as {[x.type for x in before]} and comes out as {[x.type for x in leaves]}\n"
+                f"  it goes in as {[x.type for x in before]} and comes out as {[*(x.type for x in leaves), *more]}\n"
                 "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
             ),
             caller(),

@@ -83,6 +83,15 @@ def _words(c: Local, key: Any, high: Any, low: Any) -> tuple[Any, Any]:
     return c.xp.outline(threefry)(key[0:1], key[1:2], high, low)  # one-element arrays: NumPy's scalars warn of overflow
 
 
+def _key(key: Any) -> Tensor:
+    """A key as the user gave it; its type is checked where it is used."""
+    if isinstance(key, Tensor):
+        return key
+    what = repr(key) if isinstance(key, int) else type(key).__name__
+    error = ShapeError(f"a random key is a uint32[{WORD}] tensor, got {what}\n  make one with md.random.key(seed)")
+    raise at(error, caller())
+
+
 def _check_key(key: Type) -> None:
     if key.shape != (WORD,) or key.dtype != np.uint32:
         raise ShapeError(f"a random key is a uint32[{WORD}] tensor, got {key}\n  make one with md.random.key(seed)")
@@ -152,6 +161,7 @@ def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: An
     XLA rounds once where it fuses a product and a sum, so operations run one at a time would differ from `jax.random`
     (and from the same function under `md.compile`) in the last bit.
     """
+    ins = (_key(ins[0]), *ins[1:])
     dtype = located(lambda: _float(name, dtype))
     if current() is not None or any(x._trace is not None for x in ins):
         return function(*ins, shape=shape, dtype=dtype)
@@ -204,7 +214,7 @@ def fold_in(key: Tensor, i: Any) -> Tensor:
     if isinstance(i, int | np.integer) and not 0 <= i <= _LOW_32:
         raise at(ShapeError(f"what is folded into a random key lies from 0 to 2**32 - 1, got {i}"), caller())
     i = as_tensor(i, "uint32") if isinstance(i, int | np.integer) else as_tensor(i)
-    return bind1(_FOLD_IN, key, cast(i, "uint32") if kind(i.dtype) == "i" else i)
+    return bind1(_FOLD_IN, _key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
 
 def split(key: Tensor, n: int | Dim = 2) -> Any:
@@ -227,7 +237,9 @@ def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
     >>> md.random.bits(md.random.key(7), "a:2")
     tensor(uint32[a=2], [2895194379 4185947648])
     """
-    return bind1(_BITS, key, shape=_dims(dims), dtype=located(lambda: _known("bits", dtype, "i", "unsigned integers")))
+    return bind1(
+        _BITS, _key(key), shape=_dims(dims), dtype=located(lambda: _known("bits", dtype, "i", "unsigned integers"))
+    )
 
 
 def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:

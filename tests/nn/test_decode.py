@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.nn.decode.single import likely
 from models import moe_transformer, seq2seq
 from tests.nn.moe_reference import simulated
 
@@ -167,7 +168,7 @@ def test_sampling_draws_what_jax_draws():
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (1, 1.0), (3, 1.0), (None, 0.6), (4, 0.5), (None, 1e-6)])
 def test_what_is_left_to_sample_from(top_k: int | None, top_p: float):
     logits = np.random.default_rng(1).standard_normal((2, 7)).astype(np.float32)
-    left = md.nn.decode._likely(md.tensor(logits, "batch vocab"), md.Dim("vocab", 7), top_k, top_p).numpy() > -1e29
+    left = likely(md.tensor(logits, "batch vocab"), md.Dim("vocab", 7), top_k, top_p).numpy() > -1e29
     for row, kept in zip(logits, left, strict=True):
         order = np.argsort(-row)[: top_k or 7]
         p = np.exp(row[order]) / np.exp(row[order]).sum()
@@ -223,9 +224,23 @@ def test_errors_say_what_there_is():
         toy(functools.partial(search, form="sorted"), 4, 3).specs()
     with pytest.raises(md.ShapeError, match="fewer than two"):
         toy(search, 1, 3).specs()
-    for options, message in (({"temperature": 0.0}, "greedy"), ({"top_p": 0.0}, "top_p"), ({"top_k": 0}, "top_k")):
+    for options, message in (
+        ({"temperature": 0.0}, "greedy"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": md.Dim("k", 2)}, "top_k is a whole number"),
+    ):
         with pytest.raises(md.ShapeError, match=message):
             toy(functools.partial(md.nn.decode.sample, **options), 4, 3).specs(md.random.key(0))
+    for results, message in (
+        ((md.tensor(1.0),), "returns two things, .* got tuple of Tensor"),
+        (md.tensor(1.0), "got Tensor"),
+        ((np.ones((2, 4)), ()), "got tuple of ndarray, tuple"),
+    ):
+        with pytest.raises(md.ShapeError, match=message):
+            md.nn.decode.greedy(lambda *_, results=results: results, lambda dims: (), BATCH, md.Dim("length", 3))
+    with pytest.raises(md.ShapeError, match=r"the beam is a dim with its size, .* got 2"):
+        toy(functools.partial(search, beam=2), 4, 3).specs()
     x, cache = md.spec("batch:2 beam:2 lane:2 model:6"), {"k": md.spec("batch:2 memory:4 heads:2 head:3")}
     with pytest.raises(md.ShapeError, match="one of them can be laid along the memory"):
         attend = functools.partial(md.nn.cached_attention, heads=HEADS, head=HEAD, position=None, mask=None)

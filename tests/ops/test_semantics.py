@@ -320,6 +320,10 @@ def test_a_while_loop_says_where_its_gradient_is_to_be_had() -> None:
     assert md.grad(lambda x: x * f(md.stop_gradient(x)))(t(3.0)).item() == 12
     with pytest.raises(md.ShapeError, match=r"the carry of md\.while_loop changes"):
         md.while_loop(lambda c: c < 10, lambda c: md.broadcast(c, "a:2"), t(1.0))
+    with pytest.raises(
+        md.ShapeError, match=r"goes in as \[float32\[\]\] and comes out as \[float32\[\], float32\[\]\]"
+    ):
+        md.while_loop(lambda c: c < 10, lambda c: (c, c), t(1.0))
     with pytest.raises(md.ShapeError, match="one boolean without dims"):
         md.while_loop(lambda c: c < 10, lambda c: c, t([1.0], "a"))
     with pytest.raises(md.ShapeError, match="one boolean, got"):
