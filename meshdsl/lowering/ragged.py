@@ -10,7 +10,7 @@ to its place: nothing is packed before or unpacked after. How many of its slots 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,6 +78,8 @@ class RaggedAllToAll:
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, sent: Array, came: Array) -> Array:
         """`lax.ragged_all_to_all` on rows, one for each slot; for every peer as many runs as it gets cells."""
+        if 0 in x.shape:  # there is no exchange of nothing
+            return self.padded.emit(x, shape, before, mesh)
         order = self._order(shape)
         x = jnp.transpose(varying(x, self.axes), order)
         n, k = mesh.count(self.axes), len(self.cells)
@@ -105,7 +107,7 @@ class RaggedAllToAll:
             by_peer(jnp.reshape(came, after), grows),
             axis_name=self.axes,
         )
-        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), np.argsort(order))
+        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _back(order))
 
     def simulate(
         self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, sent: Blocks, came: Blocks
@@ -123,7 +125,7 @@ class RaggedAllToAll:
         for x, count in zip(blocks, sent, strict=True):
             slots = np.arange(x.shape[order[len(self.cells)]])
             there = (slots < count).reshape((*count.shape[:-1], -1) + (1,) * (x.ndim - count.ndim))
-            filled.append(np.where(np.transpose(there, np.argsort(order)), x, np.zeros((), x.dtype)))
+            filled.append(np.where(np.transpose(there, _back(order)), x, np.zeros((), x.dtype)))
         return self.padded.simulate(filled, shape, before, mesh)
 
     def _order(self, shape: Shape) -> tuple[int, ...]:
@@ -131,6 +133,11 @@ class RaggedAllToAll:
         there = names(shape)
         first = (*self.cells, self.slots)
         return tuple(there.index(d) for d in (*first, *(d for d in there if d not in first)))
+
+
+def _back(order: Sequence[int]) -> tuple[int, ...]:
+    """The order that undoes one."""
+    return tuple(order.index(i) for i in range(len(order)))
 
 
 def check_platform(program: Program, platforms: Iterable[str]) -> None:

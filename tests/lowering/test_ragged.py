@@ -71,6 +71,7 @@ CASES = [
     ("a:2 b:2", "group:a expert:a model:b", X, 2),
     ("a:2", "group:a expert:a", "model:3 gate:8 slot:4 group:8", 2),  # stored in another order
     ("a:2", "group:a expert:a", "group:8 gate:8 slot:4", 2),  # a number in each slot
+    ("a:2", "group:a expert:a", "group:8 gate:8 slot:4 model:0", 2),  # nothing in each slot
     ("a:2 b:2 c:2", "group:b,a expert:a expert_group:b slot:c", "group:7 gate:8 slot:3 model:3", 2),  # padding in all
     ("a:4", "group:a expert:a", "group:8 gate:6 slot:4 model:3", 1),  # experts are padded, what the gate sees is not
 ]
