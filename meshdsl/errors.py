@@ -150,7 +150,7 @@ class Where(NamedTuple):
 NOWHERE = Where("", 0)  # of what no line of the user's asked for
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # next best: a layer's own line
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}functools.py", f"{os.sep}contextlib.py")
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # installed, and Python's own
 _COMMAND = os.sep + "meshdsl"  # the script that an installation makes
 
 

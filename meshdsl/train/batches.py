@@ -72,8 +72,27 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
 
 
 def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, md.Tensor]:
-    """The batch as tensors of the types that the workload takes."""
-    return {name: md.tensor(np.asarray(batch[name], spec.dtype), spec.shape) for name, spec in specs.items()}
+    """The batch as tensors of the types that the workload takes.
+
+    Raises `MeshdslError` when the data and the workload's inputs do not go together.
+    """
+    if missing := [name for name in specs if name not in batch]:
+        raise md.MeshdslError(
+            f"the data gives no {missing[0]!r}; it gives: {', '.join(batch) or 'nothing'}\n"
+            f"  the workload's inputs are {', '.join(specs)}: give an array for each, by name"
+        )
+    return {name: _tensor(name, batch[name], spec) for name, spec in specs.items()}
+
+
+def _tensor(name: str, values: Any, spec: Any) -> md.Tensor:
+    array = np.asarray(values)
+    sizes = tuple(d.size for d in spec.shape)
+    if array.shape != sizes or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        raise md.MeshdslError(
+            f"the data gives {name!r} as {array.dtype} of shape {list(array.shape)}, and inputs(config) says {spec}\n"
+            "  an array has the shape of these dims, in their order, and numbers that the dtype can hold"
+        )
+    return md.tensor(array.astype(spec.dtype), spec.shape)
 
 
 def tokens_of(specs: Mapping[str, Any]) -> int:

@@ -17,9 +17,10 @@ from typing import Any
 import meshdsl as md
 
 from .batches import Batches, Text, data_for, tensors, tokens_of
-from .reader import Reader, Record
+from .reader import Reader, Record, finite
 from .state import Keeping, State, keeping
 from .stop import Stop, Stopped
+from .values import as_json
 
 __all__ = ["stages", "train"]
 
@@ -35,6 +36,7 @@ def train(
     eval_every: int = 0,
     eval_batches: int = 8,
     weight_update: str = "replicated",
+    machine: str | None = None,
     non_finite: str = "stop",
     max_skips: int = 10,
     keep: Keeping | None = None,
@@ -44,17 +46,17 @@ def train(
 
     `batches(split, step)` gives the data, for splits `train` and `held_out`; by default `data_for` the workload.
     There is an evaluation every `eval_every` steps (0: none on the way) and after the last, on `eval_batches`
-    held-out batches (0: never). `weight_update` is that of `md.compile`. A loss or gradient that is NaN or infinite
-    raises `NonFiniteLoss`; with `non_finite="skip"`, only when there are `max_skips` in a row. With `keep`, the run
-    goes on from its newest checkpoint, and saves on the way and after the last step; when `stop` then says so, it
-    saves and raises `Stopped`.
+    held-out batches (0: never). `weight_update` is that of `md.compile`, and `machine` the one that "auto" decides
+    for. A loss or gradient that is NaN or infinite raises `NonFiniteLoss`; with `non_finite="skip"`, only when there
+    are `max_skips` in a row. With `keep`, the run goes on from its newest checkpoint, and saves on the way and after
+    the last step; when `stop` then says so, it saves and raises `Stopped`.
     """
     batches = data_for(workload, seed) if batches is None else batches
     specs = workload.inputs(workload.config)
     key = md.random.key(seed)
     takes = _key(workload)
     eval_key = (key,) if takes and takes.default is takes.empty else ()  # where it may be left out: no dropout
-    run, types = stages(workload, mesh, layout, weight_update=weight_update, guard=True)
+    run, types = stages(workload, mesh, layout, weight_update=weight_update, machine=machine, guard=True)
     program = run.program(*types)  # whatever is wrong with the layout is said here, all of it, before anything is made
     judge = md.compile(workload.eval_step(), mesh, layout)
     stop = Stop() if stop is None else stop
@@ -63,6 +65,8 @@ def train(
         began = time.perf_counter()
         like = {"params": types[0], "state": types[1]}
         found = keep.restore(like, program, seed) if keep else None
+        if keep and not (found and found[0].saved >= steps):
+            keep.checkpoints.claim()  # a second run, or a disk that cannot be written, is no surprise at the first save
         state = found[0] if found else State(_initialised(workload, mesh, layout, key))
         yield {
             "event": "start",
@@ -70,12 +74,13 @@ def train(
             "mesh": str(mesh),
             "layout": str(layout),
             "seed": seed,
-            "config": {k: _plain(v) for k, v in dataclasses.asdict(workload.config).items()},
+            "config": as_json(dataclasses.asdict(workload.config)),
             "parameters": sum(math.prod(d.size for d in p.shape) for p in types[0].values()),
-            "data": describe() if (describe := getattr(batches, "describe", None)) else {"kind": "given"},
+            "data": as_json(describe()) if (describe := getattr(batches, "describe", None)) else {"kind": "given"},
         }
         if found:
-            yield {"event": "resume", "step": state.step, "from": found[1], "changed": found[2]}
+            left = max(steps - state.step, 0)
+            yield {"event": "resume", "step": state.step, "from": found[1], "changed": found[2], "steps_left": left}
         first = state.step
         reader = Reader(state, steps, tokens_of(specs), non_finite, max_skips)
         due = False
@@ -105,10 +110,9 @@ def train(
                     totals[name] = totals.get(name, 0.0) + float(value.numpy()) / eval_batches
                 if number := stop.now():
                     yield from leave(number)
-            record = {"event": "eval", "step": state.step, "batches": eval_batches, **totals}
             if isinstance(batches, Text):
-                record["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
-            yield record
+                totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
+            yield {"event": "eval", "step": state.step, "batches": eval_batches, **finite(totals)}
             reader.restart()
 
         if number := stop.now():
@@ -157,6 +161,7 @@ def stages(
     *,
     forward: bool = False,
     weight_update: str = "replicated",
+    machine: str | None = None,
     guard: bool = False,
 ) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step, and the types of its arguments: what `.graph`, `.program` and `.lower` take. No devices.
@@ -169,7 +174,8 @@ def stages(
     if forward:
         return md.compile(workload.eval_step(), mesh, layout), (params, batch, *key)
     step = workload.train_step(guard=guard)
-    compiled = md.compile(step, mesh, layout, donate=(0, 1), weight_update=weight_update)
+    on = machine if weight_update == "auto" else None
+    compiled = md.compile(step, mesh, layout, donate=(0, 1), weight_update=weight_update, machine=on)
     return compiled, (params, state, batch, *key)
 
 
@@ -187,7 +193,3 @@ def _key(workload: md.Workload) -> inspect.Parameter | None:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(workload.loss(workload.config)).parameters.values()
     return next(iter([p for p in parameters if p.kind in kinds][2:]), None)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import jax
+
+import meshdsl as md
 
 from .values import UsageError
 
@@ -23,10 +25,13 @@ Record = Mapping[str, Any]
 
 
 class Lines:
-    """Appends each record to a file, as one line of JSON. Raises `UsageError` when it cannot be opened."""
+    """Appends each record to a file, as one line of JSON.
+
+    Raises `UsageError` when it cannot be opened, `MeshdslError` when it cannot be written any more.
+    """
 
     def __init__(self, path: Path, header: Record):
-        self.header = dict(header)
+        self.path, self.header = path, dict(header)
         try:
             self.file: TextIO = path.open("a", encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -34,12 +39,16 @@ class Lines:
 
     def write(self, record: Record) -> None:
         """One line."""
-        self.file.write(json.dumps({**self.header, **record}, allow_nan=False) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps({**self.header, **record}, allow_nan=False) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise md.MeshdslError(f"--metrics {self.path} cannot be written any more: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file."""
-        self.file.close()
+        with contextlib.suppress(OSError):  # every line was flushed; one that could not be has been said
+            self.file.close()
 
 
 class TensorBoard:
@@ -76,12 +85,17 @@ class TensorBoard:
 class Profile:
     """Traces the steps from the third to the `count`th after it with JAX's profiler, for TensorBoard or Perfetto.
 
-    The first step compiles, and the second is still on its way when the first is read: they are left out.
+    The first step compiles, and the second is still on its way when the first is read: they are left out. `say` gets a
+    line when there is no profile in the end. Raises `UsageError` when the directory cannot be made.
     """
 
-    def __init__(self, directory: Path, count: int = 5):
-        self.directory, self.count = directory, count
+    def __init__(self, directory: Path, count: int = 5, say: Callable[[str], object] = print):
+        self.directory, self.count, self.say = directory, count, say
         self.seen, self.running = 0, False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--profile {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
         """Start and stop at steps."""
@@ -99,7 +113,11 @@ class Profile:
 
     def close(self) -> None:
         """Stop, if it runs. A profile that cannot be written is no reason to lose the run."""
-        if self.running:
+        if self.seen < 2:
+            self.say(f"--profile {self.directory}: nothing was traced; it begins with the third step")
+        elif self.running:
             self.running = False
-            with contextlib.suppress(RuntimeError):
+            try:
                 jax.profiler.stop_trace()
+            except (OSError, ValueError, RuntimeError) as error:
+                self.say(f"--profile {self.directory} could not be written: {error}")

@@ -15,7 +15,7 @@ import meshdsl as md
 
 from .state import State
 
-__all__ = ["NonFiniteLoss", "Reader"]
+__all__ = ["NonFiniteLoss", "Reader", "Record", "finite"]
 
 Record = dict[str, Any]
 
@@ -58,8 +58,7 @@ class Reader:
         if self.read_one:
             self.seconds, self.counted = self.seconds + seconds, self.counted + 1
         self.read_one = True
-        numbers: Record = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        yield {"event": "step", "step": step, **numbers, "seconds": seconds, **self._rates(step, bad)}
+        yield {"event": "step", "step": step, **finite(values), "seconds": seconds, **self._rates(step, bad)}
 
     def _count(self, step: int, values: Mapping[str, float], bad: float) -> None:
         state = self.state
@@ -83,6 +82,11 @@ class Reader:
             if self.tokens:
                 found["tokens_per_second"] = self.tokens / mean
         return {**found, "skipped": True} if bad else found
+
+
+def finite(values: Mapping[str, float]) -> Record:
+    """The numbers of a record: None for what is not finite, which JSON cannot hold."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _diverged(step: int, values: Mapping[str, float], bad: float, last: tuple[int, float] | None) -> str:

@@ -7,6 +7,7 @@ that is not there is an error with the nearest one. What comes out can be printe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import meshdsl as md
 
 from .load import load, nearest
-from .values import UsageError, checked, read, written
+from .values import UsageError, as_json, checked, read, written
 
 __all__ = ["Saving", "Settings", "Training", "resolve"]
 
@@ -33,6 +34,7 @@ class Training:
     eval_every: int = 0
     eval_batches: int = 8
     weight_update: Literal["replicated", "sharded", "auto"] = "replicated"
+    machine: str | None = None  # what weight_update "auto" decides for
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
 
@@ -69,7 +71,13 @@ class Settings:
     checkpoints: Saving = field(default_factory=Saving)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, by table."""
+        """Values for JSON, by table."""
+        return as_json(self._tables())
+
+    def __str__(self) -> str:
+        return "\n".join(_table("", self._tables())).strip() + "\n"
+
+    def _tables(self) -> dict[str, Any]:
         return {
             "workload": self.source,
             "mesh": self.mesh,
@@ -78,9 +86,6 @@ class Settings:
             "checkpoints": dataclasses.asdict(self.checkpoints),
             "config": dataclasses.asdict(self.workload.config),
         }
-
-    def __str__(self) -> str:
-        return "\n".join(_table("", self.to_dict())).strip() + "\n"
 
 
 def resolve(
@@ -102,7 +107,11 @@ def resolve(
             if key == "workload" and value == source:  # what --print-config wrote
                 continue
             kind = kinds[_known(key, kinds, str(file))]
-            values[key] = checked(key, value, kind)
+            try:
+                values[key] = checked(key, value, kind)
+            except UsageError:  # what --print-config wrote may come back, of any type
+                if not key.startswith("config.") or written(value) != written(_present(workload.config, key)):
+                    raise
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
@@ -124,6 +133,8 @@ def _made(source: str, workload: md.Workload, values: Mapping[str, Any], setting
         low = _AT_LEAST.get(key.partition(".")[2]) if not key.startswith("config.") else None
         if low is not None and value < low:
             raise UsageError(f"{key} is at least {low}, got {value}")
+        if key in ("checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
+            raise UsageError(f"{key} is empty")
     try:
         config = _replaced(workload.config, "config.", values)
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -151,6 +162,11 @@ def _replaced(config: Any, prefix: str, values: Mapping[str, Any]) -> Any:
         elif dataclasses.is_dataclass(inner) and any(key.startswith(f"{prefix}{f.name}.") for key in values):
             changes[f.name] = _replaced(inner, f"{prefix}{f.name}.", values)
     return dataclasses.replace(config, **changes) if changes else config
+
+
+def _present(config: Any, key: str) -> Any:
+    """The value that a config has at a key such as `config.drop.keep`."""
+    return functools.reduce(getattr, key.split(".")[1:], config)
 
 
 def _fields(kind: Any, prefix: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .values import UsageError
+from .values import UsageError, as_json
 
 __all__ = ["Keeping", "State", "keeping"]
 
@@ -74,7 +74,10 @@ class Keeping:
         source, step = self._source()
         if source is None:
             return None
-        found = source.restore(step, like=like, program=program)
+        try:
+            found = source.restore(step, like=like, program=program)
+        except md.ShapeError as error:
+            raise self._other_model(source, step, error) from None
         there = self.checkpoints.steps()
         if source is not self.checkpoints and there:
             raise UsageError(
@@ -98,6 +101,17 @@ class Keeping:
         state = State(found.tree, found.step, data["skipped"], data["skipped_in_a_row"], saved)
         return state, f"{source.directory}", _changes(found.config, self.config)
 
+    def _other_model(self, source: md.Checkpoints, step: int | None, error: md.ShapeError) -> UsageError:
+        """What to say when the checkpoint has other parameters, or another optimizer's state, than the run."""
+        found = source.restore(step, like={})  # reads the configuration alone
+        problems = [line for line in str(error).splitlines() if line.startswith("  ") and ": is " in line]
+        shown = [line.replace("like= says", "this run has") for line in problems[:8]]
+        more = [f"  and {len(problems) - 8} more"] if len(problems) > 8 else []
+        changed = [f"  {line}" for line in _changes(found.config, self.config)]
+        what = f"step {found.step} of {source.directory} is of another model or optimizer"
+        way_out = "  give this run the configuration that was saved, or another directory"
+        return UsageError("\n".join([what, *shown, *more, *changed, way_out]))
+
     def _source(self) -> tuple[md.Checkpoints | None, int | None]:
         own = self.checkpoints
         if self.resume == "auto":  # the note of the newest step is there although the steps are gone: not fresh
@@ -111,6 +125,8 @@ class Keeping:
                 )
             return None, None
         path = Path(self.resume)
+        if not self.resume:
+            raise UsageError("--resume is auto, never or the path of a checkpoint, and it is empty")
         named = re.fullmatch(r"step-(\d{8,16})", path.name)
         folder = path.parent if named else path
         if not path.is_dir():
@@ -143,10 +159,6 @@ def _changes(before: Any, now: Any) -> list[str]:
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
         for key in sorted({*old, *new}):
-            if _plain(old.get(key)) != _plain(new.get(key)) and f"{table}.{key}" != "train.steps":
+            if as_json(old.get(key)) != as_json(new.get(key)) and f"{table}.{key}" != "train.steps":
                 found.append(f"{table}.{key} was {old.get(key)}, now it is {new.get(key)}")
     return found
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
 """A value of a configuration: read from the text of an option, checked when it comes from TOML, written as TOML.
 
-Its type is the annotation of its field: bool, int, float, str, a choice, a tuple of one of these, or one of these or
+Its type is the annotation of its field: bool, int, float, str, a choice, a tuple or list of these, or one of these or
 None. TOML has no None; there and on the command line it is the text `none`.
 """
 
@@ -10,11 +10,14 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 import meshdsl as md
 
-__all__ = ["UsageError", "checked", "read", "written"]
+__all__ = ["UsageError", "as_json", "checked", "read", "written"]
 
 
 class UsageError(md.MeshdslError):
@@ -47,7 +50,7 @@ def read(key: str, text: str, kind: Any) -> Any:
         if kind in (int, float, str):
             return kind(text)
         if _is_list(kind):
-            return tuple(read(key, part.strip(), options[0]) for part in text.split(",") if part.strip())
+            return _listed(key, [part.strip() for part in text.split(",") if part.strip()], kind, read)
     except (KeyError, ValueError):
         raise UsageError(f"{key} is {_article(kind)}, got {_shown(text)}") from None
     raise UsageError(f"{key} is {_article(kind)}, which cannot be given as text; set it in the file")
@@ -70,7 +73,9 @@ def checked(key: str, value: Any, kind: Any) -> Any:
     if kind in (bool, int, float, str) and type(value) is kind:
         return value
     if _is_list(kind) and isinstance(value, list):
-        return tuple(checked(key, part, options[0]) for part in value)
+        return _listed(key, value, kind, checked)
+    if origin is dict and isinstance(value, dict):
+        return {name: checked(f"{key}.{name}", part, options[1]) for name, part in value.items()}
     if kind not in (bool, int, float, str) and not _is_list(kind):
         raise UsageError(f"{key} is {_article(kind)}, which a file cannot give; set it in the workload's file")
     raise UsageError(f"{key} is {_article(kind)}, got {_shown(value)}")
@@ -95,6 +100,23 @@ def written(value: Any) -> str:
     return json.dumps(str(value).encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def as_json(value: Any) -> Any:
+    """The value as JSON has it; what JSON lacks, a number that is not finite too, as its text.
+
+    >>> as_json({"scale": float("inf"), "sizes": (1, 2)})
+    {'scale': 'inf', 'sizes': [1, 2]}
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
 def _first(key: str, value: Any, options: tuple[Any, ...], how: Any) -> Any:
     """The value as the first of several types that takes it; the first one's complaint when none does."""
     problem: UsageError | None = None
@@ -115,14 +137,26 @@ def _choice(key: str, value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def _is_list(kind: Any) -> bool:
+    return typing.get_origin(kind) in (tuple, list) and typing.get_args(kind) != ()
+
+
+def _listed(key: str, parts: Sequence[Any], kind: Any, how: Any) -> Any:
+    """A list or tuple of these parts: each as `how` takes it."""
     options = typing.get_args(kind)
-    return typing.get_origin(kind) is tuple and len(options) == 2 and options[1] is Ellipsis
+    if typing.get_origin(kind) is tuple and options[-1] is not Ellipsis:
+        if len(parts) != len(options):
+            raise UsageError(f"{key} is {_article(kind)}, got {len(parts)} of them")
+        return tuple(how(key, part, option) for part, option in zip(parts, options, strict=True))
+    return typing.get_origin(kind)(how(key, part, options[0]) for part in parts)
 
 
 def _article(kind: Any) -> str:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     if _is_list(kind):
-        return f"a list, each of them {words.get(typing.get_args(kind)[0], 'a value')}"
+        options = typing.get_args(kind)
+        if typing.get_origin(kind) is tuple and options[-1] is not Ellipsis:
+            return f"a list of {len(options)} values"
+        return f"a list, each of them {words.get(options[0], 'a value')}"
     return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 

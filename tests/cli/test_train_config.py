@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import meshdsl as md
 from meshdsl.train import resolve
 from tests.cli.running import here
 from tests.train.hostile import WORKLOAD, hostile
@@ -118,3 +119,112 @@ def test_a_configuration_that_a_model_cannot_have():
 def test_hostile_configurations():
     found = hostile(60, 0, dry_runs=1)
     assert found["mutations"] == 60 and set(found["codes"]) <= {0, 1, 2, 3}
+
+
+ODD = ["train", str(Path(WORKLOAD.partition(":")[0]).parent / "odd.py") + ":odd"]
+
+
+def test_values_of_every_type_come_back(tmp_path: Path):
+    file = tmp_path / "run.toml"
+    settings = ["pair=3,0.5", "sizes=1,2", "names=a, b", "perhaps=4", "scale=nan"]
+    said = here(*ODD, *(word for text in settings for word in ("--set", text)), "--print-config")
+    assert said.code == 0, said.err
+    config = tomllib.loads(said.out)["config"]
+    assert (config["pair"], config["sizes"], config["names"], config["perhaps"]) == ([3, 0.5], [1, 2], ["a", "b"], 4)
+    file.write_text(said.out + "one = 1\n")  # in the last table, which is config.table
+    again = here(*ODD, "--config", str(file), "--print-config")
+    assert (again.code, again.out) == (0, said.out + "one = 1\n"), again.err
+    for text, message in [
+        ("pair=3", "pair is a list of 2 values, got 1 of them"),
+        ("table=3", "table is a dict, which cannot be given as text"),
+    ]:
+        run = here(*ODD, "--set", text, "--print-config")
+        assert run.code == 2 and message in run.err, run.err
+
+
+def test_numbers_that_are_not_finite_are_written_as_json_has_them(tmp_path: Path):
+    lines = tmp_path / "m.jsonl"
+    options = ["--checkpoints", str(tmp_path / "c"), "--metrics", str(lines), "--json"]
+    run = here(*ODD, "--steps", "1", "--set", "scale=inf", "--set", "wrong=held_out", *options)
+    assert run.code == 0, run.err
+
+    def strictly(text: str) -> Any:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    for text in (run.out, lines.read_text()):
+        records = [strictly(line) for line in text.splitlines()]
+        found = {record["event"]: record for record in records}
+        assert found["eval"]["loss"] is None and found["start"]["config"]["scale"] == "inf"
+    assert "held out: loss not finite" in here(*ODD, "--steps", "1", "--set", "wrong=held_out").out
+    assert md.Checkpoints(tmp_path / "c").restore(like={}).config["config"]["scale"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("missing", "the data gives no 'x'; it gives: y"),
+        ("shape", "the data gives 'x' as float64 of shape [4, 2], and inputs(config) says float32[batch=4 io=3]"),
+        ("dtype", "the data gives 'x' as complex128 of shape [4, 3]"),
+        ("raises", "odd does not run with this configuration: FileNotFoundError: no such shard\n  at "),
+    ],
+)
+def test_data_that_does_not_fit(wrong: str, message: str):
+    run = here(*ODD, "--steps", "1", "--set", f"wrong={wrong}")
+    assert run.code == 1 and message in run.err, run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "2", "--save-every", "3"], "--save-every --keep does nothing without --checkpoints DIR"),
+        (["--resume", "somewhere/step-00000003"], "--resume does nothing without --checkpoints DIR"),
+        (["--set", "checkpoints.resume=somewhere"], "--resume does nothing without --checkpoints DIR"),
+        (["--machine", "tpu-v4"], "--machine does nothing here"),
+        (["--checkpoints", ""], "checkpoints.directory is empty"),
+        (["--checkpoints", "x", "--resume", ""], "checkpoints.resume is empty"),
+        (["--checkpoints", __file__], "--checkpoints is a directory, and"),
+        (["--processes", "0", "--process", "0", "--coordinator", "h:1"], "--processes is at least 1"),
+        (["--profile", f"{__file__}/x"], "cannot be written"),
+    ],
+)
+def test_options_that_would_do_nothing(arguments: list[str], message: str):
+    run = here(*ODD, "--steps", "1", *arguments)
+    assert (run.code, run.out) == (2, "") and message in run.err, run
+
+
+def test_the_machine_of_auto_and_of_a_dry_run():
+    arguments = [*TINY, "--layout", "data", "--weight-update", "auto", "--dry-run", "--json"]
+    for machine, decided in (("tpu-v4", "on tpu-v4 "), ("tpu-v3", "on tpu-v3 ")):
+        record = json.loads(here(*arguments, "--machine", machine).out)
+        assert record["cost"]["machine"]["name"] == machine
+        assert all(w["reason"].startswith(decided) for w in record["weight_update"]["weights"] if not w["sharded"])
+
+
+def test_a_directory_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path):
+    other = md.Checkpoints(tmp_path)
+    other.claim()
+    run = here(*ODD, "--steps", "1", "--checkpoints", str(tmp_path))
+    other.close()
+    assert run.code == 1 and "is being written by process" in run.err and "step" not in run.out, run
+
+
+def test_a_finished_run_and_one_of_another_model(tmp_path: Path):
+    options = ["--eval-batches", "0", "--checkpoints", str(tmp_path)]
+    (tmp_path / "config.toml").write_text("# mine\n[train]\nsteps = 1\n")
+    run = here(*ODD, *options, "--config", str(tmp_path / "config.toml"))
+    assert run.code == 0, run.err
+    assert (tmp_path / "config.toml").read_text().startswith("# mine")
+    assert tomllib.loads((tmp_path / "resolved.toml").read_text())["train"]["steps"] == 1
+    run = here(*ODD, *options, "--steps", "1")
+    assert run.code == 0 and "no step is left to take" in run.out, run
+    run = here(*ODD, *options, "--steps", "2", "--set", "io=5")
+    assert run.code == 2
+    assert "is of another model or optimizer" in run.err and "config.io was 3, now it is 5" in run.err
+    assert "params/w: is float32[io=3] there, and this run has float32[io=5]" in run.err
+
+
+def test_files_that_cannot_be_written_any_more(tmp_path: Path):
+    run = here(*ODD, "--steps", "1", "--metrics", "/dev/full")
+    assert run.code == 1 and "/dev/full cannot be written any more: No space left on device" in run.err, run
+    run = here(*ODD, "--steps", "1", "--profile", str(tmp_path / "p"))
+    assert run.code == 0 and "nothing was traced; it begins with the third step" in run.err, run

@@ -1,0 +1,94 @@
+"""What `meshdsl train` says of a run's records: lines for a person, JSON lines, and files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..schema import SCHEMA_VERSION
+from .common import say
+
+__all__ = ["Shown", "sinks"]
+
+
+def sinks(options: argparse.Namespace, first: bool, report: Callable[[str], object]) -> list[Any]:
+    """Files that get the records. Process 0 writes metrics; every process has a profile of its own."""
+    from ..train.metrics import Lines, Profile, TensorBoard
+
+    made: list[Any] = []
+    if options.metrics is not None and first:
+        made.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
+    if options.tensorboard is not None and first:
+        made.append(TensorBoard(options.tensorboard))
+    if options.profile is not None:
+        made.append(Profile(options.profile, say=report))
+    return made
+
+
+class Shown:
+    """Says a run's records on stdout, every so many steps, and where it is on stderr."""
+
+    def __init__(self, options: argparse.Namespace, progress: Any, steps: int):
+        self.json, self.progress, self.steps = options.json, progress, steps
+        self.every = options.log_every or (1 if options.json else max(1, steps // 20))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Say one, if its turn has come."""
+        if record["event"] == "step":
+            step, loss = record["step"], record["loss"]
+            self.progress.update(step, "skipped" if loss is None else f"loss {loss:.4f}")
+            if step % self.every and step not in (1, self.steps) and not record.get("skipped"):
+                return
+        self.progress.clear()
+        if self.json:
+            say({"command": "train", **record})
+        elif record["event"] != "save":
+            print(_line(record), flush=True)
+
+    def close(self) -> None:
+        """Take what moves away."""
+        self.progress.clear()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """What a person reads of one record."""
+    event = record["event"]
+    if event == "step":
+        loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
+        loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
+        rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
+        left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
+        return f"step {record['step']:>6}  loss {loss}  {record['seconds'] * 1e3:.0f} ms{rate}{left}"
+    if event == "eval":
+        bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
+        loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
+        return f"step {record['step']:>6}  held out: loss {loss}{bits}"
+    if event == "start":
+        split = f"layout {record['layout']}" if record["layout"] else "nothing split"
+        return (
+            f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
+            f"data: {_data(record['data'])}"
+        )
+    if event == "resume":
+        changed = "".join(f"\n  {line}" for line in record["changed"])
+        done = "" if record["steps_left"] else "; no step is left to take"
+        return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
+    rate = f"; {record['bytes_per_second']:,.0f} bytes a second" if "bytes_per_second" in record else ""
+    skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
+    return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    if data["kind"] == "text":
+        size, held_out = data["bytes"] / 1e6, sum(kind["bytes"] for kind in data["held_out"].values()) / 1e6
+        return (
+            f"{size:.2f} MB of English prose and Python source that this Python carries, {held_out:.2f} MB of it "
+            f"held out (sha256 {data['sha256'][:16]})"
+        )
+    return "random numbers, since the batch is not text" if data["kind"] == "noise" else data["kind"]
