@@ -113,7 +113,7 @@ class _Trim:
         eqn = dataclasses.replace(eqn, ins=tuple(map(self.now, eqn.ins)))
         if eqn.op is RAGGED:
             self.same[eqn.outs[0]] = eqn.ins[0]
-        elif isinstance(eqn.op, AllToAll) and eqn.ins[0] in marks:
+        elif isinstance(eqn.op, AllToAll) and eqn.ins[0] in marks and self.program.local_bytes(eqn.ins[0]):
             self.exchange(eqn, marks[eqn.ins[0]])
         else:
             self.append(eqn)
