@@ -8,7 +8,6 @@ go to and fro. The marks themselves disappear.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,12 +53,12 @@ def _trimmed(program: Program) -> Program:
     marks = _marks(program.eqns)
     for eqn in program.eqns:
         inner = {key: _trimmed(sub) for key, sub in eqn.graphs() if isinstance(sub, Program)}
-        trim.add(dataclasses.replace(eqn, params={**eqn.params, **inner}) if inner else eqn, marks)
+        trim.add(dataclasses.replace(eqn, params={**eqn.params, **inner}) if inner else eqn, marks.get(eqn))
     return program.replace(eqns=tuple(trim.eqns), outs=tuple(map(trim.now, program.outs)))
 
 
 def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
-    """Pairs of values that are one value, with the names of the first one's dims in the second."""
+    """Pairs of values of which the second is the first, with the names of its dims there."""
     for eqn in eqns:
         if eqn.op in (RAGGED, RENAME) or isinstance(
             eqn.op, Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
@@ -68,26 +67,28 @@ def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
             yield x, y, {a.name: b.name for a, b in zip(x.shape, y.shape, strict=True)}
 
 
-def _marks(eqns: Sequence[Eqn]) -> dict[Var, _Mark]:
-    """What is known of every value that is marked somewhere, on its way to the mark and from it; the nearest mark's."""
-    near: dict[Var, list[tuple[Var, Mapping[str, str]]]] = defaultdict(list)
-    for x, y, names in _links(eqns):
-        near[x].append((y, names))
-        near[y].append((x, {new: old for old, new in names.items()}))
-    found: dict[Var, _Mark] = {}
-    queue: deque[Var] = deque()
+def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
+    """The nearest mark of every exchange on whose way to a mark, or from one, is nothing but collectives and names."""
+    to: dict[Var, _Mark] = {}  # of values that are marked later
+    of: dict[Var, _Mark] = {}  # of marked ones
     for eqn in eqns:
         if eqn.op is RAGGED:
-            x, counts = eqn.ins
-            same = {d.name: d.name for d in counts.shape}
-            found.setdefault(x, _Mark(counts, same, eqn.params["dim"].name, eqn.params["share"]))
-            queue.append(x)
-    while queue:
-        x = queue.popleft()
-        for y, names in near[x]:
-            if y not in found:
-                found[y] = found[x].renamed(names)
-                queue.append(y)
+            counts, same = eqn.ins[1], {d.name: d.name for d in eqn.ins[1].shape}
+            mark = _Mark(counts, same, eqn.params["dim"].name, eqn.params["share"])
+            to[eqn.ins[0]] = of[eqn.outs[0]] = mark
+    links = list(_links(eqns))
+    for x, y, names in links:
+        if x in of:
+            of.setdefault(y, of[x].renamed(names))
+    for x, y, names in reversed(links):
+        if y in to:
+            to.setdefault(x, to[y].renamed({new: old for old, new in names.items()}))
+    found: dict[Eqn, _Mark] = {}
+    for eqn in eqns:
+        if isinstance(eqn.op, AllToAll):
+            mark = to.get(eqn.outs[0]) or of.get(eqn.ins[0])
+            if mark is not None:
+                found[eqn] = mark
     return found
 
 
@@ -108,13 +109,13 @@ class _Trim:
         """The value that stands for this one."""
         return self.same.get(v, v)
 
-    def add(self, eqn: Eqn, marks: Mapping[Var, _Mark]) -> None:
+    def add(self, eqn: Eqn, mark: _Mark | None) -> None:
         """One equation of the program, as it is or by what takes its place."""
         eqn = dataclasses.replace(eqn, ins=tuple(map(self.now, eqn.ins)))
         if eqn.op is RAGGED:
             self.same[eqn.outs[0]] = eqn.ins[0]
-        elif isinstance(eqn.op, AllToAll) and eqn.ins[0] in marks and self.program.local_bytes(eqn.ins[0]):
-            self.exchange(eqn, marks[eqn.ins[0]])
+        elif mark is not None and self.program.local_bytes(eqn.ins[0]):
+            self.exchange(eqn, mark)
         else:
             self.append(eqn)
 

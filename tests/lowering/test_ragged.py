@@ -71,7 +71,6 @@ CASES = [
     ("a:2 b:2", "group:a expert:a model:b", X, 2),
     ("a:2", "group:a expert:a", "model:3 gate:8 slot:4 group:8", 2),  # stored in another order
     ("a:2", "group:a expert:a", "group:8 gate:8 slot:4", 2),  # a number in each slot
-    ("a:2", "group:a expert:a", "group:8 gate:8 slot:4 model:0", 0),  # nothing in each slot
     ("a:2 b:2 c:2", "group:b,a expert:a expert_group:b slot:c", "group:7 gate:8 slot:3 model:3", 2),  # padding in all
     ("a:4", "group:a expert:a", "group:8 gate:6 slot:4 model:3", 1),  # experts are padded, what the gate sees is not
 ]
@@ -105,8 +104,7 @@ def test_what_is_filled_arrives(
     program = compiled.program(md.spec(dims), md.spec(groups, "int32"))
     kinds = [c.kind for c in program.collectives]
     assert kinds.count("ragged_all_to_all") == exchanges
-    # the counts go once; or are gathered, as the slots are; or stay where slots hold nothing, and travel as they are
-    assert kinds.count("all_to_all") == {2: 1, 1: 0, 0: 2}[exchanges]
+    assert kinds.count("all_to_all") == exchanges - 1  # the counts go once; or are gathered, as the slots are
     (simulated,) = md.simulate(program, x, counts)
     np.testing.assert_array_equal(simulated, 2 * filled(x, counts, dims))
     found = md.verify(compiled.lower(md.spec(dims), md.spec(groups, "int32")).as_text(), program)
@@ -152,6 +150,26 @@ def test_where_nothing_is_exchanged_the_program_is_that_without_marks(layout: st
         return [line.partition("  #")[0] for line in str(md.compile(f, "a:4", layout).program(*SPECS)).splitlines()]
 
     assert lines(crossing) == lines(plain)
+
+
+def test_slots_that_hold_nothing_need_no_counts() -> None:
+    compiled = md.compile(crossing, "a:4", "group:a expert:a")
+    specs = md.spec("group:8 gate:8 slot:4 model:0"), SPECS[1]
+    assert [c.kind for c in compiled.program(*specs).collectives] == ["all_to_all", "all_to_all"]
+    assert md.verify(compiled.lower(*specs).as_text(), compiled.program(*specs)).equal
+
+
+def test_what_others_read_on_another_way_is_sent_whole() -> None:
+    def f(x: md.Tensor, n: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        """The mark is on a tensor that somebody else exchanges as it is."""
+        whole = md.rename(x, group="expert_group", gate="expert")
+        return md.relu(whole), crossing(x, n)
+
+    program = md.compile(f, "a:4", "group:a expert:a").program(*SPECS)
+    x, counts = values(X)
+    whole, some = md.simulate(program, x, counts)
+    np.testing.assert_array_equal(whole, x)
+    np.testing.assert_array_equal(some, 2 * filled(x, counts, X))
 
 
 def test_the_gradient_is_marked_with_the_same_counts() -> None:
