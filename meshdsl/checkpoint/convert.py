@@ -6,11 +6,12 @@ dims by the caller, and nothing can then tell whether a bit of it changed. Tenso
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,10 +20,10 @@ import jax
 import numpy as np
 
 from ..dims import DimsLike
-from ..errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
+from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ..values import Tensor, tensor
 from .read import StepReader, open_step
-from .store import Checkpoints
+from .store import Checkpoints, check_step
 from .strict import items, keys, parse, show, text
 
 __all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]
@@ -48,22 +49,28 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) ->
     ...     md.import_safetensors(f"{folder}/7.safetensors")
     {'w': tensor(float32[io=2], [1. 2.])}
 
-    Raises `CheckpointError` when the step is not sound, and `ShapeError` for a dtype that safetensors lacks.
+    Raises `CheckpointError` when the step is not sound, `ShapeError` for a dtype that safetensors lacks, and
+    `SaveError` when the file cannot be written.
     """
     library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
-    checkpoints.wait()
     try:
-        with open_step(checkpoints.directory, step) as reader:
+        with _step(checkpoints, step) as reader:
             bad = [f"{p} ({e.type.dtype})" for p, e in _entries(reader) if e.type.dtype.name not in _SAFETENSORS]
             if bad:
                 raise ShapeError(f"safetensors does not hold {', '.join(bad)}\n  cast it before saving, or use orbax")
             arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
             note = json.dumps(_note(reader, arrays))
+        if file.exists() and not file.is_file():
+            raise SaveError(f"{file} is there, and is no plain file\n  name a file that is not there yet")
+        draft = file.with_name(f"{file.name}.draft")
+        with _writing(file):
+            try:
+                library.save_file(arrays, draft, metadata={_NOTE: note})
+                os.replace(draft, file)
+            finally:
+                draft.unlink(missing_ok=True)
     except MeshdslError as error:
         raise at(error, caller()) from None
-    draft = file.with_name(f"{file.name}.draft")
-    library.save_file(arrays, draft, metadata={_NOTE: note})
-    os.replace(draft, file)
 
 
 def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
@@ -90,8 +97,7 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
             return {name: opened.get_tensor(name) for name in names}, note
 
     arrays, note = _foreign(str(file), read)
-    said = None if note is None else parse(note.encode("utf-8"), f"{file}: metadata.{_NOTE}")
-    return _named(str(file), arrays, said, dims or {})
+    return _named(str(file), arrays, note, dims or {})
 
 
 def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> None:
@@ -105,20 +111,24 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> 
     ...     md.import_orbax(f"{folder}/orbax")
     {'layer/w': tensor(float32[io=2], [1. 2.])}
 
-    Raises `CheckpointError` when the step is not sound, and `ShapeError` for a tensor of size 0, which orbax lacks.
+    Raises `CheckpointError` when the step is not sound, `ShapeError` for a tensor of size 0, which orbax lacks, and
+    `SaveError` when the directory is there already or cannot be written.
     """
     library = _extra("orbax.checkpoint", "orbax")
-    checkpoints.wait()
     try:
-        with open_step(checkpoints.directory, step) as reader:
+        with _step(checkpoints, step) as reader:
             arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
             if empty := [path for path, values in arrays.items() if not values.size]:
                 raise ShapeError(f"orbax does not hold tensors of size 0: {', '.join(empty)}")
             nested, note = _nested(arrays), _note(reader, arrays)
+        place = Path(directory).absolute()
+        if place.exists() or not place.parent.is_dir():
+            there = "is there already" if place.exists() else f"has no folder {place.parent} to lie in"
+            raise SaveError(f"{directory} {there}\n  orbax makes a new directory, in one that is there")
+        with _writing(place), library.StandardCheckpointer() as orbax:
+            orbax.save(place, nested, custom_metadata={_NOTE: json.dumps(note)})
     except MeshdslError as error:
         raise at(error, caller()) from None
-    with library.StandardCheckpointer() as orbax:
-        orbax.save(Path(directory).absolute(), nested, custom_metadata={_NOTE: json.dumps(note)})
 
 
 def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
@@ -148,8 +158,7 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
         return named, note
 
     arrays, note = _foreign(str(directory), read)
-    said = None if note is None else parse(str(note).encode("utf-8"), f"{directory}: metadata.{_NOTE}")
-    return _named(str(directory), arrays, said, dims or {})
+    return _named(str(directory), arrays, note, dims or {})
 
 
 def _extra(module: str, extra: str) -> ModuleType:
@@ -163,6 +172,26 @@ def _extra(module: str, extra: str) -> ModuleType:
             ),
             caller(),
         ) from None
+
+
+@contextlib.contextmanager
+def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
+    """A step of a run, to be read."""
+    if not isinstance(checkpoints, Checkpoints):
+        raise ShapeError(f"what is exported is a step of md.Checkpoints(directory), got {type(checkpoints).__name__}")
+    check_step(step)
+    checkpoints.wait()
+    with open_step(checkpoints.directory, step) as reader:
+        yield reader
+
+
+@contextlib.contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """What a library writes; whatever it raises is about the place."""
+    try:
+        yield
+    except Exception as error:  # each library has errors of its own
+        raise SaveError(f"{place} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _entries(reader: StepReader) -> Any:
@@ -202,10 +231,14 @@ def _foreign(name: str, read: Callable[[], Any]) -> Any:
         raise at(CheckpointError(problem), caller()) from error
 
 
-def _named(name: str, arrays: Mapping[str, np.ndarray], said: Any, dims: Dims) -> dict[str, Tensor]:
+def _named(name: str, arrays: Mapping[str, np.ndarray], note: Any, dims: Dims) -> dict[str, Tensor]:
     """The arrays as tensors. What the file's own note says of a tensor is checked, and comes before `dims`."""
     try:
+        said = None if note is None else parse(str(note).encode("utf-8", "replace"), f"{name}: metadata.{_NOTE}")
         noted = {} if said is None else _noted(said, f"{name}: metadata", arrays)
+        unknown = [path for path in dims if path not in arrays]
+        if unknown:
+            raise ShapeError(f"{name} has no {unknown[0]!r}, which dims= names; {nearest(unknown[0], arrays)}")
         wide = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
         if wide:
             raise ShapeError(f"{', '.join(wide)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")

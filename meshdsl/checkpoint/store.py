@@ -25,7 +25,7 @@ from .restore import Restored, Wanted, restore_newest, restore_step
 from .trees import check_header, json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "check_step"]
 
 
 class Checkpoints:
@@ -124,7 +124,7 @@ class Checkpoints:
         """Read all of a step. Raises `CheckpointError`, naming file and key, when it is not what was written."""
         self.wait()
         try:
-            _check_step(step)
+            check_step(step)
             with open_step(self.directory, step) as reader:
                 reader.verify()
         except MeshdslError as error:
@@ -158,7 +158,7 @@ class Checkpoints:
         later one is there already; `ShapeError` for what cannot be stored.
         """
         try:
-            _check_step(step)
+            check_step(step)
             words = None if key is None else key_words(key)
             fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
             tensors = tensors_of(tree)
@@ -281,7 +281,7 @@ class Checkpoints:
                     remove_step(self.directory, step, self._owner)
 
         try:
-            _check_step(after)
+            check_step(after)
             self._on_first(f"steps after {after} were not discarded", discard)
         except MeshdslError as error:
             raise at(error, caller()) from None
@@ -306,7 +306,7 @@ class Checkpoints:
         self.wait()
         try:
             if step is not None:
-                _check_step(step)
+                check_step(step)
             wanted = Wanted(like, *_placement(mesh, layout, program))
             if step is not None:
                 return restore_step(self.directory, step, wanted)
@@ -319,7 +319,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _check_step(step: Any) -> None:
+def check_step(step: Any) -> None:
+    """Raises `ShapeError` for what is no step."""
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
         raise ShapeError(f"a step is a whole number from 0 to {STEP_LIMIT}, got {step!r}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,33 @@ def test_the_extras_are_named(saved: Any, tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(md.MeshdslError, match=rf"it is an extra: pip install 'meshdsl\[{extra}\]'"):
             call()
+
+
+@pytest.mark.filterwarnings("ignore")  # of orbax about itself
+def test_where_nothing_can_be_exported_to(saved: Any, tmp_path: Path):
+    pytest.importorskip("safetensors")
+    pytest.importorskip("orbax.checkpoint")
+    checkpoints, _ = saved
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "there").mkdir()
+    for export, place, complaint in (
+        (md.export_safetensors, tmp_path / "none" / "w", "cannot be written: SafetensorError"),
+        (md.export_safetensors, tmp_path / "there", "is there, and is no plain file"),
+        (md.export_safetensors, tmp_path / "pipe", "is there, and is no plain file"),
+        (md.export_orbax, tmp_path / "there", "is there already"),
+        (md.export_orbax, tmp_path / "none" / "w", "has no folder"),
+    ):
+        with pytest.raises(md.SaveError, match=complaint):
+            export(checkpoints, 3, place)
+        with pytest.raises(md.ShapeError, match="a step is a whole number"):
+            export(checkpoints, "3", place)  # type: ignore[arg-type]  # the mistake that is tested
+        with pytest.raises(md.ShapeError, match=r"a step of md.Checkpoints\(directory\), got str"):
+            export(str(tmp_path), 3, place)  # type: ignore[arg-type]  # the mistake that is tested
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "run", "there"], "nothing is left behind"
+
+
+def test_dims_of_what_is_not_there(saved: Any, tmp_path: Path):
+    pytest.importorskip("safetensors")
+    md.export_safetensors(saved[0], 3, tmp_path / "w")
+    with pytest.raises(md.ShapeError, match=r"has no 'params/v', which dims= names; did you mean 'params/w'\?"):
+        md.import_safetensors(tmp_path / "w", dims={"params/v": "io hidden"})
