@@ -8,31 +8,36 @@ from typing import Any
 
 from ..errors import LayoutError, MeshdslError
 
-__all__ = ["start"]
+__all__ = ["check", "start"]
 
 
-def start(options: argparse.Namespace, mesh: Any) -> None:
-    """Start JAX: as one of several processes, or alone, with the CPU devices that are asked for."""
+def check(options: argparse.Namespace, mesh: Any) -> None:
+    """Raises `UsageError` for options that do not go together, or not with the mesh. JAX need not run."""
     from ..train import UsageError
 
     several = (options.coordinator, options.processes, options.process)
-    if all(part is None for part in several):
+    if any(part is None for part in several) and any(part is not None for part in several):
+        raise UsageError("--coordinator, --processes and --process go together")
+    if options.processes is not None and not 0 <= options.process < options.processes:
+        raise UsageError(f"--process is from 0 to {options.processes - 1}, got {options.process}")
+    count = options.devices
+    if options.processes is not None and count is not None and (count % options.processes or count < mesh.size):
+        raise UsageError(
+            f"the mesh '{mesh}' has {mesh.size} places, and --devices {count} over {options.processes} "
+            "processes does not give them: it is the number over all processes, the same on each"
+        )
+    if count is not None and count < mesh.size:
+        raise UsageError(f"the mesh '{mesh}' has {mesh.size} places, and --devices gives {count}")
+
+
+def start(options: argparse.Namespace, mesh: Any) -> None:
+    """Start JAX: as one of several processes, or alone, with the CPU devices that are asked for; see `check`."""
+    if options.coordinator is None:
         _alone(options.devices, mesh)
         return
-    if any(part is None for part in several):
-        raise UsageError("--coordinator, --processes and --process go together")
-    if options.processes < 1:
-        raise UsageError("--processes is at least 1, got 0")
-    if not 0 <= options.process < options.processes:
-        raise UsageError(f"--process is from 0 to {options.processes - 1}, got {options.process}")
     import jax
 
     if options.devices is not None:
-        if options.devices % options.processes or options.devices < mesh.size:
-            raise UsageError(
-                f"the mesh '{mesh}' has {mesh.size} places, and --devices {options.devices} over {options.processes} "
-                "processes does not give them: it is the number over all processes, the same on each"
-            )
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices // options.processes)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -49,10 +54,6 @@ def _alone(devices: int | None, mesh: Any) -> None:
 
     import meshdsl as md
 
-    from ..train import UsageError
-
-    if devices is not None and devices < mesh.size:
-        raise UsageError(f"the mesh '{mesh}' has {mesh.size} places, and --devices gives {devices}")
     if devices is not None:
         jax.config.update("jax_platforms", "cpu")
         md.host_devices(devices)

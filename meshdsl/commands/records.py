@@ -14,6 +14,8 @@ __all__ = ["Shown", "sinks"]
 
 def sinks(options: argparse.Namespace, first: bool, report: Callable[[str], object]) -> list[Any]:
     """Files that get the records. Process 0 writes metrics; every process has a profile of its own."""
+    import jax
+
     from ..train.metrics import Lines, Profile, TensorBoard
 
     made: list[Any] = []
@@ -22,7 +24,9 @@ def sinks(options: argparse.Namespace, first: bool, report: Callable[[str], obje
     if options.tensorboard is not None and first:
         made.append(TensorBoard(options.tensorboard))
     if options.profile is not None:
-        made.append(Profile(options.profile, say=report))
+        several = jax.process_count() > 1  # on one host they would write the same file
+        folder = options.profile / f"process-{jax.process_index()}" if several else options.profile
+        made.append(Profile(folder, say=report))
     return made
 
 

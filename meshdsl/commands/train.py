@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import MeshdslError, raised
 from . import devices
-from .common import ILLEGAL_LAYOUT, OK, command, count, say, workload_options, write
+from .common import ILLEGAL_LAYOUT, OK, command, count, positive, say, workload_options, write
 from .records import Shown, sinks
 
 __all__ = ["add"]
@@ -23,12 +23,17 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = command(commands, "train", run, "train a workload on text that every Python carries")
-    workload_options(parser)
+    parser = command(commands, "train", run, "train a workload, on its own data or on text that every Python carries")
+    workload_options(parser, more=", or of the run, such as train.max_skips=3")
     option = parser.add_argument
-    option("--config", type=Path, metavar="FILE", help="a TOML file; --set a.b=value and options go before it")
-    option("--print-config", action="store_true", help="print the resolved configuration as TOML, and end")
-    option("--dry-run", action="store_true", help="trace, partition and cost the step, and run nothing")
+    option("--config", type=Path, metavar="FILE", help="a TOML file of the run; what is typed wins over it")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--print-config", action="store_true", help="print the resolved configuration as TOML, and end"
+    )
+    instead.add_argument(
+        "--dry-run", action="store_true", help="check the options, trace, partition and cost the step, and run nothing"
+    )
     option(
         "--machine",
         metavar="NAME",
@@ -36,9 +41,10 @@ def add(commands: Any) -> None:
     )
     option(
         "--devices",
-        type=count,
+        type=positive,
         metavar="N",
-        help="run on N CPU devices (default: accelerators if there are any, otherwise as many as needed)",
+        help="run on N CPU devices, of all processes together (default: accelerators if there are any, otherwise as "
+        "many CPU devices as the mesh has)",
     )
     option("--steps", type=count, metavar="N", help="steps to take in all (default 100)")
     option("--seed", type=int, metavar="N", help="draws the parameters and the batches (default 0)")
@@ -46,10 +52,14 @@ def add(commands: Any) -> None:
         "--eval-every",
         type=count,
         metavar="N",
-        help="evaluate on held-out text every N steps, and always after the last (default: only then)",
+        help="evaluate on held-out data every N steps, and always after the last (default: only then)",
     )
     option("--eval-batches", type=count, metavar="N", help="batches of an evaluation; 0 for none (default 8)")
-    option("--weight-update", choices=["replicated", "sharded", "auto"], help="where weights are updated")
+    option(
+        "--weight-update",
+        choices=["replicated", "sharded", "auto"],
+        help="how the training step updates weights (default replicated)",
+    )
     option(
         "--non-finite",
         choices=["stop", "skip"],
@@ -64,24 +74,24 @@ def add(commands: Any) -> None:
     option(
         "--resume",
         metavar="auto|never|PATH",
-        help="go on from the newest sound checkpoint (default auto), from nothing, or from a step's directory",
+        help="go on from the newest sound checkpoint if there is one (default auto), from nothing, or from the "
+        "directory of a step or of several",
     )
     shown = parser.add_argument_group("what is shown")
     option = shown.add_argument
     option(
         "--log-every",
-        type=count,
-        default=0,
+        type=positive,
         metavar="N",
         help="print every Nth step (default: 20 lines in all; every step with --json)",
     )
     option("--metrics", type=Path, metavar="FILE", help="append every record to a file, as JSON lines")
     option("--tensorboard", type=Path, metavar="DIR", help="write event files (needs the extra `tensorboard`)")
-    option("--profile", type=Path, metavar="DIR", help="trace five steps with JAX's profiler")
+    option("--profile", type=Path, metavar="DIR", help="trace five steps, from the third on, with JAX's profiler")
     several = parser.add_argument_group("several processes")
     option = several.add_argument
     option("--coordinator", metavar="HOST:PORT", help="where process 0 is reached; all processes get the same")
-    option("--processes", type=count, metavar="N", help="how many processes there are")
+    option("--processes", type=positive, metavar="N", help="how many processes there are")
     option("--process", type=count, metavar="I", help="which of them this is, from 0")
 
 
@@ -97,9 +107,9 @@ def run(options: argparse.Namespace) -> int:
             print(settings, end="")
         return OK
     mesh, layout = _placed(settings)
+    devices.check(options, mesh)
     if options.dry_run:
         return _dry_run(options, settings, mesh, layout)
-    _check_used(options, settings)
     devices.start(options, mesh)
     if settings.checkpoints.directory is None:
         return _train(options, settings, mesh, layout, None)
@@ -127,26 +137,33 @@ def _resolved(options: argparse.Namespace) -> Any:
         "checkpoints.keep": options.keep,
         "checkpoints.resume": options.resume,
     }
-    return resolve(options.workload, options.config, options.settings, given)
+    settings = resolve(options.workload, options.config, options.settings, given)
+    _check_used(options, settings)
+    return settings
 
 
 def _check_used(options: argparse.Namespace, settings: Any) -> None:
     """Raises `UsageError` for an option that would change nothing."""
     from ..train import UsageError
 
-    if options.machine and settings.train.weight_update != "auto":
+    chosen, saving = settings.train, settings.checkpoints
+    if options.machine and not options.dry_run and not options.print_config and chosen.weight_update != "auto":
         raise UsageError("--machine does nothing here; it is for --dry-run, and for --weight-update auto")
-    chosen = settings.checkpoints
+    typed = {setting.partition("=")[0] for setting in options.settings}
     asked = {
         "--save-every": options.save_every is not None,
         "--keep": options.keep is not None,
-        "--resume": chosen.resume not in ("auto", "never"),
+        "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
     }
-    if chosen.directory is None and any(asked.values()):
+    if saving.directory is None and any(asked.values()):
         raise UsageError(
             f"{' '.join(name for name in asked if asked[name])} does nothing without --checkpoints DIR\n"
             "  that is where the run saves itself, also when it goes on from a step of another run"
         )
+    if options.eval_every and not chosen.eval_batches:
+        raise UsageError("--eval-every does nothing with no batches to evaluate on; give --eval-batches at least 1")
+    if "train.max_skips" in typed and chosen.non_finite != "skip":
+        raise UsageError("train.max_skips does nothing with --non-finite stop; it counts the steps that skip skips")
 
 
 def _placed(settings: Any) -> tuple[Any, Any]:

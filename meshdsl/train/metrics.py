@@ -83,7 +83,7 @@ class TensorBoard:
 
 
 class Profile:
-    """Traces the steps from the third to the `count`th after it with JAX's profiler, for TensorBoard or Perfetto.
+    """Traces `count` steps, from the third on, with JAX's profiler, for TensorBoard or Perfetto.
 
     The first step compiles, and the second is still on its way when the first is read: they are left out. `say` gets a
     line when there is no profile in the end. Raises `UsageError` when the directory cannot be made.

@@ -183,8 +183,15 @@ def test_data_that_does_not_fit(wrong: str, message: str):
         (["--checkpoints", ""], "checkpoints.directory is empty"),
         (["--checkpoints", "x", "--resume", ""], "checkpoints.resume is empty"),
         (["--checkpoints", __file__], "--checkpoints is a directory, and"),
-        (["--processes", "0", "--process", "0", "--coordinator", "h:1"], "--processes is at least 1"),
+        (["--processes", "0", "--process", "0", "--coordinator", "h:1"], "--processes: at least 1 is needed"),
         (["--profile", f"{__file__}/x"], "cannot be written"),
+        (["--resume", "auto"], "--resume does nothing without --checkpoints DIR"),
+        (["--eval-every", "5", "--eval-batches", "0"], "--eval-every does nothing with no batches"),
+        (["--set", "train.max_skips=3"], "train.max_skips does nothing with --non-finite stop"),
+        (["--log-every", "0"], "--log-every: at least 1 is needed"),
+        (["--dry-run", "--print-config"], "argument --print-config: not allowed with argument --dry-run"),
+        (["--dry-run", "--process", "1"], "--coordinator, --processes and --process go together"),
+        (["--dry-run", "--devices", "3", "--mesh", "a:4"], "has 4 places, and --devices gives 3"),
     ],
 )
 def test_options_that_would_do_nothing(arguments: list[str], message: str):
