@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
-doctest: $(VENV)/.docs
+doctest: $(VENV)/.docs $(VENV)/.dev
 	$(BIN)/python -m sphinx -q -W --keep-going -b doctest docs docs/_build/doctest
 
 lint: $(VENV)/.dev
