@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from ..ir import Eqn, Graph, Var, cse, dce, verify
+from .accumulate import sums_begin_with_zero
 
 __all__ = ["inline", "simplify"]
 
@@ -35,5 +36,5 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
 
 
 def simplify(graph: Graph) -> Graph:
-    """`inline`, common subexpressions, dead code."""
-    return verify(dce(cse(inline(graph))), "simplify")
+    """`inline`, sums over loops from zero, common subexpressions, dead code."""
+    return verify(dce(cse(sums_begin_with_zero(inline(graph)))), "simplify")

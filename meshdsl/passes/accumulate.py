@@ -1,0 +1,80 @@
+"""A sum over the trips of a loop begins with a constant zero, however its zeros were written.
+
+A carry that begins with a constant and only adds up pending sums stays pending, and is reduced once, after the loop
+(`lowering.control`): so do the gradients of microbatches. `params * 0`, or zeros from NumPy, would be whole from the
+beginning, and every trip would reduce. What such zeros are where a weight is not finite is added after the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ..ir import Eqn, Graph, Var, verify
+from ..trace import CONSTANT, FULL
+
+__all__ = ["sums_begin_with_zero"]
+
+
+def sums_begin_with_zero(graph: Graph) -> Graph:
+    """The graph in which loops that add to zeros add to a constant."""
+    return verify(_rewritten(graph), "sums_begin_with_zero")
+
+
+def _rewritten(graph: Graph) -> Graph:
+    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        eqn = dataclasses.replace(eqn, params={**eqn.params, **{key: _rewritten(sub) for key, sub in eqn.graphs()}})
+        eqns += _loop(eqn, made) if eqn.op.name == "scan" else [eqn]
+    return graph.replace(eqns=tuple(eqns))
+
+
+def _loop(loop: Eqn, made: dict[Var, Eqn]) -> list[Eqn]:
+    body, held = loop.params["body"], loop.params["consts"]
+    ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
+    for i in range(loop.params["carries"]):
+        start, total, step = ins[held + i], outs[i], _addition(body, body.ins[held + i], body.outs[i])
+        if step is None or not _is_zero(start, made) or _is_constant(start, made):
+            continue
+        zero = ins[held + i] = Var(start.shape, start.dtype, start.name)
+        params = {"value": 0, "shape": start.shape, "dtype": start.dtype}
+        before.append(Eqn(FULL, (), (zero,), params, made[start].where))
+        if made[start].op is not CONSTANT:
+            outs[i] = Var(total.shape, total.dtype, total.name)
+            after.append(dataclasses.replace(step, ins=(outs[i], start), outs=(total,)))
+    return [*before, dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs)), *after]
+
+
+def _addition(body: Graph, carry: Var, out: Var) -> Eqn | None:
+    """The equation that adds to a carry, if nothing else in the body reads it."""
+    readers = [eqn for eqn in body.eqns if carry in eqn.ins]
+    if len(readers) != 1 or carry in body.outs or readers[0].op.name != "add" or readers[0].outs[0] is not out:
+        return None
+    x, y = readers[0].ins
+    return readers[0] if x is not y and x.type == y.type and body.outs.count(out) == 1 else None
+
+
+def _is_constant(v: Var, made: dict[Var, Eqn]) -> bool:
+    """Whether a value is one number everywhere, and known to be."""
+    eqn = made.get(v)
+    return eqn is not None and (
+        eqn.op is FULL or (eqn.op.name in ("cast", "broadcast") and _is_constant(eqn.ins[0], made))
+    )
+
+
+def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
+    """Whether a value is zero wherever what it is computed from is finite."""
+    eqn = made.get(v)
+    if eqn is None:
+        return False
+    if eqn.op is FULL:
+        return bool(eqn.params["value"] == 0)
+    if eqn.op is CONSTANT:
+        return not np.any(eqn.params["value"])
+    if eqn.op.name == "multiply":
+        return any(_is_zero(x, made) for x in eqn.ins)
+    if eqn.op.name in ("cast", "broadcast"):
+        return _is_zero(eqn.ins[0], made)
+    return eqn.op.name == "subtract" and eqn.ins[0] is eqn.ins[1]
