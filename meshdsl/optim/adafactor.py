@@ -14,7 +14,7 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, count_of, rate_of, zero
+from .optimizers import LearningRate, Optimizer, count_of, fitting, rate_of, subtract, zero
 from .per_tensor import own_dims, rms, wide
 
 __all__ = ["adafactor", "factored_dims"]
@@ -65,6 +65,7 @@ def adafactor(
         return {**state, "m": jax.tree.map(_zeros, params)} if momentum else state
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, *(("v", "m") if momentum else ("v",)))
         leaves, structure = jax.tree.flatten(params)
         step = state["step"] + 1
         rate = rate_of(learning_rate, state["step"])
@@ -88,7 +89,7 @@ def adafactor(
             m = structure.flatten_up_to(state["m"])
             changes = [md.cast(momentum * m + (1 - momentum) * u, m.dtype) for m, u in zip(m, changes, strict=True)]
             state["m"] = structure.unflatten(changes)
-        return structure.unflatten([md.cast(p - u, p.dtype) for p, u in zip(leaves, changes, strict=True)]), state
+        return subtract(params, structure.unflatten(changes)), state
 
     return Optimizer(init, update)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import meshdsl as md
 
 from .jaxpr import Flat, flatten
-from .optimizers import Optimizer, zero
+from .optimizers import Optimizer, fitting, zero
 from .per_tensor import path_of
 
 __all__ = ["from_optax"]
@@ -59,6 +59,7 @@ def from_optax(transformation: Any) -> Optimizer:
         return {"step": zero(), "optax": dict(zip(made.paths, state, strict=True))}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, "optax")
         made = plan_for(params)
         leaves, structure = jax.tree.flatten(params)
         before = [state["optax"][path] for path in made.paths]

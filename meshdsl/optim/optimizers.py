@@ -56,6 +56,7 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
         return {"step": zero()}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state)
         rate = rate_of(learning_rate, state["step"])
         return subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
 
@@ -81,6 +82,7 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, "m")
         rate = rate_of(learning_rate, state["step"])
         m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
         along = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
@@ -128,6 +130,7 @@ def adamw(
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, "m", "v")
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 
@@ -158,7 +161,41 @@ def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
 
 
 def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
-    return learning_rate(step) if callable(learning_rate) else learning_rate
+    rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
+    if isinstance(rate, str):
+        raise md.ShapeError(f"a learning rate is a number, or a function of the step; got {rate!r}")
+    return rate
+
+
+def fitting(params: Any, grads: Any, state: dict[str, Any], *moments: str) -> None:
+    """Raises `ShapeError` unless there is a gradient like it for each parameter, and the state has these moments."""
+    ours, theirs = (
+        {path_of(keys): x for keys, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_tensor)}
+        for tree in (params, grads)
+    )
+    if ours.keys() != theirs.keys():
+        without, more = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+        raise md.ShapeError(
+            "an update takes one gradient for each parameter\n"
+            f"  parameters without one: {', '.join(without) or 'none'}\n"
+            f"  gradients of no parameter: {', '.join(more) or 'none'}\n"
+            "  take both from one call: grads = md.grad(loss)(params, ...)"
+        )
+    for path, p in ours.items():
+        g = theirs[path]
+        if not _is_tensor(g) or set(g.dims) != set(p.dims):
+            got = g.type if _is_tensor(g) else type(g).__name__
+            raise md.ShapeError(f"a gradient has its parameter's dims; that of {path!r} is {got}, and it is {p.type}")
+    lacking = [name for name in ("step", *moments) if name not in state]
+    if lacking:
+        raise md.ShapeError(
+            f"the optimizer's state has no {', '.join(map(repr, lacking))}; it has: {', '.join(state)}\n"
+            "  make it with init of the same optimizer, with the same options"
+        )
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, md.Tensor)
 
 
 def subtract(params: Any, deltas: Any) -> Any:

@@ -12,7 +12,7 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, moments, rate_of, zero, zeros_like
+from .optimizers import LearningRate, Optimizer, fitting, moments, rate_of, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["lamb", "lars"]
@@ -62,6 +62,7 @@ def lars(
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, "m")
         rate = rate_of(learning_rate, state["step"])
 
         def change(keys: Any, p: md.Tensor, g: md.Tensor) -> md.Tensor:
@@ -76,8 +77,7 @@ def lars(
         changes = jax.tree_util.tree_map_with_path(change, params, grads)
         m = jax.tree.map(lambda m, u: md.cast(momentum * m + u, m.dtype), state["m"], changes)
         along = jax.tree.map(lambda u, m: u + momentum * m, changes, m) if nesterov else m
-        params = jax.tree.map(lambda p, d: md.cast(p - d, p.dtype), params, along)
-        return params, {"step": state["step"] + 1, "m": m}
+        return subtract(params, along), {"step": state["step"] + 1, "m": m}
 
     return Optimizer(init, update)
 
@@ -111,6 +111,7 @@ def lamb(
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        fitting(params, grads, state, "m", "v")
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +159,35 @@ def test_a_layout_does_not_change_the_norm():
         for layout in ("", "io:r hidden:c", "hidden:c,r", "io:c")
     }
     np.testing.assert_allclose(list(norms.values()), (sum(i * i for i in range(12)) + 4) ** 0.5, rtol=1e-14)
+
+
+P = {"w": md.tensor(np.ones((2, 3)), "io hidden"), "b": md.tensor(np.ones(3), "hidden")}
+MISFITS: dict[str, tuple[Any, Any, str]] = {
+    "one is missing": ({"w": P["w"]}, None, "parameters without one: b\n  gradients of no parameter: none"),
+    "one is too many": ({**P, "v": P["w"]}, None, "parameters without one: none\n  gradients of no parameter: v"),
+    "other dims": (
+        {**P, "w": md.tensor(np.ones((2, 4)), "io out")},
+        None,
+        "that of 'w' is float64[io=2 out=4]",
+    ),
+    "an array": (
+        {**P, "b": np.ones(3)},
+        None,
+        "that of 'b' is ndarray, and it is float64[hidden=3]",
+    ),
+    "another's state": (P, {"step": md.tensor(0)}, "the optimizer's state has no 'm'"),
+}
+
+
+@pytest.mark.parametrize("grads,state,message", MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit_the_parameters(grads: Any, state: Any, message: str):
+    o = md.optim
+    for optimizer in (o.momentum(0.1), o.adam(0.1), o.lamb(0.1), o.lars(0.1), o.adafactor(0.1, momentum=0.9)):
+        with pytest.raises(md.ShapeError, match=re.escape(message)):
+            optimizer.update(grads, optimizer.init(P) if state is None else {**state, "v": P}, P)
+
+
+def test_a_learning_rate_in_words_is_an_error():
+    optimizer = md.optim.sgd("0.1")  # pyright: ignore
+    with pytest.raises(md.ShapeError, match=r"a number, or a function of the step; got '0\.1'"):
+        optimizer.update(P, optimizer.init(P), P)
