@@ -5,15 +5,19 @@ Examples run in JAX's default precision, as a reader's do, not in the 64-bit typ
 
 from __future__ import annotations
 
+import difflib
 import doctest
 import importlib
 import re
+import shlex
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 
 import meshdsl
+from meshdsl import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -39,6 +43,27 @@ def unchecked_snippets(markdown: str) -> list[str]:
     """The Python listings that no doctest would run, each by its first line."""
     fences = re.findall(r"(?ms)^```(?:python|py|pycon|\{doctest\})[^\n]*\n(.*?)^```", markdown)
     return [body.strip().partition("\n")[0] for body in fences if ">>>" not in body]
+
+
+def pasted(markdown: str) -> list[tuple[str, str]]:
+    """Each command of ours that a listing shows, and what stands below it."""
+    return re.findall(r"(?ms)^```text\n\$ \.venv/bin/(meshdsl [^\n]*)\n(.*?)^```", markdown)
+
+
+PASTED = [(page.name, *found) for page in PAGES for found in pasted(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), PASTED, ids=[f"{page}: {line}" for page, line, _ in PASTED])
+def test_what_a_page_shows_is_what_is_printed(
+    page: str, command: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with jax.enable_x64(False):
+        assert cli.main(shlex.split(command)[1:]) == 0
+    printed = capsys.readouterr().out
+    diff = "\n".join(difflib.unified_diff(shown.splitlines(), printed.splitlines(), page, "printed now", lineterm=""))
+    assert printed.startswith(shown), f"paste what `{command}` prints:\n{diff}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -68,6 +93,12 @@ def test_a_fence_ends_the_expected_output():
     page = "Text.\n\n```python\n>>> 1 + 1\n2\n```\n\n```python\n>>> 2 + 2\n5\n```\n"
     wants = [example.want for example in FencedParser().get_examples(page)]
     assert wants == ["2\n", "5\n"]
+
+
+def test_pasted_commands_are_found():
+    page = "```text\n$ .venv/bin/meshdsl doctor --json\n{}\n```\n\n```text\n$ make test\n```\n"
+    assert pasted(page) == [("meshdsl doctor --json", "{}\n")]
+    assert PASTED, "README.md shows what `meshdsl analyze` prints"
 
 
 def test_listings_without_a_prompt_are_found():
