@@ -98,7 +98,7 @@ class _Stages:
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        return self.owner.mesh.bind()
+        return self.program.mesh.bind()
 
     @cached_property
     def shardings(self) -> list[NamedSharding]:
@@ -132,7 +132,7 @@ class _Stages:
             mesh: Any = self.mesh
             platforms = None
         except LayoutError:
-            mesh = self.owner.mesh.abstract()
+            mesh = self.program.mesh.abstract()
             platforms = (jax.default_backend(),)
         shardings = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
         shapes = [
@@ -318,11 +318,13 @@ class Compiled:
         program = self.program(*args)
         try:
             on = machine if isinstance(machine, Machine) else machine_named(machine)
+            placement, finer = place(on.network, self.mesh, assignment), self._for(args)[0].lowered.finer
             return report(
                 program,
                 on,
                 donated=self.donated(*args),
-                placement=place(on.network, self.mesh, assignment),
+                placement=placement if finer is None else finer.placement(placement),
+                mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,
                 title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
@@ -358,7 +360,7 @@ def compile(
     gather_limit: float | None = None,
     machine: Machine | str | os.PathLike[str] | None = None,
     regather: bool = False,
-    update_group: str | Sequence[str] | None = None,
+    update_group: str | Sequence[str] | Mapping[str, int] | None = None,
     batch_bytes: float | None = None,
 ) -> Compiled:
     """`f` as one SPMD program on a mesh, under a layout.
@@ -378,12 +380,13 @@ def compile(
     2020; `print(compiled.weight_update)` tells what was done); "auto", sharded where that takes less time on `machine`
     (default "tpu-v5e"). With `regather` a sharded weight is gathered again for the backward pass instead of kept, and
     inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3). `update_group`
-    names the mesh axes along which devices share an update, where it is not all that a gradient is summed over (as
-    "sharded" has it) nor what is fastest on the machine (as "auto" has it): gradients are scattered inside a group,
-    and their shards summed across groups. Tensors of fewer than `batch_bytes` bytes that are gathered at the step's
-    start, or scattered or summed in its update, travel together, and keep their shards; by default none does, and under
-    "auto" as is fastest on the machine. Raises `LayoutError` for an illegal layout, for "sharded" where nothing can be
-    and for `batch_bytes` where no two travel together, before anything runs.
+    names the mesh axes along which devices share an update, "x core", or parts of them, "rows:32" or {"rows": 32},
+    where it is not all that a gradient is summed over (as "sharded" has it) nor what is fastest on the machine (as
+    "auto" has it): gradients are scattered inside a group, and their shards summed across groups. Tensors of fewer than
+    `batch_bytes` bytes that are gathered at the step's start, or scattered or summed in its update, travel together,
+    and keep their shards; by default none does, and under "auto" as is fastest on the machine. Raises `LayoutError` for
+    an illegal layout, for "sharded" where nothing can be and for `batch_bytes` where no two travel together, before
+    anything runs.
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:

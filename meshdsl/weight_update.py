@@ -6,8 +6,9 @@ that a machine says are worth it), and the table that tells the user what was de
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -17,7 +18,7 @@ from .cost.machine import Machine
 from .cost.network import Placement, place
 from .cost.timeline import timeline
 from .errors import LayoutError, nearest
-from .groups import group_of
+from .groups import Asked, Finer, finer_meshes, group_of
 from .ir import Graph, Var, verify
 from .layouts import Layout, Mesh, Sharding
 from .layouts.sharding import Axes
@@ -25,8 +26,8 @@ from .lowering import Program, partition
 from .lowering.batch import batch, joined_tensors
 from .lowering.program import check, show_bytes
 from .passes.hoist import hoist_casts
-from .passes.shard_updates import Decision, Policy, shard_updates
-from .passes.updates import Placed, Update, uses
+from .passes.shard_updates import Decision, Policy, Verdict, shard_updates
+from .passes.updates import Part, Placed, Update, recut, stages, uses
 
 __all__ = ["MODES", "Lowered", "Wanted", "WeightUpdate", "lower"]
 
@@ -40,7 +41,7 @@ class Wanted:
     mode: str = "replicated"
     machine: Machine | None = None
     regather: bool = False
-    group: str | Sequence[str] | None = None  # mesh axes; None: all, or the best ones
+    group: Asked | None = None  # mesh axes, or parts of them; None: all, or the best ones
     batch_bytes: float | None = None  # tensors of fewer bytes travel together; None: none, or as is best
 
     def __post_init__(self):
@@ -118,6 +119,7 @@ class Lowered:
     graph: Graph
     program: Program
     decided: WeightUpdate
+    finer: Finer | None = None  # the mesh of the program, where that is not the user's
 
 
 def lower(
@@ -128,7 +130,6 @@ def lower(
     Raises `LayoutError` for an illegal layout, and for a wish that changes nothing: "sharded" when no update can be
     split, `batch_bytes` when no two tensors travel together. A flag that does nothing is a mistake.
     """
-    group = None if wanted.group is None else group_of(mesh, wanted.group)
     plain = partition(graph, mesh, layout, results, gather_limit, batched=False)
     if wanted.mode == "replicated":
         return Lowered(graph, _batched(plain, wanted), WeightUpdate(wanted.mode))
@@ -136,10 +137,7 @@ def lower(
     homes: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
     placed = Placed(hoisted, results, homes, mesh, program.extents, layout, wanted.regather)
-    machine = wanted.machine
-    groups = _within(group) if group is not None else _only_all if machine is None else _all_groups
-    policy = Policy(groups, _always if machine is None else _by_time(placed, machine))
-    split, private, decisions = shard_updates(placed, policy)
+    finer, (split, private, decisions) = _split(placed, wanted)
     if wanted.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(
@@ -148,13 +146,66 @@ def lower(
             + "\n  use weight_update='replicated', or 'auto', which shards where it pays"
         )
     decided = WeightUpdate(wanted.mode, decisions)
-    if split is hoisted:
+    if not any(d.sharded for d in decisions):
         return Lowered(graph, _batched(plain, wanted), decided)
-    program = partition(split, mesh, private, results, gather_limit, batched=False)
-    return Lowered(split, _batched(program, wanted), decided)
+    program = partition(split, finer.mesh, private, results, gather_limit, batched=False)
+    return Lowered(split, _batched(program, wanted, finer), decided, finer)
 
 
-def _batched(program: Program, wanted: Wanted) -> Program:
+def _split(placed: Placed, wanted: Wanted) -> tuple[Finer, tuple[Graph, Layout, tuple[Decision, ...]]]:
+    """The graph with its updates split, its layout and the decisions, and the mesh that their groups are axes of."""
+    mesh, machine = placed.mesh, wanted.machine
+    if wanted.group is not None:
+        finer = Finer.of(mesh, group_of(mesh, wanted.group))
+        placed = _on(finer, placed)
+        worth = _always if machine is None else _by_time(placed, machine, finer)
+        return finer, shard_updates(placed, Policy(_within(finer.group), worth))
+    finer = Finer(mesh, mesh)
+    if machine is None:
+        return finer, shard_updates(placed, Policy(_only_all, _always))
+    found: list[Update] = []
+    worth = _by_time(placed, machine, finer)
+
+    def noted(update: Update) -> Verdict:
+        found.extend([update] if update.group == update.pending and update not in found else [])
+        return worth(update)
+
+    split = shard_updates(placed, Policy(_all_groups, noted))
+    best = _best(placed, machine, found)
+    if not best.parts:
+        return finer, split
+    placed = _on(best, placed)
+    return best, shard_updates(placed, Policy(_all_groups, _by_time(placed, machine, best)))
+
+
+def _best(placed: Placed, machine: Machine, updates: Sequence[Update]) -> Finer:
+    """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
+
+    def saved(finer: Finer) -> float:
+        fine = dataclasses.replace(_on(finer, placed), graph=placed.graph)  # in which the updates were found
+        worth, total = _by_time(fine, machine, finer), 0.0
+        for update in updates:
+            update = dataclasses.replace(update, pending=finer.axes(update.pending))
+            groups = [recut(fine, update, group) for group in _all_groups(update.pending)]
+            total += max(0.0, *(worth(one)[1] or 0.0 for one in groups))
+        return total
+
+    mesh = placed.mesh
+    coarse, axes = Finer(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    best = max(finer_meshes(mesh, axes), key=saved, default=coarse)
+    return best if saved(best) > 1.01 * saved(coarse) else coarse
+
+
+def _on(finer: Finer, placed: Placed) -> Placed:
+    """The same graph where its values lie, in the finer mesh's axes."""
+    if not finer.parts:
+        return placed
+    homes = {v: finer.sharding(home) for v, home in placed.homes.items()}
+    graph, layout = finer.graph(placed.graph), finer.layout(placed.layout)
+    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=finer.mesh, layout=layout)
+
+
+def _batched(program: Program, wanted: Wanted, finer: Finer | None = None) -> Program:
     """The program with small tensors travelling together: those below a limit, or, where a machine decides, as is best
     for the time of the step, of a few limits around the bytes that a collective moves while its latency passes.
     """
@@ -169,7 +220,7 @@ def _batched(program: Program, wanted: Wanted) -> Program:
         return made
     if wanted.machine is None:
         return _joined(program, 0)
-    machine, network = wanted.machine, place(wanted.machine.network, program.mesh)
+    machine, network = wanted.machine, _network(wanted.machine, finer or Finer(program.mesh, program.mesh))
     most = max((_latent_bytes(network, r.kind, r.axes) for r in program.collectives), default=0.0)
     found = {joined_tensors(made): made for made in (_joined(program, most * part) for part in (1, 1 / 16, 1 / 256, 0))}
     if len(found) == 1:
@@ -190,49 +241,71 @@ def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
     return size
 
 
-def _only_all(pending: Axes) -> Iterable[Axes]:
-    yield pending
+def _only_all(pending: Axes) -> Sequence[Axes]:
+    return [pending]
 
 
-def _all_groups(pending: Axes) -> Iterable[Axes]:
+def _all_groups(pending: Axes) -> Sequence[Axes]:
     """Every group of these axes, the largest first."""
-    for n in range(len(pending), 0, -1):
-        yield from combinations(pending, n)
+    return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
 
 
-def _within(group: Axes) -> Callable[[Axes], Iterable[Axes]]:
+def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
     return lambda pending: [mine] if (mine := tuple(axis for axis in pending if axis in group)) else []
 
 
-def _always(update: Update) -> tuple[bool, float | None, str]:
+def _always(update: Update) -> Verdict:
     return True, None, ""
 
 
-def _by_time(placed: Placed, machine: Machine) -> Callable[[Update], tuple[bool, float, str]]:
+def _network(machine: Machine, finer: Finer) -> Placement:
+    return finer.placement(place(machine.network, finer.coarse))
+
+
+def _by_time(placed: Placed, machine: Machine, finer: Finer) -> Callable[[Update], Verdict]:
     """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
-    network = place(machine.network, placed.mesh)
+    network = _network(machine, finer)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:
         return network.seconds(kind, axes, size) if axes and size else 0.0
 
-    def worth(update: Update) -> tuple[bool, float, str]:
+    known: dict[Part, tuple[int, int, int]] = {}
+
+    def moved(update: Update) -> tuple[int, int, int]:
+        """Bytes of the gradient, of what the update reads and writes, and of what the rest of the step reads of it."""
+        if update.part not in known:
+            gradient = placed.bytes(update.sums[0])
+            traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
+            known[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(placed, update)))
+        return known[update.part]
+
+    def worth(update: Update) -> Verdict:
         ways, waste = update.format.ways, update.format.waste
-        gradient = placed.bytes(update.sums[0])
-        traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-        gathered = waste * sum(map(placed.bytes, _gathered(placed, update)))
+        gradient, traffic, gathered = moved(update)
         before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
-        inside = seconds("reduce_scatter", update.group, gradient * waste)
+        inside = sum(seconds("reduce_scatter", axes, gradient * waste * left) for axes, left in _steps(placed, update))
         across = seconds("all_reduce", update.across, gradient * waste / ways)
         after = (
             len(update.sums) * (inside + across)
             + traffic * waste / ways / machine.hbm_bandwidth
-            + seconds("all_gather", update.group, gathered)
+            + sum(seconds("all_gather", axes, gathered * waste * left) for axes, left in _steps(placed, update))
         )
         saved = before - after
         reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
         return saved > 0, saved, reason
 
     return worth
+
+
+def _steps(placed: Placed, update: Update) -> list[tuple[Axes, float]]:
+    """The axes of each reduce_scatter of a gradient, with the part of it that is left to scatter."""
+    cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
+    found: list[tuple[Axes, float]] = []
+    left = 1.0
+    for axes in stages(placed.mesh, cuts):
+        found.append((axes, left))
+        left /= placed.mesh.count(axes)
+    return found
 
 
 def _gathered(placed: Placed, update: Update) -> list[Var]:

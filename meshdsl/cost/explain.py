@@ -94,7 +94,7 @@ def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
 
 
 def _lanes(report: Report, axes: Sequence[str]) -> str:
-    return ", ".join(f"{axis} ({report.mesh.axes[axis]} devices)" for axis in axes)
+    return ", ".join(f"{axis} ({report.program.mesh.axes[axis]} devices)" for axis in axes)
 
 
 def _because(report: Report, line: Line) -> str:

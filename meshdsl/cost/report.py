@@ -52,16 +52,12 @@ class Report:
     memory: Memory
     timeline: Timeline
     limit: float  # bytes that one device has
+    mesh: Mesh  # that was asked for; where groups share an update, the program's own may see an axis of it as two
 
     @property
     def program(self) -> Program:
         """What one device runs."""
         return self.ledger.program
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of the program."""
-        return self.program.mesh
 
     @property
     def seconds(self) -> float:
@@ -237,12 +233,13 @@ def cost(
     limit: float | None = None,
     layout: Layout | None = None,
     title: str = "",
+    mesh: Mesh | None = None,
 ) -> Report:
     """What a program costs on a machine, without devices and without arrays.
 
-    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes; by
-    default the machine's. Raises `LayoutError` where the mesh is larger than the machine, `MachineError` for a machine
-    that nobody knows.
+    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes, by
+    default the machine's; `mesh` is the one that was asked for, where that is not the program's. Raises `LayoutError`
+    where the mesh is larger than the machine, `MachineError` for a machine that nobody knows.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
     found = ledger(program)
@@ -254,6 +251,7 @@ def cost(
         memory=memory(program, donated=donated, categories=categories),
         timeline=timeline(found, machine, placement),
         limit=machine.hbm if limit is None else limit,
+        mesh=program.mesh if mesh is None else mesh,
     )
 
 

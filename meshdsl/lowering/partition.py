@@ -18,6 +18,7 @@ from ..layouts.sharding import Axes
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from ..passes.shard_updates import CUT
+from ..passes.updates import stages
 from ..region import LOCAL
 from ..trace import FULL
 from .batch import batch
@@ -239,11 +240,16 @@ def _cut(scope: Scope, eqn: Eqn) -> None:
 
 
 def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
-    """A sum so cut: scattered within the groups first, so that only shards are summed across them."""
-    home = scope.home[v]
-    across = [axis for axis in home.partial if axis not in target.varying]
-    if across and set(home.partial) & set(target.split_axes):
-        scope.get(v, Sharding.of(dict(target.split), {*target.partial, *across}, home.kind), eqn)
+    """A sum so cut: scattered dim by dim within the groups first, so that only shards are summed across them."""
+    home, mesh = scope.home[v], scope.setting.mesh
+    cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
+    order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
+    split = {d: tuple(axis for axis in axes if axis not in home.partial) for d, axes in target.split}
+    left = set(home.partial)
+    for axes in order:
+        left -= set(axes)
+        split |= {d: target.axes(d) for d, cut in cuts.items() if cut == axes}
+        scope.get(v, Sharding.of(split, left, home.kind), eqn)
     return scope.get(v, target, eqn)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from .updates import (
     Update,
     carried,
     equations,
-    find_updates,
+    find_update,
     pending_sums,
     renamed,
 )
 
-__all__ = ["CUT", "Decision", "Policy", "shard_updates"]
+__all__ = ["CUT", "Decision", "Policy", "Verdict", "shard_updates"]
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,18 @@ def _never(*_: Any, **__: Any) -> Any:
 CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, scattered over the axes of `split`
 
 
+Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, why not
+
+
 @dataclass(frozen=True)
 class Policy:
     """Which groups of devices may share an update, of those along the axes its gradient is pending over; and which do.
 
-    `worth` says whether to shard, the seconds saved, and why not. Of several groups the one that saves most is taken,
-    the first of equals.
+    Of several groups the one that saves most is taken, the first of equals.
     """
 
-    groups: Callable[[Axes], Iterable[Axes]]
-    worth: Callable[[Update], tuple[bool, float | None, str]]
+    groups: Callable[[Axes], Sequence[Axes]]
+    worth: Callable[[Update], Verdict]
 
 
 def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
@@ -117,12 +119,11 @@ def _decide(
             continue
         try:
             taken = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
-            updates = find_updates(placed, v, out, pairs, taken, policy.groups)
+            update = find_update(placed, v, out, pairs, taken, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
         except CannotShardError as problem:
             decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
             continue
-        found = [(policy.worth(update), update) for update in updates]
-        (wanted, seconds, reason), update = max(found, key=lambda one: one[0][1] or 0.0)
+        wanted, seconds, reason = policy.worth(update)
         form = update.format
         saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if wanted else 0
         split = tuple((old.name, axes) for old, _, axes in form.dims)

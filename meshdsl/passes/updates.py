@@ -22,8 +22,8 @@ from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 
 __all__ = [
-    "CannotShardError", "Format", "Part", "Placed", "Update", "carried", "equations", "find_updates", "pending_sums",
-    "renamed", "uses",
+    "CannotShardError", "Format", "Part", "Placed", "Update", "carried", "equations", "find_update", "pending_sums",
+    "recut", "renamed", "stages", "uses",
 ]  # fmt: skip
 
 
@@ -123,15 +123,16 @@ def carried(placed: Placed) -> list[tuple[Var, Var]]:
     return pairs
 
 
-def find_updates(
+def find_update(
     placed: Placed,
     v: Var,
     out: Var,
     pairs: Sequence[tuple[Var, Var]],
     taken: Mapping[Eqn, str],
-    groups: Callable[[Axes], Iterable[Axes]],
-) -> list[Update]:
-    """The update of one weight, cut over each of the groups of its pending axes that it can be cut over.
+    groups: Callable[[Axes], Sequence[Axes]],
+    saved: Callable[[Update], float],
+) -> Update:
+    """The update of one weight, cut over that one of the groups of its pending axes where most is saved.
 
     Raises `CannotShardError` where it can be cut over none.
     """
@@ -143,23 +144,41 @@ def find_updates(
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
-    dims = tuple(d for d in v.shape if all(d in g.shape for g in sums))  # not the layers, if they come one by one
+    dims = _dims(v, sums)
     if not dims:
         raise CannotShardError("it has no dim to cut")
-    updates: list[Update] = []
-    problem = CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
-    for group in groups(axes):
+
+    def cut(group: Axes) -> Update:
         form = _format(placed, dims, group, placed.homes[sums[0]])
         region = _Region(placed, placed.graph, form, found, group, pairs, taken)
-        try:
-            part = region.grow()
-        except CannotShardError as error:
-            problem = error
-            continue
-        updates.append(Update(v, sums, axes, group, form, part, tuple(region.carried)))
-    if not updates:
-        raise problem
-    return updates
+        return Update(v, sums, axes, group, form, region.grow(), tuple(region.carried))
+
+    first, *others = groups(axes) or [()]
+    if not first:
+        raise CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
+    update = cut(first)
+    best = max((update, *(recut(placed, update, group) for group in others)), key=saved)
+    return update if best is update else cut(best.group)
+
+
+def recut(placed: Placed, update: Update, group: Axes) -> Update:
+    """The update as it would be if another group shared it, as far as bytes go: what it computes is not looked at."""
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
+    return dataclasses.replace(update, group=group, format=form)
+
+
+def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
+    """The dims that can be cut: not the layers, if they come one by one."""
+    return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
+
+
+def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
+    """The order in which a sum is scattered along the axes that cut its dims: what is left is least where most goes.
+
+    The most devices first, and of equal numbers the minor axes, which lie closer together.
+    """
+    places = list(mesh.axes)
+    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(places.index, axes))))
 
 
 def equations(part: Part) -> Iterator[Eqn]:
@@ -202,6 +221,9 @@ def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
     """
     mesh, extents = placed.mesh, placed.extents
 
+    def name(d: Dim, by: Axes) -> Dim:
+        return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
+
     def cut(places: Sequence[Dim]) -> tuple[int, Format]:
         cuts: dict[Dim, Axes] = {}
         for axis, d in zip(axes, places, strict=True):
@@ -209,9 +231,13 @@ def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
         stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
         moved = sum(bool(home.axes(d)) and n != extents.padded(d) for d, n in stored.items())
         waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
-        dims = tuple((d, Dim(f"{d.name}__{'_'.join(by)}", d.size), by) for d, by in cuts.items())
+        dims = tuple((d, name(d, by), by) for d, by in cuts.items())
         return moved, Format(dims, waste, mesh.count(axes))
 
+    for d in shape:
+        moved, form = cut([d] * len(axes))
+        if not moved and form.waste == 1:
+            return form
     every = (cut(places) for places in product(shape, repeat=len(axes)))
     return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]
 

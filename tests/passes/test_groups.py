@@ -16,9 +16,10 @@ from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, run
 from tests.stablehlo import cost_law
 
 CASES = [
-    ("clipped", "x:2 y:4", "batch:x,y", {"update_group": "y", "batch_bytes": 1e9}),
+    ("clipped", "x:2 y:4", "batch:x,y", {"update_group": "y:2", "batch_bytes": 1e9}),
     ("adafactor", "x:3 y:2", "batch:x next:y", {"batch_bytes": 1e6}),
     pytest.param("adam", "x:2 y:2 z:2", "batch:x,y,z", {"update_group": "z x"}, marks=pytest.mark.slow),
+    pytest.param("adafactor", "x:8", "batch:x", {"update_group": {"x": 4}}, marks=pytest.mark.slow),
     pytest.param("lamb", "x:2 y:2 z:2", "batch:x,y hidden:z", {"batch_bytes": 200}, marks=pytest.mark.slow),
     pytest.param("lars", "x:4 y:2", "batch:y,x", {"update_group": "x", "batch_bytes": 1e9}, marks=pytest.mark.slow),
 ]
@@ -118,7 +119,11 @@ def test_auto_joins_where_the_step_is_predicted_to_be_faster() -> None:
     [
         ({"update_group": "x"}, "does nothing with weight_update='replicated'"),
         ({"weight_update": "sharded", "update_group": "xx"}, "the mesh has no axis 'xx'; did you mean 'x'?"),
-        ({"weight_update": "sharded", "update_group": ""}, "update_group names no axis"),
+        ({"weight_update": "sharded", "update_group": ""}, "update_group='' is one device, and a group has several"),
+        ({"weight_update": "sharded", "update_group": "x:1"}, "update_group='x:1' is one device"),
+        ({"weight_update": "sharded", "update_group": "x:3"}, "cannot have 3 of the 8 devices along the mesh axis 'x'"),
+        ({"weight_update": "sharded", "update_group": {"x": 2.5}}, "cannot have 2.5 of the 8 devices"),
+        ({"weight_update": "sharded", "update_group": "x:a"}, "a group is written axis or axis:size"),
         ({"batch_bytes": -1}, "batch_bytes is a number of bytes from 0"),
     ],
 )
@@ -136,3 +141,71 @@ def test_a_limit_that_joins_nothing_is_an_error(mode: str) -> None:
 def test_a_group_that_no_gradient_is_summed_over_is_an_error() -> None:
     with pytest.raises(md.LayoutError, match="is a sum over x, and no axis of the group is among them"):
         program("x:4 y:2", "batch:x", update_group="y")
+
+
+PART = {"weight_update": "sharded", "update_group": "x:4"}
+
+
+def marked(params: Any, state: Any, x: md.Tensor) -> Any:
+    """A step whose model names an axis of the mesh."""
+
+    def loss(params: Any) -> md.Tensor:
+        h = md.shard(md.tanh(md.dot(x, params["w"], "io")), {"batch": "x"})
+        return md.mean(md.square(h))
+
+    value, grads = md.value_and_grad(loss)(params)
+    return *OPTIMIZERS["adam"]().update(grads, state, params), value
+
+
+def marked_arguments() -> tuple[Any, ...]:
+    rng = np.random.default_rng(5)
+    params = {"w": md.tensor(rng.normal(size=(8, 8)), "io:8 hidden:8")}
+    return params, OPTIMIZERS["adam"]().init(params), md.tensor(rng.normal(size=(16, 8)), "batch:16 io:8")
+
+
+def test_a_part_of_an_axis_is_an_axis_of_the_program_and_of_nothing_else(tmp_path: Any) -> None:
+    given = marked_arguments()
+    plain, parts = (md.compile(marked, "x:8", "batch:x", donate=(), **options) for options in ({}, PART))
+    made = parts.program(*given)
+    assert (str(parts.mesh), str(made.mesh)) == ("x:8", "x.outer:2 x.inner:4")
+    params, state, _ = parts(*given)
+    again, _, value = parts(params, state, given[2])  # what came out goes in as it lies
+    stages, leaves = parts._for((params, state, given[2]))
+    assert stages.place(leaves[0], made.ins[0], stages.shardings[0]) is params["w"].stored
+    right, _, right_value = plain(params, state, given[2])  # and into a program on the mesh itself
+    assert difference([again["w"].numpy(), value.numpy()], [right["w"].numpy(), right_value.numpy()]) <= TOLERANCE
+    back = parts(*plain(*given)[:2], given[2])[0]  # and the other way
+    assert difference(back["w"].numpy(), again["w"].numpy()) <= TOLERANCE
+
+    checkpoints = md.Checkpoints(tmp_path)
+    checkpoints.save(1, {"params": params, "state": state})
+    checkpoints.wait()
+    for where in ({"program": made}, {"mesh": md.Mesh("x:8"), "layout": md.Layout("io:x")}):
+        found = checkpoints.restore(like={"params": params, "state": state}, **where).tree
+        assert difference(found["params"]["w"].numpy(), params["w"].numpy()) == 0
+        resumed, _, _ = parts(found["params"], found["state"], given[2])
+        assert resumed["w"].numpy().tobytes() == again["w"].numpy().tobytes()
+
+
+def test_a_part_of_an_axis_is_costed_where_the_axis_lies() -> None:
+    parts, whole = (md.compile(marked, "x:8", "batch:x", **{**PART, **more}) for more in ({}, {"update_group": "x"}))
+    given = marked_arguments()
+    for assignment in (None, {"x": "x:4 y:2"}):
+        report = parts.cost(*given, machine="tpu-v5e", assignment=assignment)
+        placement = report.timeline.placement
+        coarse = whole.cost(*given, machine="tpu-v5e", assignment=assignment).timeline.placement
+        for kind in ("all_reduce", "all_gather", "all_to_all"):
+            fine = placement.seconds(kind, ["x.outer", "x.inner"], 1e6)
+            assert fine == coarse.seconds(kind, ["x"], 1e6)
+        assert str(report.mesh) == "x:8" and "on x:8" in str(report)
+    assert str(parts.under("x:4 y:2", "batch:x io:y").program(*given).mesh) == "x:4 y:2"  # a group of all along x
+
+
+def test_auto_takes_parts_of_an_axis_where_that_wastes_less() -> None:
+    workload = adam_mlp().replace(batch=2048, io=512, hidden=512)
+    options = {"weight_update": "auto", "machine": "tpu-v3", "batch_bytes": 0}
+    step = md.compile(workload.train_step(), "x:1024", "batch:x", **options)
+    assert list(step.program(*workload.specs()).mesh.axes) == ["x.outer", "x.inner"]
+    found = step.weight_update.decisions
+    whole = _decisions(workload, "x:1024", "batch:x", update_group="x", **options)
+    assert sum(d.seconds_saved for d in found) > sum(d.seconds_saved for d in whole)
