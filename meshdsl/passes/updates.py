@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -211,7 +211,25 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
             continue
         queue += [x for x in same if x not in seen]
         seen.update(same)
-    return Sums(tuple(here), tuple(loops))
+    return Sums(_together(placed, graph, here), tuple(loops))
+
+
+def _together(placed: Placed, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
+    """The sums, those that are only added up as one: what several uses of a weight give it is reduced once."""
+    readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
+    readers.update(graph.outs)
+    found = {v: v for v in sums}  # how far a sum was followed, and where it was last added to another
+    for eqn in graph.eqns:
+        ours = [found[x] for x in set(eqn.ins) if x in found]
+        if not ours or len(eqn.outs) > 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
+            continue
+        (out,) = eqn.outs
+        home = placed.homes.get(out, Sharding())
+        if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
+            for x in set(eqn.ins):
+                found.pop(x, None)
+            found[out] = out if len(ours) > 1 else ours[0]
+    return tuple(found.values())
 
 
 def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:

@@ -76,3 +76,24 @@ def test_a_sum_that_is_read_on_the_way_stays_as_it_is():
     compiled = md.compile(running, "x:2", "io:x")
     assert "full" not in str(compiled.graph(x))
     assert compiled(x)[0].numpy().tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def twice(params: dict[str, md.Tensor], x: md.Tensor) -> Any:
+    """A weight that is used twice, and microbatches written out: four sums for one gradient."""
+
+    def loss(params: dict[str, md.Tensor], x: md.Tensor) -> md.Tensor:
+        hidden = md.tanh(md.einsum(x, params["w"], out="batch h") * params["v"])
+        return md.mean(md.square(md.einsum(hidden, params["w"], out="batch io") - x))
+
+    parts = [md.slice(x, "batch", start, 8) for start in (0, 8)]
+    grads = [md.grad(loss)(params, part) for part in parts]
+    return jax.tree.map(lambda p, a, b: p - 0.1 * (a + b), params, *grads)
+
+
+def test_a_weight_that_is_used_twice_is_reduced_once():
+    compiled = md.compile(twice, "x:4", "batch:x", weight_update="sharded")
+    records = compiled.program(*arguments()).collectives
+    assert Counter(r.kind for r in records if r.kind != "permute") == {"reduce_scatter": 2, "all_gather": 2}
+    right, got = (jax.tree.leaves(f(*arguments())) for f in (twice, compiled))
+    for a, b in zip(right, got, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-12)
