@@ -22,6 +22,7 @@ from meshdsl.layouts import Mesh, Sharding
 from meshdsl.lowering import Program
 from meshdsl.lowering.collectives import AllReduce, Collective
 from meshdsl.lowering.program import check
+from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.trace import Type
 from models.mlp import mlp
 from models.transformer import lm
@@ -118,7 +119,7 @@ def _resized(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return x
 
 
-def mutants(right: Collective, mesh: Mesh) -> Iterator[Mutant]:
+def mutants(right: Collective | RaggedAllToAll, mesh: Mesh) -> Iterator[Mutant]:
     """Everything that can be wrong with one collective and is not right by mathematics (a maximum twice is one)."""
     yield Mutant(right, "dropped")
     if right.name in ("all_reduce", "reduce_scatter") and right.kind == "sum":  # type: ignore[union-attr]
