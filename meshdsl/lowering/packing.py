@@ -6,6 +6,7 @@ dim is one run of a row, so that after the collective every tensor has the shard
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
 # (arrays of two libraries, and parameters of equations, are only partly typed)
 
 from __future__ import annotations

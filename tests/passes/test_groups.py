@@ -12,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from tests.passes.test_shard_updates import adam_mlp, example
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, run
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, loss, run
 from tests.stablehlo import cost_law
 
 CASES = [
@@ -66,6 +66,24 @@ def test_tensors_that_travel_together_keep_their_shards() -> None:
         assert found == {"reduce_scatter": 1, "all_gather": 1, **across}
         sent = [sum(r.bytes * r.count for r in p.collectives) for p in (apart, together)]
         assert sent[0] == sent[1]
+
+
+def test_what_travels_together_arrives_bit_for_bit() -> None:
+    adam = OPTIMIZERS["adam"]()
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, grads = md.value_and_grad(loss)(params, batch)
+        return *adam.update(grads, state, params), value
+
+    given = example("adam")
+    arrays = [x.numpy() for x in jax.tree.leaves(given)]
+    options = {"weight_update": "sharded", "update_group": "y:2"}
+    apart, together = (
+        md.compile(step, "x:2 y:4", "batch:x,y", batch_bytes=limit, **options).program(*given) for limit in (0, 1e9)
+    )
+    assert len(together.collectives) < len(apart.collectives)
+    for x, y in zip(md.simulate(apart, *arrays), md.simulate(together, *arrays), strict=True):
+        assert x.tobytes() == y.tobytes()
 
 
 def test_a_limit_joins_what_is_smaller_only() -> None:

@@ -1,5 +1,7 @@
 """Sharded updates against replicated ones, at length: `python -m tests.passes.updates --layouts 30 --steps 10`.
 
+With `--groups` each is shared by a random group of devices, and tensors below a random limit travel together.
+
 Every optimizer, on a model whose weights are uneven and tiny, under random meshes and layouts, in float64: parameters,
 state and gradient norm after some steps. The last line is JSON; the exit status is 1 on any difference.
 """
@@ -101,12 +103,22 @@ def layouts(seed: int) -> Iterator[tuple[str, str]]:
         yield mesh, " ".join([f"batch:{','.join(batch)}", *rest])
 
 
+def wishes(mesh: str, layout: str, seed: int) -> dict[str, Any]:
+    """A random group along the axes of the batch, and a limit below which tensors travel together; some join none."""
+    rng = random.Random(seed)
+    axes = layout.split()[0].removeprefix("batch:").split(",")
+    sizes = {axis: md.Mesh(mesh).axes[axis] for axis in rng.sample(axes, rng.randint(1, len(axes)))}
+    group = {axis: rng.choice([d for d in range(1, n + 1) if n % d == 0]) for axis, n in sizes.items()}
+    return {"update_group": group, "batch_bytes": rng.choice([0, 300, 1e9])}
+
+
 def main() -> int:
     """One line of JSON for each optimizer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layouts", type=int, default=30)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append")
+    parser.add_argument("--groups", action="store_true")
     options = parser.parse_args()
     wrong = 0
     for name in options.optimizer or OPTIMIZERS:
@@ -114,9 +126,10 @@ def main() -> int:
         for mesh, layout in layouts(7):
             if done == options.layouts:
                 break
+            wanted = wishes(mesh, layout, done + illegal) if options.groups else {}
             try:
                 right, _ = run(OPTIMIZERS[name](), mesh, layout, "replicated", options.steps)
-                got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", options.steps)
+                got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", options.steps, **wanted)
             except md.LayoutError:
                 illegal += 1
                 continue
