@@ -3,6 +3,7 @@
     python -m models.sharded_update                      the three models on 8 TPU v3 cores, and the paper's setting
     python -m models.sharded_update --machine tpu-v5e    on another machine
     python -m models.sharded_update --measure            small ones too, trained on eight CPU devices
+    python -m models.sharded_update --groups             the paper's setting, with groups and small tensors together
 
 ResNet-50 updates with LARS, the Transformer and neural collaborative filtering with Adam; all are pure data parallel,
 and their code is the same both times: only `weight_update=` differs. Times are predictions of `compiled.cost(...)`
@@ -66,6 +67,10 @@ PAPER = (
     Setting("ResNet-50, 2,048 cores", _resnet(batch=32_768), *_POD, "6 % less"),
     Setting("Transformer, 2,048 cores", _transformer(batch=2048), *_POD, "46.5 -> 25.6 ms"),
 )
+ONE_AXIS = tuple(
+    dataclasses.replace(setting, label=f"{setting.label}, one axis", mesh="cores:2048", layout="batch:cores")
+    for setting in PAPER
+)
 SMALL = (
     Setting("ResNet, small", _resnet(batch=8, height=16, width=16, stem=16, blocks=(1, 1, 1, 1), classes=16), *_EIGHT),
     Setting("Transformer, small", _transformer(
@@ -75,12 +80,27 @@ SMALL = (
 )  # fmt: skip
 
 
-def step(setting: Setting, mode: str) -> tuple[md.Compiled, tuple[Any, ...]]:
+def step(setting: Setting, mode: str, **options: Any) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step of a setting, and the types of its arguments."""
-    compiled = md.compile(
-        setting.workload.train_step(), setting.mesh, setting.layout, donate=(0, 1), weight_update=mode
-    )
+    where = setting.mesh, setting.layout
+    compiled = md.compile(setting.workload.train_step(), *where, donate=(0, 1), weight_update=mode, **options)
     return compiled, setting.workload.specs()
+
+
+def grouped(setting: Setting, machine: str) -> dict[str, float]:
+    """Seconds of a step by what is left to the machine: which groups share updates, and which tensors go together."""
+    variants: dict[str, dict[str, Any]] = {
+        "replicated": {"mode": "replicated"},
+        "sharded": {"mode": "sharded"},
+        "sharded, together": {"mode": "sharded", "batch_bytes": 100_000},
+        "auto": {"mode": "auto", "machine": machine, "batch_bytes": 0},
+        "auto, together": {"mode": "auto", "machine": machine},
+    }
+    found: dict[str, float] = {}
+    for name, options in variants.items():
+        compiled, types = step(setting, **options)
+        found[name] = compiled.cost(*types, machine=machine).seconds
+    return found
 
 
 def predicted(setting: Setting, machine: str) -> dict[str, tuple[float, float]]:
@@ -132,7 +152,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machine", default="tpu-v3", help="what the steps are predicted for (default tpu-v3)")
     parser.add_argument("--measure", action="store_true", help="train small ones on eight CPU devices as well")
     parser.add_argument("--rounds", type=int, default=5, help="measured steps of each (default 5)")
+    parser.add_argument("--groups", action="store_true", help="groups and small tensors together, on 2,048 cores only")
     options = parser.parse_args(arguments)
+    if options.groups:
+        found = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
+        rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in found.items()]
+        print(report.table(["predicted", *next(iter(found.values()))], rows))
+        return 0
     settings = (*LARGE, *PAPER) if options.machine == "tpu-v3" else LARGE
     if options.measure:
         md.host_devices(8)
