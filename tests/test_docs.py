@@ -67,6 +67,18 @@ def test_what_a_page_shows_is_what_is_printed(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_points_to_is_there(page: Path):
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
+    paths = re.findall(r"`((?:benchmarks|docs|meshdsl|models|tests)/[\w/.]+)`", text)
+    modules = re.findall(r"python -m ((?:benchmarks|meshdsl|tests)\.[\w.]+)", text)
+    missing = [link for link in links if not (page.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    missing += [name for name in modules if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
+    assert not missing, f"{page.name} points to what is not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_page(page: Path):
     unchecked = unchecked_snippets(page.read_text(encoding="utf-8"))
     assert not unchecked, f"these Python listings never run; write them with >>>, or mark them as text: {unchecked}"

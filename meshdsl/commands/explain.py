@@ -23,11 +23,20 @@ def add(commands: Any) -> None:
     what.add_argument("--graph", action="store_true", help="the graph before any layout, and nothing else")
     what.add_argument(
         "--collective",
+        type=_named,
         metavar="WHICH",
         help="one collective, by its number in `analyze` or by the line that asks for it, such as model.py:77",
     )
-    what.add_argument("--dim", metavar="NAME", help="one dim: what it costs, and every other place to map it to")
+    what.add_argument(
+        "--dim", type=_named, metavar="NAME", help="one dim: what it costs, and every other place to map it to"
+    )
     what.add_argument("--moves", action="store_true", help="every change of where one dim is mapped, ranked")
+
+
+def _named(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("a name is needed, got ''")
+    return text
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,7 +80,7 @@ def _check(options: argparse.Namespace) -> None:
         update = options.weight_update != "replicated"
         idle |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
         why = "--graph is the step before any of it"
-    if named := [name for name, value in idle.items() if value]:
+    if named := [name for name, value in idle.items() if value not in (None, [], False)]:
         raise UsageError(f"{', '.join(named)} would change nothing here: {why}")
 
 

@@ -244,6 +244,7 @@ def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, argu
         (["search", BIGRAM], "one of the arguments --mesh --devices is required"),
         (["search", BIGRAM, "--mesh", "a:2", "--devices", "2"], "argument --devices: not allowed with argument --mesh"),
         (["search", BIGRAM, "--devices", "0"], "argument --devices: at least 1 is needed, got 0"),
+        (["explain", *GRID, "--dim", ""], "argument --dim: a name is needed, got ''"),
         (["explain", *GRID, "--dim", "vocab", "--moves"], "argument --moves: not allowed with argument --dim"),
         (["analyze", BIGRAM, "--html", "nowhere/a.html"], "there is no folder 'nowhere' to write 'a.html' in"),
         (["analyze", BIGRAM, "--html", "."], "'.' is a folder; name a file in it"),

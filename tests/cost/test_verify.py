@@ -32,7 +32,7 @@ def test_the_program_states_what_is_emitted() -> None:
     for mesh, layout in MLP.layouts.values():
         step = md.compile(MLP.train_step(), mesh, layout)
         found = md.verify(step.lower(*MLP.specs()).as_text(), step.program(*MLP.specs()))
-        assert found.equal, str(found)
+        assert isinstance(found, md.Verification) and found.equal, str(found)
         assert found.count == len(step.program(*MLP.specs()).collectives)
         assert json.loads(json.dumps(found.to_dict()))["equal"] is True
 
