@@ -95,7 +95,8 @@ def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:
         return ids % expert.size
     if isinstance(table, np.ndarray) and table.ndim == 1:
         table = md.tensor(table, [md.Dim("token_id", len(table))])
-    if len(_integers("table", table).dims) != 1:
+    table = _integers("table", table)
+    if len(table.dims) != 1:
         raise md.ShapeError(f"table= has one dim, the ids, and for each id its expert; got {table.type}")
     return md.take(table, ids, table.dims[0])
 
