@@ -88,7 +88,7 @@ def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[
     """
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
-    weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root]
+    weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root or "/" not in v.name]
     looped, in_loops, decided = _in_loops(placed, policy)
     if in_loops:  # what a loop updates is not updated again around it
         private = _private(in_loops)

@@ -110,17 +110,26 @@ class CannotShardError(Exception):
 
 
 def carried(placed: Placed) -> list[tuple[Var, Var]]:
-    """Inputs with the results that have the same path and type, the argument's and the result's own name aside."""
-    tails: dict[str, list[Var]] = defaultdict(list)
-    for v, path in zip(placed.graph.outs, placed.results, strict=True):
-        for tail in {path, path.partition("/")[2]} - {""}:
-            tails[tail].append(v)
-    pairs: list[tuple[Var, Var]] = []
-    for v in placed.graph.ins:
-        same = [out for out in tails[v.name.partition("/")[2]] if out.type == v.type]
-        if len(same) == 1 and v.shape:
-            pairs.append((v, same[0]))
-    return pairs
+    """Inputs with the results that take their places: of the same type, and of the same path, the argument's and the
+    result's own name aside; of several, the one that stands where the argument does. Arguments that are tensors
+    themselves go with such results in order.
+    """
+    results = list(zip(placed.results, placed.graph.outs, strict=True))
+    arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
+    inputs = [v for v in placed.graph.ins if v.shape]
+    found: dict[Var, Var] = {}
+    for v in inputs:
+        argument, _, tail = v.name.partition("/")
+        same = {path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type}
+        own = [same[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in same]
+        if tail and (own or len(same) == 1):
+            found[v] = (own or list(same.values()))[0]
+    single = [out for path, out in results if "/" not in path and out not in found.values()]
+    for v in inputs:
+        if "/" not in v.name and (alike := [out for out in single if out.type == v.type]):
+            found[v] = alike[0]
+            single.remove(alike[0])
+    return [(v, found[v]) for v in inputs if v in found]
 
 
 def find_update(

@@ -181,6 +181,45 @@ def test_auto_asks_the_machine() -> None:
     assert all(d.sharded == (d.seconds_saved > 0) for d in step.weight_update.decisions)
 
 
+def test_weights_that_are_arguments_themselves():
+    def step(w: md.Tensor, v: md.Tensor, x: md.Tensor) -> Any:
+        def loss(w: md.Tensor, v: md.Tensor) -> md.Tensor:
+            return md.mean(md.square(md.einsum(md.tanh(md.einsum(x, w, out="batch h")), v, out="batch")))
+
+        value, (dw, dv) = md.value_and_grad(loss, argnums=(0, 1))(w, v)
+        return value, w - 0.1 * dw, v - 0.1 * dv
+
+    draw = np.random.RandomState(0)
+    w, v, x = (
+        md.tensor(draw.randn(*sizes), dims) for sizes, dims in (((4, 8), "io h"), ((8,), "h"), ((16, 4), "b io"))
+    )
+    x = md.rename(x, b="batch")
+    compiled = md.compile(step, "x:4", "batch:x", weight_update="sharded")
+    for right, got in zip(step(w, v, x), compiled(w, v, x), strict=True):
+        assert difference(right.numpy(), got.numpy()) <= TOLERANCE
+    assert [(d.weight, d.sharded) for d in compiled.weight_update.decisions] == [("w", True), ("v", True)]
+    alone = md.compile(lambda w, x: step(w, v, x)[1], "x:4", "batch:x", weight_update="sharded")
+    assert "1 of 1 sharded" in (alone.program(w, x) and str(alone.weight_update))
+
+
+def test_an_average_of_the_weights_has_their_paths_too():
+    adam = OPTIMIZERS["adam"]()
+
+    def step(params: Any, state: Any, average: Any, batch: Any) -> Any:
+        grads = md.grad(loss)(params, batch)
+        params, state = adam.update(grads, state, params)
+        return params, state, jax.tree.map(lambda a, p: 0.9 * a + 0.1 * p, average, params)
+
+    params, state, batch = example("adam")
+    steps = [md.compile(step, "x:4", "batch:x", weight_update=mode) for mode in ("replicated", "sharded")]
+    right, got = (jax.tree.map(lambda x: x.numpy(), f(params, state, params, batch)) for f in steps)
+    assert difference(right, got) <= TOLERANCE
+    assert all(d.weight.startswith("params/") for d in steps[1].weight_update.decisions)
+    records = steps[1].program(params, state, params, batch).collectives
+    found = Counter(r.kind for r in records)
+    assert found["reduce_scatter"] == found["all_gather"] == len(jax.tree.leaves(params)), found
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
