@@ -64,6 +64,8 @@ def dims(text: str) -> Shape:
     >>> batch, io = dims("batch:512 io:1024")
     >>> io
     io=1024
+
+    Raises `ShapeError` for what is not written name:size.
     """
     return located(lambda: tuple(_sized(word) for word in _words(text)))
 

@@ -242,6 +242,8 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
 
     >>> spec("batch:8 io:4", "int32")
     int32[batch=8 io=4]
+
+    Raises `ShapeError` for a dim without a size or named twice.
     """
     try:
         return Type(pick(dims, (), new=True), np.dtype(jnp.dtype(dtype)))

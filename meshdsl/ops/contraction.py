@@ -119,6 +119,8 @@ def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.dot(md.tensor([1.0, 2.0], "a"), md.tensor([3.0, 4.0], "a"), over="a")
     tensor(float32[], 11.)
+
+    Raises `ShapeError` for a dim that neither operand has.
     """
     gone = over_dims(x, over)
     rest = [d for d in (*x.dims, *(d for d in y.dims if d.name not in names(x.dims))) if d not in gone]
@@ -182,6 +184,8 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.sum(md.tensor([[1.0, 2.0], [3.0, 4.0]], "a b"), "a")
     tensor(float32[b=2], [4. 6.])
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
@@ -194,6 +198,8 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.mean(md.tensor([1.0, 2.0, 6.0], "a"))
     tensor(float32[], 3.)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -207,6 +213,8 @@ def max(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.max(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
     tensor(float32[b=2], [3. 5.])
+
+    Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -220,6 +228,8 @@ def min(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.min(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
     tensor(float32[b=2], [1. 2.])
+
+    Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -233,6 +243,8 @@ def prod(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.prod(md.tensor([2.0, 3.0], "a"))
     tensor(float32[], 6.)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     return bind1(_PROD, x, over=over_dims(x, over))
@@ -244,6 +256,8 @@ def any(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.any(md.tensor([True, False], "a"))
     tensor(bool[], True)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     return sum(cast(cast(x, bool), "int32"), over) > 0
 
@@ -254,6 +268,8 @@ def all(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.all(md.tensor([True, False], "a"))
     tensor(bool[], False)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     return sum(cast(logical_not(cast(x, bool)), "int32"), over) == 0
 
@@ -264,6 +280,8 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.var(md.tensor([1.0, 3.0], "a"))
     tensor(float32[], 1.)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -276,6 +294,8 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
     tensor(float32[], 1000.6932)
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -290,6 +310,8 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.softmax(md.tensor([0.0, 0.0], "a"), "a")
     tensor(float32[a=2], [0.5 0.5])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -303,6 +325,8 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.log_softmax(md.tensor([0.0, 0.0], "a"), "a")
     tensor(float32[a=2], [-0.6931 -0.6931])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
     gone = over_dims(x, over)
@@ -316,6 +340,8 @@ def argmax(x: Any, over: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.argmax(md.tensor([1.0, 3.0, 3.0], "a"), "a")
     tensor(int32[], 1)
+
+    Raises `ShapeError` for a dim that x lacks or whose size is 0, for several dims, and for complex numbers.
     """
     return _arg(max, x, over)
 
@@ -326,6 +352,8 @@ def argmin(x: Any, over: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.argmin(md.tensor([1.0, 3.0, 1.0], "a"), "a")
     tensor(int32[], 0)
+
+    Raises `ShapeError` for a dim that x lacks or whose size is 0, for several dims, and for complex numbers.
     """
     return _arg(min, x, over)
 
@@ -374,6 +402,8 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     >>> md.broadcast(md.tensor([1.0, 2.0], "a"), "b:2 a").numpy()
     array([[1., 2.],
            [1., 2.]], dtype=float32)
+
+    Raises `ShapeError` where `dims` lacks a dim of x.
     """
     x = as_tensor(x)
     shape = located(lambda: pick(dims, x.dims, new=True))

@@ -178,6 +178,8 @@ def cast(x: Any, dtype: Any) -> Tensor:
     >>> import meshdsl as md
     >>> md.cast(md.tensor([1.5], "a"), "int32")
     tensor(int32[a=1], [1])
+
+    Raises `ShapeError` from complex to real numbers, and for a dtype that JAX does not have or has switched off.
     """
     x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
     if kind(x.dtype) == "c" and kind(dtype) in "fi":
@@ -455,6 +457,8 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     >>> import meshdsl as md
     >>> md.where(md.tensor([True, False], "a"), 1.0, md.tensor([5.0, 6.0], "a"))
     tensor(float32[a=2], [1. 6.])
+
+    Raises `ShapeError` for a condition that is not boolean, and where no operand has the dims of the others.
     """
     a, b = promote(a, b)
     return bind1(_WHERE, as_tensor(condition), a, b)
@@ -496,6 +500,8 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     >>> import meshdsl as md
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
+
+    Raises `ShapeError` for a function that is not elementwise, and where no operand has the dims of the others.
     """
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())

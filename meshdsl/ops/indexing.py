@@ -54,6 +54,8 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> import meshdsl as md
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
+
+    Raises `ShapeError` for several dims, and for one without a size.
     """
     return bind1(IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
 
@@ -65,6 +67,8 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     >>> md.one_hot(md.tensor([2, 9], "n"), "class:3")
     tensor(float32[n=2 class=3], [[0. 0. 1.]
      [0. 0. 0.]])
+
+    Raises `ShapeError` for a dim that the indices have, or without a size.
     """
     i, dim = as_tensor(i), _new_dim(dim)
     i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer counts
@@ -139,6 +143,8 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
      [30.  0.]])
 
     Split rows are looked up where they lie and summed over devices; nothing is gathered.
+
+    Raises `ShapeError` for a dim that x lacks, and for indices that are no integers.
     """
     x, i = as_tensor(x), as_tensor(i)
     return bind1(_TAKE, x, i, over=located(lambda: find(over, x.dims)))
@@ -190,6 +196,8 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     tensor(float32[row=2], [0. 5.])
 
     Dims that x and the indices share are paired, as in `md.take`.
+
+    Raises `ShapeError` for a dim that x lacks, and for updates with a dim that neither x nor the indices have.
     """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
@@ -231,6 +239,8 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     >>> import meshdsl as md
     >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
     tensor(float32[a=3], [0. 1. 3.])
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
@@ -326,6 +336,8 @@ def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
     >>> import meshdsl as md
     >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
     tensor(int32[k=2], [0 2])
+
+    Raises `ShapeError` for a dim that x lacks, for more than it has, and for complex numbers.
     """
     x = as_tensor(x)
     dim = located(lambda: find(over, x.dims))
@@ -363,6 +375,8 @@ def argsort(x: Any, over: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.argsort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
     tensor(int32[a=3], [1 2 0])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     return _ascending(x, over)[1]
 
@@ -373,6 +387,8 @@ def sort(x: Any, over: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.sort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
     tensor(float32[a=3], [1. 2. 3.])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     return _ascending(x, over)[0]
 

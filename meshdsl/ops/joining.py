@@ -44,6 +44,8 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
     >>> import meshdsl as md
     >>> md.concat([md.iota("n:2"), md.iota("n:3")], "n").dims
     (n=5,)
+
+    Raises `ShapeError` for no tensors, and for tensors whose other dims differ.
     """
     xs = _several("concat", xs)
     name = dim_name(over)
@@ -118,6 +120,8 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
     >>> import meshdsl as md
     >>> md.stack([md.iota("n:2"), md.iota("n:2")], "m").dims
     (m=2, n=2)
+
+    Raises `ShapeError` for no tensors, for tensors whose dims differ, and for a name that they have.
     """
     xs = _several("stack", xs)
 
@@ -161,6 +165,8 @@ def unstack(x: Any, dim: DimLike) -> list[Tensor]:
     >>> import meshdsl as md
     >>> md.unstack(md.tensor([1.0, 2.0], "a"), "a")[1]
     tensor(float32[], 2.)
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))

@@ -78,6 +78,8 @@ def rename(x: Any, **new: str | Dim) -> Tensor:
     >>> import meshdsl as md
     >>> md.rename(md.tensor([1.0, 2.0], "length"), length="memory").dims
     (memory=2,)
+
+    Raises `ShapeError` for a dim that x lacks, for a name that another dim has, and for a dim of another size.
     """
     x = as_tensor(x)
 
@@ -114,6 +116,8 @@ def transpose(x: Any, dims: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.transpose(md.tensor([[1, 2]], "a b"), "b a").dims
     (b=2, a=1)
+
+    Raises `ShapeError` unless every dim of x is named once.
     """
     x = as_tensor(x)
 
@@ -198,6 +202,8 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.reshape(md.iota("n:6"), "a:2 b:3").dims
     (a=2, b=3)
+
+    Raises `ShapeError` where the numbers of elements differ.
     """
     x = as_tensor(x)
     sized = not isinstance(dims, str) or ":" in dims
@@ -211,6 +217,8 @@ def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.flatten(md.tensor([[1, 2], [3, 4]], "a b"), "a b", into="c").dims
     (c=4,)
+
+    Raises `ShapeError` for a dim that x lacks, and for a name that another dim of x has.
     """
     x = as_tensor(x)
 
@@ -232,6 +240,9 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.unflatten(md.iota("n:6"), "n", "a:2 b:3").dims
     (a=2, b=3)
+
+    Raises `ShapeError` for a dim that x lacks, where the numbers of elements differ, and for a name that another
+    dim has.
     """
     x = as_tensor(x)
 

@@ -85,6 +85,8 @@ def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tenso
     >>> import meshdsl as md
     >>> md.slice(md.iota("n:6"), "n", 1, 2, stride=3)
     tensor(int32[n=2], [1 4])
+
+    Raises `ShapeError` for a dim that x lacks, and for elements outside it.
     """
     x = as_tensor(x)
 
@@ -136,6 +138,8 @@ def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int
     >>> import meshdsl as md
     >>> md.pad(md.tensor([1.0, 2.0], "a"), "a", 1, 0)
     tensor(float32[a=3], [0. 1. 2.])
+
+    Raises `ShapeError` for a dim that x lacks, and where more would be cut off than is there.
     """
     x = as_tensor(x)
 
@@ -163,6 +167,8 @@ def reverse(x: Any, dim: DimLike) -> Tensor:
     >>> import meshdsl as md
     >>> md.reverse(md.iota("n:3"), "n")
     tensor(int32[n=3], [2 1 0])
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     return bind1(_REVERSE, x, dim=located(lambda: find(dim, x.dims)))
@@ -188,6 +194,8 @@ def roll(x: Any, dim: DimLike, by: int) -> Tensor:
     >>> import meshdsl as md
     >>> md.roll(md.iota("n:3"), "n", 1)
     tensor(int32[n=3], [2 0 1])
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=int(by))
@@ -199,6 +207,8 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     >>> import meshdsl as md
     >>> md.shift(md.tensor([1.0, 2.0, 3.0], "n"), "n", 1)
     tensor(float32[n=3], [0. 1. 2.])
+
+    Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
@@ -253,6 +263,9 @@ def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
     >>> import meshdsl as md
     >>> md.dynamic_slice(md.iota("n:5"), "n", md.tensor(2), 2)
     tensor(int32[n=2], [2 3])
+
+    Raises `ShapeError` for a dim that x lacks or that has fewer elements, and for a start that is no integer
+    without dims.
     """
     x, start = as_tensor(x), as_tensor(start)
 
@@ -308,6 +321,8 @@ def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tenso
     >>> import meshdsl as md
     >>> md.dynamic_update_slice(md.iota("n:4"), md.iota("n:2"), "n", md.tensor(2))
     tensor(int32[n=4], [0 1 0 1])
+
+    Raises `ShapeError` for a dim that x lacks or the update lacks, and where the update is larger than x.
     """
     x, update = promote(x, update)
 
