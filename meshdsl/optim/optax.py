@@ -92,7 +92,7 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise md.MeshdslError(
-                f"the optax state has a {leaf.dtype} at {path_of(keys)!r}, which is no number\n"
+                f"{_name(transformation)} cannot be used: its state at {path_of(keys)!r} is no number: {leaf.dtype}\n"
                 "  noise drawn by optax would depend on the shard's shape\n"
                 "  draw it with md.random, which draws the same numbers under every layout"
             )
@@ -106,7 +106,7 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
     if len(set(kept)) < len(kept):
         raise md.MeshdslError(f"two arrays of the optax state have one path; the paths are {', '.join(sorted(kept))}")
     init, update = flatten(made, _refusal), flatten(moved, _refusal)
-    return _Plan(init, update, tuple(kept), _state_dims(update, structure, types, kept))
+    return _Plan(init, update, tuple(kept), _state_dims(update, structure, types, kept, _name(transformation)))
 
 
 def _update(transformation: Any, params: Any, state: Any) -> Any:
@@ -120,7 +120,14 @@ def _update(transformation: Any, params: Any, state: Any) -> Any:
         ) from error
 
 
-def _state_dims(update: Flat, structure: Any, types: tuple[Any, ...], kept: list[str]) -> tuple[Dims, ...]:
+def _name(transformation: Any) -> str:
+    """What made a transformation, as its user calls it."""
+    maker = getattr(transformation.update, "__qualname__", "").partition(".<locals>")[0]
+    own = "optax" not in getattr(transformation.update, "__module__", "")
+    return "the transformation" if own or not maker else f"optax.{maker}"
+
+
+def _state_dims(update: Flat, structure: Any, types: tuple[Any, ...], kept: list[str], maker: str) -> tuple[Dims, ...]:
     """The dims of each array of the state, from the arrays that it meets."""
     n = len(types)
     names = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(n)))]
@@ -142,9 +149,10 @@ def _state_dims(update: Flat, structure: Any, types: tuple[Any, ...], kept: list
     for value, path in zip(before, kept, strict=True):
         if value.shape and alike(value) not in found:
             raise md.MeshdslError(
-                f"the optax state has an array of shape {value.shape} at {path!r}, and nothing tells its dims\n"
+                f"{maker} cannot be used: its state has an array of shape {value.shape} at {path!r}, and nothing tells "
+                "its dims\n"
                 "  the update never combines it with a parameter or a gradient elementwise\n"
-                "  leave its part of the transformation out, or use an optimizer of md.optim"
+                f"  {_INSTEAD.get(maker.removeprefix('optax.'), 'leave its part out, or use an optimizer of md.optim')}"
             )
         dims_of.append(found[alike(value)][0] if value.shape else ())
     return tuple(dims_of)
@@ -155,6 +163,9 @@ _INSTEAD = {
     "scale_by_trust_ratio": "md.optim.lamb and md.optim.lars take the norms of whole tensors",
     "scale_by_factored_rms": "md.optim.adafactor takes the means of whole tensors",
     "clip_by_block_rms": "md.optim.adafactor clips by the RMS of whole tensors (clip_threshold)",
+    "apply_if_finite": "md.Workload.train_step(guard=True) leaves a step out that is not finite",
+    "zero_nans": "md.where(md.isnan(g), 0.0, g), on each gradient before the update",
+    "normalize_by_update_norm": "md.optim.global_norm(grads) is the norm of all elements, to divide by",
     "scale_by_param_block_rms": "md.optim.adafactor scales by the RMS of whole tensors (scale_by_parameter)",
 }
 
