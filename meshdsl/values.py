@@ -243,10 +243,13 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
     >>> spec("batch:8 io:4", "int32")
     int32[batch=8 io=4]
 
-    Raises `ShapeError` for a dim without a size or named twice.
+    Raises `ShapeError` for a dim without a size or named twice, and for what is no dtype.
     """
     try:
         return Type(pick(dims, (), new=True), np.dtype(jnp.dtype(dtype)))
+    except TypeError:
+        problem = f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'"
+        raise at(ShapeError(problem), caller()) from None
     except MeshdslError as error:
         raise at(error, caller()) from None
 

@@ -45,6 +45,7 @@ def misuse() -> dict[str, Callable[[], Any]]:
     return {
         "a dim twice in a tensor": lambda: md.tensor(np.ones((2, 2)), "batch batch"),
         "a dim twice, in two sizes": lambda: md.spec("batch:2 batch:3"),
+        "no such dtype": lambda: md.spec("batch:2", "float33"),
         "a dim twice after renaming": lambda: md.rename(x, io="batch"),
         "a dim twice in a result": lambda: md.einsum(x, w, out="batch batch"),
         "a dim of another size": lambda: x + md.tensor(np.ones(5, np.float32), "io"),
