@@ -171,7 +171,7 @@ def check_schema(records: list[dict[str, Any]]) -> None:
 def test_a_loss_that_is_not_finite_stops_with_5():
     run = apart("train", "workloads.py:bigram", *SMALL, "--set", "learning_rate=1e30", "--json")
     assert run.code == 5
-    assert run.err.startswith("NonFiniteLoss: the loss of step 2 is nan\n  it was 5.54")
+    assert "NonFiniteLoss: the loss of step 2 is nan\n  it was 5.54" in run.err  # a slow machine says where it is before
     assert "try a lower learning rate" in run.err
     assert "NaN" not in run.out, "JSON has no NaN"
 
@@ -179,7 +179,7 @@ def test_a_loss_that_is_not_finite_stops_with_5():
 def test_results_go_to_stdout_and_nothing_moves_off_a_terminal():
     run = apart("train", "workloads.py:bigram", *SMALL, env={**os.environ, "FORCE_COLOR": "1"})
     assert run.code == 0, run.err
-    assert run.err == ""
+    assert all(line.startswith("train ") for line in run.err.splitlines()), run.err  # where it is, on a slow machine
     assert run.out.startswith("bigram: 8,192 parameters on mesh all:1, nothing split\ndata: ")
     assert "step      4  held out: loss " in run.out
     assert "\x1b" not in run.out and "\r" not in run.out
