@@ -91,6 +91,7 @@ class Part:
 class Update:
     """The update of one weight: what it computes, and how it would be cut."""
 
+    graph: Graph  # the step, or the body of a loop over steps
     weight: Var
     sums: tuple[Var, ...]
     pending: Axes  # over which the sums are pending, so the update is redundant
@@ -160,7 +161,7 @@ def find_update(
     def cut(group: Axes) -> Update:
         form = _format(placed, dims, group, placed.homes[sums[0]])
         region = _Region(placed, placed.graph, form, found, group, pairs, taken)
-        return Update(v, sums, axes, group, form, region.grow(), tuple(region.carried))
+        return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
     first, *others = groups(axes) or [()]
     if not first:
@@ -230,9 +231,9 @@ def _together(placed: Placed, graph: Graph, sums: Sequence[Var]) -> tuple[Var, .
     found = {v: v for v in sums}  # how far a sum was followed, and where it was last added to another
     for eqn in graph.eqns:
         ours = [found[x] for x in set(eqn.ins) if x in found]
-        if not ours or len(eqn.outs) > 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
+        if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
             continue
-        (out,) = eqn.outs
+        out = eqn.outs[0]
         home = placed.homes.get(out, Sharding())
         if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
             for x in set(eqn.ins):
