@@ -233,6 +233,22 @@ def test_flags_that_cannot_be(options: dict[str, Any], text: str) -> None:
         md.compile(lambda x: x, "x:8", **options)
 
 
+def test_an_update_inside_a_branch_or_a_while_loop_says_so() -> None:
+    def update(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return w - 0.1 * md.grad(lambda w: md.mean(md.square(md.einsum(x, w, out="batch"))))(w)
+
+    def branch(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return md.cond(md.sum(x) > 0, lambda: update(w, x), lambda: w)
+
+    def loop(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, update(c[1], x)), (md.tensor(0, ""), w))[1]
+
+    for f, name in ((branch, "cond"), (loop, "while_loop")):
+        compiled = md.compile(f, "x:4", "batch:x", weight_update="sharded")
+        with pytest.raises(md.LayoutError, match=rf"w: its update is inside a {name} at tests/passes"):
+            compiled.program(md.spec("io:8"), md.spec("batch:8 io:8"))
+
+
 def test_nothing_to_shard_is_an_error_that_says_why() -> None:
     workload = adam_mlp()
     step = md.compile(workload.train_step(), "x:8", "hidden:x", weight_update="sharded")
