@@ -6,19 +6,14 @@ that a machine says are worth it), and the table that tells the user what was de
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-from .cost.ledger import ledger
 from .cost.machine import Machine
-from .cost.network import Placement, place
-from .cost.timeline import timeline
 from .errors import LayoutError, nearest
-from .groups import Asked, Finer, finer_meshes, group_of
+from .groups import Asked, Finer, group_of
 from .ir import Graph, Var, verify
 from .layouts import Layout, Mesh, Sharding
 from .layouts.sharding import Axes
@@ -27,7 +22,8 @@ from .lowering.batch import batch, joined_tensors
 from .lowering.program import check, show_bytes
 from .passes.hoist import hoist_casts
 from .passes.shard_updates import Decision, Policy, Verdict, shard_updates
-from .passes.updates import Part, Placed, Update, recut, stages, uses
+from .passes.updates import Placed, Update
+from .update_time import all_groups, best_mesh, by_time, fastest, on_finer
 
 __all__ = ["MODES", "Lowered", "Wanted", "WeightUpdate", "lower"]
 
@@ -157,52 +153,25 @@ def _split(placed: Placed, wanted: Wanted) -> tuple[Finer, tuple[Graph, Layout, 
     mesh, machine = placed.mesh, wanted.machine
     if wanted.group is not None:
         finer = Finer.of(mesh, group_of(mesh, wanted.group))
-        placed = _on(finer, placed)
-        worth = _always if machine is None else _by_time(placed, machine, finer)
+        placed = on_finer(finer, placed)
+        worth = _always if machine is None else by_time(placed, machine, finer)
         return finer, shard_updates(placed, Policy(_within(finer.group), worth))
     finer = Finer(mesh, mesh)
     if machine is None:
         return finer, shard_updates(placed, Policy(_only_all, _always))
     found: list[Update] = []
-    worth = _by_time(placed, machine, finer)
+    worth = by_time(placed, machine, finer)
 
     def noted(update: Update) -> Verdict:
         found.extend([update] if update.group == update.pending and update not in found else [])
         return worth(update)
 
-    split = shard_updates(placed, Policy(_all_groups, noted))
-    best = _best(placed, machine, found)
+    split = shard_updates(placed, Policy(all_groups, noted))
+    best = best_mesh(placed, machine, found)
     if not best.parts:
         return finer, split
-    placed = _on(best, placed)
-    return best, shard_updates(placed, Policy(_all_groups, _by_time(placed, machine, best)))
-
-
-def _best(placed: Placed, machine: Machine, updates: Sequence[Update]) -> Finer:
-    """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
-
-    def saved(finer: Finer) -> float:
-        fine = dataclasses.replace(_on(finer, placed), graph=placed.graph)  # in which the updates were found
-        worth, total = _by_time(fine, machine, finer), 0.0
-        for update in updates:
-            update = dataclasses.replace(update, pending=finer.axes(update.pending))
-            groups = [recut(fine, update, group) for group in _all_groups(update.pending)]
-            total += max(0.0, *(worth(one)[1] or 0.0 for one in groups))
-        return total
-
-    mesh = placed.mesh
-    coarse, axes = Finer(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
-    best = max(finer_meshes(mesh, axes), key=saved, default=coarse)
-    return best if saved(best) > 1.01 * saved(coarse) else coarse
-
-
-def _on(finer: Finer, placed: Placed) -> Placed:
-    """The same graph where its values lie, in the finer mesh's axes."""
-    if not finer.parts:
-        return placed
-    homes = {v: finer.sharding(home) for v, home in placed.homes.items()}
-    graph, layout = finer.graph(placed.graph), finer.layout(placed.layout)
-    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=finer.mesh, layout=layout)
+    placed = on_finer(best, placed)
+    return best, shard_updates(placed, Policy(all_groups, by_time(placed, machine, best)))
 
 
 def _batched(program: Program, wanted: Wanted, finer: Finer | None = None) -> Program:
@@ -220,12 +189,7 @@ def _batched(program: Program, wanted: Wanted, finer: Finer | None = None) -> Pr
         return made
     if wanted.machine is None:
         return _joined(program, 0)
-    machine, network = wanted.machine, _network(wanted.machine, finer or Finer(program.mesh, program.mesh))
-    most = max((_latent_bytes(network, r.kind, r.axes) for r in program.collectives), default=0.0)
-    found = {joined_tensors(made): made for made in (_joined(program, most * part) for part in (1, 1 / 16, 1 / 256, 0))}
-    if len(found) == 1:
-        return found[0]
-    return min(reversed(found.values()), key=lambda made: timeline(ledger(made), machine, network).seconds)
+    return fastest(lambda limit: _joined(program, limit), wanted.machine, finer or Finer(program.mesh, program.mesh))
 
 
 def _joined(program: Program, limit: float) -> Program:
@@ -233,21 +197,8 @@ def _joined(program: Program, limit: float) -> Program:
     return check(verify(made, "batch"), "batch")
 
 
-def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
-    """The bytes of a collective half of whose time is latency, to a power of two."""
-    size = 1.0
-    while network.seconds(kind, axes, size) < 2 * network.seconds(kind, axes, 1.0):
-        size *= 2
-    return size
-
-
 def _only_all(pending: Axes) -> Sequence[Axes]:
     return [pending]
-
-
-def _all_groups(pending: Axes) -> Sequence[Axes]:
-    """Every group of these axes, the largest first."""
-    return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
 
 
 def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
@@ -256,59 +207,3 @@ def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
 
 def _always(update: Update) -> Verdict:
     return True, None, ""
-
-
-def _network(machine: Machine, finer: Finer) -> Placement:
-    return finer.placement(place(machine.network, finer.coarse))
-
-
-def _by_time(placed: Placed, machine: Machine, finer: Finer) -> Callable[[Update], Verdict]:
-    """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
-    network = _network(machine, finer)
-
-    def seconds(kind: str, axes: Axes, size: float) -> float:
-        return network.seconds(kind, axes, size) if axes and size else 0.0
-
-    known: dict[Part, tuple[int, int, int]] = {}
-
-    def moved(update: Update) -> tuple[int, int, int]:
-        """Bytes of the gradient, of what the update reads and writes, and of what the rest of the step reads of it."""
-        if update.part not in known:
-            gradient = placed.bytes(update.sums[0])
-            traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-            known[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(placed, update)))
-        return known[update.part]
-
-    def worth(update: Update) -> Verdict:
-        ways, waste = update.format.ways, update.format.waste
-        gradient, traffic, gathered = moved(update)
-        before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
-        inside = sum(seconds("reduce_scatter", axes, gradient * waste * left) for axes, left in _steps(placed, update))
-        across = seconds("all_reduce", update.across, gradient * waste / ways)
-        after = (
-            len(update.sums) * (inside + across)
-            + traffic * waste / ways / machine.hbm_bandwidth
-            + sum(seconds("all_gather", axes, gathered * waste * left) for axes, left in _steps(placed, update))
-        )
-        saved = before - after
-        reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
-        return saved > 0, saved, reason
-
-    return worth
-
-
-def _steps(placed: Placed, update: Update) -> list[tuple[Axes, float]]:
-    """The axes of each reduce_scatter of a gradient, with the part of it that is left to scatter."""
-    cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
-    found: list[tuple[Axes, float]] = []
-    left = 1.0
-    for axes in stages(placed.mesh, cuts):
-        found.append((axes, left))
-        left /= placed.mesh.count(axes)
-    return found
-
-
-def _gathered(placed: Placed, update: Update) -> list[Var]:
-    """Values of the update that the rest of the step reads, and that are whole for that."""
-    _, readers = uses(placed.graph)
-    return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]

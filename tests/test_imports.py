@@ -37,6 +37,7 @@ ORDER = [
     ["lowering"],
     ["cost"],
     ["groups"],
+    ["update_time"],
     ["weight_update"],
     ["compile"],
     ["checkpoint"],
