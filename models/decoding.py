@@ -13,7 +13,9 @@ __all__ = ["Search", "decoder"]
 Search = Callable[..., Any]  # one of md.nn.decode, its options given
 
 
-def decoder(config: Config, search: Search, feed: Feed | None = None, every: int = 1) -> md.Model:
+def decoder(
+    config: Config, search: Search, feed: Feed | None = None, every: int = 1, feed_place: Feed | None = None
+) -> md.Model:
     """What a search finds for each source of a batch, with the parameters of `transformer`.
 
     >>> import functools
@@ -25,9 +27,10 @@ def decoder(config: Config, search: Search, feed: Feed | None = None, every: int
 
     `search(step, empty, batch, length, ...)` is one of md.nn.decode; what the model is called with after the batch, a
     key for sampling, goes to it. A place computes its own keys and values and reads those kept before, and those of
-    the source, which are computed once. It goes through `feed` with the other beams of its sequence.
+    the source, which are computed once. It goes through `feed_place` (default: `feed`, which the source goes through)
+    with the other beams of its sequence.
     """
-    parts = Parts(config, feed, every)
+    parts, one = Parts(config, feed, every), Parts(config, feed_place or feed, every)
     heads, head = parts.heads
     length = md.Dim("length", config.length)
 
@@ -74,7 +77,7 @@ def decoder(config: Config, search: Search, feed: Feed | None = None, every: int
                             parts.norm(x, "norm_cross"), source, heads, head, mask=source_real, name="cross_attention",
                             precision=parts.precision,
                         )  # fmt: skip
-                        x, _ = parts.fed(x, beams[0].name, ids != 0, number, None, None)
+                        x, _ = one.fed(x, beams[0].name, ids != 0, number, None, None)
                     caches.append(cache)
                 return x, caches
 

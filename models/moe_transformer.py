@@ -30,6 +30,8 @@ class Experts:
     router: str = "gshard"  # Algorithm 1 with its capacity, ceil(2 tokens / experts); or any other of md.nn.moe.route
     capacity_factor: float = 1.0
     eval_capacity_factor: float = 2.0
+    decode_capacity_factor: float | None = None  # None: no token is dropped where one is made at a time
+    exchange: str = "padded"  # or "ragged", which sends only the slots that are filled
     train: bool = True  # which of the two holds; in training second choices are drawn, given a key
     aux_weight: float = 0.01
     dispatch: str = "auto"
@@ -73,6 +75,7 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
             nonpadding=grouped(real, at, config.sequences),
             aux_weight=config.aux_weight,
             dispatch=config.dispatch,
+            exchange=config.exchange,
             precision=precision,
         )
         return ungrouped(y, x), aux
@@ -108,12 +111,14 @@ def model(config: Config) -> md.Model:
 def decoder(config: Config, search: seq2seq.Search) -> md.Model:
     """What a search finds for each source of a batch: `seq2seq.decoder`, with experts.
 
-    A group is one place of `sequences` sequences, with all their beams; capacity is that of evaluation. It has no
-    places left over from training's groups, so a token is dropped where its own group is full, and only there: equal
-    to the whole sequence at once where neither drops.
+    A group is one place of `sequences` sequences, with all their beams: few tokens, and alike (their first ones are
+    the same), so they crowd at few experts. By default each has a place wherever it goes; the result is then what the
+    whole sequence at once would give without drops. `decode_capacity_factor` gives an expert fewer slots.
     """
-    feed = mixture(dataclasses.replace(config, train=False), config.precision)
-    return seq2seq.decoder(config, search, feed, every=2)
+    config = dataclasses.replace(config, train=False)
+    factor = config.experts if config.decode_capacity_factor is None else config.decode_capacity_factor
+    place = mixture(dataclasses.replace(config, eval_capacity_factor=factor), config.precision)
+    return seq2seq.decoder(config, search, mixture(config, config.precision), every=2, feed_place=place)
 
 
 def loss(config: Config) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -183,6 +184,26 @@ TINY = {
 DENSE = seq2seq.seq2seq.replace(**TINY)
 # every expert has a place for every token: what a group drops depends on the group, which decoding makes another one
 MOE = moe_transformer.moe.replace(**TINY, experts=4, expert_hidden=6, train=False, eval_capacity_factor=2.0)
+CROWDED = MOE.replace(batch=4, sequences=4)  # four tokens go to experts at each place
+
+
+def tiny_batch(rows: int) -> dict[str, md.Tensor]:
+    rng = np.random.default_rng(2)
+    source, ids = rng.integers(1, 7, (rows, 5)).astype(np.int32), rng.integers(1, 7, (rows, 4)).astype(np.int32)
+    source[1, 3:] = 0
+    return {"source": md.tensor(source, "batch source"), "inputs": md.tensor(ids, "batch length")}
+
+
+def forced(step: Any, empty: Any, rows: md.Dim, length: md.Dim, inputs: md.Tensor) -> md.Tensor:
+    """A search that takes the given ids; returns the logits of every place."""
+    places = md.Dim("memory", length.size)
+
+    def place(cache: Any, x: tuple[md.Tensor, md.Tensor]) -> Any:
+        logits, cache = step(x[1], cache, x[0], md.iota(places) <= x[0])
+        return cache, logits
+
+    xs = md.iota(length), inputs
+    return md.scan(place, empty((rows, places)), xs, over=length)[1]
 
 
 @pytest.mark.parametrize(
@@ -190,25 +211,12 @@ MOE = moe_transformer.moe.replace(**TINY, experts=4, expert_hidden=6, train=Fals
     [
         (seq2seq.decoder, DENSE, ("rows:2 cols:2", seq2seq.LAYOUTS["data_model"][1])),
         (moe_transformer.decoder, MOE, ("rows:2 cols:2", moe_transformer.LAYOUTS["experts_model"][1])),
+        (moe_transformer.decoder, CROWDED, ("rows:1", "")),
     ],
-    ids=["seq2seq", "moe"],
+    ids=["seq2seq", "moe", "crowded"],
 )
 def test_place_by_place_is_all_at_once(decoder: Any, workload: md.Workload, split: tuple[str, str]):
-    rng = np.random.default_rng(2)
-    source, ids = rng.integers(1, 7, (2, 5)).astype(np.int32), rng.integers(1, 7, (2, 4)).astype(np.int32)
-    source[1, 3:] = 0
-    batch = {"source": md.tensor(source, "batch source"), "inputs": md.tensor(ids, "batch length")}
-
-    def forced(step: Any, empty: Any, rows: md.Dim, length: md.Dim, inputs: md.Tensor) -> md.Tensor:
-        places = md.Dim("memory", length.size)
-
-        def place(cache: Any, x: tuple[md.Tensor, md.Tensor]) -> Any:
-            logits, cache = step(x[1], cache, x[0], md.iota(places) <= x[0])
-            return cache, logits
-
-        xs = md.iota(length), inputs
-        return md.scan(place, empty((rows, places)), xs, over=length)[1]
-
+    batch = tiny_batch(workload.config.batch)
     whole, model = workload.model(workload.config), decoder(workload.config, forced)
     params = drawn(whole, 0, batch, scale=0.5)
     assert model.specs(batch, batch["inputs"]) == whole.specs(batch)
@@ -216,6 +224,19 @@ def test_place_by_place_is_all_at_once(decoder: Any, workload: md.Workload, spli
     for mesh, layout in (ONE, split):
         got = simulated(model, params, batch, batch["inputs"], mesh=mesh, layout=layout)
         np.testing.assert_allclose(np.moveaxis(got, 0, 1), want, rtol=1e-11, atol=1e-13, err_msg=layout)
+
+
+def test_a_place_drops_tokens_only_where_it_is_told_to():
+    batch, config = tiny_batch(4), CROWDED.config
+    params = drawn(moe_transformer.model(config), 0, batch, scale=0.5)
+
+    def logits(**changes: Any) -> np.ndarray:
+        changed = dataclasses.replace(config, **changes)
+        return simulated(moe_transformer.decoder(changed, forced), params, batch, batch["inputs"])
+
+    whole = logits()
+    np.testing.assert_array_equal(logits(decode_capacity_factor=2.0), whole)  # 2 * 2 * 4 / 4: a slot for every token
+    assert np.abs(logits(decode_capacity_factor=0.5) - whole).max() > 1e-3
 
 
 def test_errors_say_what_there_is():
