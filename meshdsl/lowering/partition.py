@@ -18,9 +18,9 @@ from ..layouts.sharding import Axes
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from ..passes.shard_updates import CUT
-from ..passes.updates import stages
 from ..region import LOCAL
 from ..trace import FULL
+from . import views
 from .batch import batch
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
@@ -163,109 +163,17 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         params = {**born.params, "shape": eqn.outs[0].shape}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif op.name in ("prefer", "shard"):
-        _place(scope, eqn)
+        views.place(scope, eqn)
     elif op.name == "keep":
-        _keep(scope, eqn)
+        views.keep(scope, eqn)
     elif op is CUT:
-        _cut(scope, eqn)
+        views.cut(scope, eqn)
     elif op is RAGGED:
-        _mark(scope, eqn)
+        views.mark(scope, eqn)
+    elif op is RENAME and views.padded_otherwise(scope, eqn):
+        views.rename_first(scope, eqn)
     else:
         _operate(scope, eqn)
-
-
-def _place(scope: Scope, eqn: Eqn) -> None:
-    (v,), (out,) = eqn.ins, eqn.outs
-    if v in scope.lazy:
-        scope.lazy[out] = scope.lazy[v]
-        return
-    home = scope.home[v]
-    if eqn.op.name == "shard":
-        sizes = scope.setting.mesh.axes
-        target = Sharding.of({d: [a for a in axes if sizes[a] > 1] for d, axes in eqn.params["split"]})
-    else:
-        whole = scope.whole_version(v) or home.whole()
-        wins = {d: scope.setting.layout.axes(d) for d in eqn.params["names"]}
-        split: dict[str, Axes] = {}
-        for d, axes in (*wins.items(), *((d, axes) for d, axes in whole.split if d not in wins)):
-            used = {axis for cut in split.values() for axis in cut}
-            split[d] = tuple(axis for axis in axes if axis not in used)
-        target = Sharding.of(split)
-    pending = home.partial and eqn.op.name == "prefer" and scope.demand.waits(v)
-    if pending and not set(home.partial) & set(target.split_axes) and scope.whole_version(v) is None:
-        target = Sharding.of(dict(target.split), home.partial, home.kind)
-    x = scope.get(v, target, eqn)
-    scope.versions[out] = [x]
-    scope.home[out] = x.sharding
-    if v in scope.reasons:
-        scope.reasons[out] = scope.reasons[v]
-
-
-def _keep(scope: Scope, eqn: Eqn) -> None:
-    """What was kept, where computing it again sends something or leaves a sum to finish; else what was computed."""
-    kept, again = eqn.ins
-    chosen = kept if again in scope.sent_for else again
-    if again in scope.home and scope.home[again].partial:
-        waits = scope.home[again].kind == "sum" and scope.demand.waits(again) and scope.whole_version(again) is None
-        chosen = again if waits else kept
-    (out,) = eqn.outs
-    if chosen in scope.lazy:
-        scope.lazy[out] = scope.lazy[chosen]
-        return
-    scope.versions[out] = scope.versions[chosen]
-    scope.home[out] = scope.home[chosen]
-    if chosen in scope.reasons:
-        scope.reasons[out] = scope.reasons[chosen]
-
-
-def _cut(scope: Scope, eqn: Eqn) -> None:
-    """A sum scattered, then renamed; where the new names are padded otherwise, renamed first and then scattered."""
-    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
-    split: dict[str, Axes] = dict(eqn.params["split"])
-    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
-    home = scope.home[v]
-    if all(alike.values()):
-        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
-        target = Sharding.of(axes)
-    else:
-        target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
-    x = _scattered(scope, v, target, eqn)
-    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
-    renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
-    made = scope.define(out, renamed)
-    scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
-    if v in scope.reasons:
-        scope.reasons[out] = scope.reasons[v]
-    scope.home[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
-
-
-def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
-    """A sum so cut: scattered dim by dim within the groups first, so that only shards are summed across them."""
-    home, mesh = scope.home[v], scope.setting.mesh
-    cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
-    order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
-    split = {d: tuple(axis for axis in axes if axis not in home.partial) for d, axes in target.split}
-    left = set(home.partial)
-    for axes in order:
-        left -= set(axes)
-        split |= {d: target.axes(d) for d, cut in cuts.items() if cut == axes}
-        scope.get(v, Sharding.of(split, left, home.kind), eqn)
-    return scope.get(v, target, eqn)
-
-
-def _mark(scope: Scope, eqn: Eqn) -> None:
-    """A marked value lies as it lay, sums still pending; its counts lie alike."""
-    (v, counts), (out,) = eqn.ins, eqn.outs
-    if v in scope.lazy:
-        scope.lazy[out] = scope.lazy[v]
-        return
-    home = scope.home[v]
-    x = next(x for x in scope.versions[v] if x.sharding == home)
-    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
-    made = scope.define(out, home, v.name)
-    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(made,)))
-    if v in scope.reasons:
-        scope.reasons[out] = scope.reasons[v]
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:

@@ -27,9 +27,9 @@ def keyed(key: tuple[md.Tensor, ...]) -> dict[str, Any]:
     return {"key": key[0]} if key else {}
 
 
-def inputs(model: md.Model, *key: md.Tensor, seed: int = 0) -> tuple[dict[str, md.Tensor], md.Tensor]:
+def inputs(model: md.Model, *key: md.Tensor, seed: int = 0, batch: int = 4) -> tuple[dict[str, md.Tensor], md.Tensor]:
     rng = np.random.default_rng(seed)
-    x = md.tensor(rng.standard_normal((4, 8, 6)), X)
+    x = md.tensor(rng.standard_normal((batch, 8, 6)), X.replace("batch:4", f"batch:{batch}"))
     params = {
         name: md.tensor(0.5 * rng.standard_normal([d.size for d in kind.shape]), kind.shape)
         for name, kind in model.specs(x, *key).items()
@@ -134,6 +134,17 @@ def test_experts_on_the_data_axis_cost_four_all_to_alls(method: str):
     assert sorted((c.kind, c.bytes) for c in rest) == [("all_reduce", 4), ("all_reduce", 6 * 4 * 4)]  # loss, gate
     both = sent(model, "rows:2 cols:2", "batch:cols,rows expert:rows expert_batch:cols")
     assert sum(c.kind == "all_to_all" for c in both) == 4
+
+
+@pytest.mark.parametrize(("experts", "batch", "devices"), [(6, 4, 4), (2, 4, 4), (4, 3, 2)])
+def test_experts_and_groups_that_do_not_divide_are_exchanged_too(experts: int, batch: int, devices: int):
+    model = layer(expert=md.Dim("expert", experts), dispatch="index")
+    params, x = inputs(model, batch=batch)
+    mesh, layout = f"rows:{devices}", "batch:rows expert:rows"
+    found = md.compile(value_and_grads(model), mesh, layout).program(params, x).collectives
+    assert [c.kind for c in found if c.kind not in ("all_reduce", "reduce_scatter")] == ["all_to_all"] * 4
+    got = simulated(value_and_grads(model), params, x, mesh=mesh, layout=layout)
+    close(got, simulated(value_and_grads(model), params, x), layout)
 
 
 @pytest.mark.parametrize("method", METHODS)
