@@ -14,7 +14,7 @@ import numpy as np
 from ..ir import Eqn, Graph, Var, verify
 from ..trace import CONSTANT, FULL
 
-__all__ = ["sums_begin_with_zero"]
+__all__ = ["running_sum", "sums_begin_with_zero"]
 
 
 def sums_begin_with_zero(graph: Graph) -> Graph:
@@ -35,7 +35,7 @@ def _loop(loop: Eqn, made: dict[Var, Eqn]) -> list[Eqn]:
     body, held = loop.params["body"], loop.params["consts"]
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i in range(loop.params["carries"]):
-        start, total, step = ins[held + i], outs[i], _addition(body, body.ins[held + i], body.outs[i])
+        start, total, step = ins[held + i], outs[i], running_sum(body, body.ins[held + i], body.outs[i])
         if step is None or not _is_zero(start, made) or _is_constant(start, made):
             continue
         zero = ins[held + i] = Var(start.shape, start.dtype, start.name)
@@ -47,7 +47,7 @@ def _loop(loop: Eqn, made: dict[Var, Eqn]) -> list[Eqn]:
     return [*before, dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs)), *after]
 
 
-def _addition(body: Graph, carry: Var, out: Var) -> Eqn | None:
+def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
     """The equation that adds to a carry, if nothing else in the body reads it."""
     readers = [eqn for eqn in body.eqns if carry in eqn.ins]
     if len(readers) != 1 or carry in body.outs or readers[0].op.name != "add" or readers[0].outs[0] is not out:
@@ -77,4 +77,6 @@ def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
         return any(_is_zero(x, made) for x in eqn.ins)
     if eqn.op.name in ("cast", "broadcast"):
         return _is_zero(eqn.ins[0], made)
+    if eqn.op.name == "where":
+        return all(_is_zero(x, made) for x in eqn.ins[1:])
     return eqn.op.name == "subtract" and eqn.ins[0] is eqn.ins[1]

@@ -22,6 +22,7 @@ from ..ir import Eqn, Graph, Op, Type, Var, verify, walk
 from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
 from ..ops.reshape import RENAME
+from .accumulate import running_sum
 from .updates import (
     CannotShardError,
     Format,
@@ -149,8 +150,9 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], list
         pairs = [
             (v, out)
             for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
-            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial  # no running sum
+            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial
         ]
+        pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
         gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
         weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]

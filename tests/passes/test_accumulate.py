@@ -19,6 +19,7 @@ ZEROS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "zero times": lambda p: 0.0 * p,
     "itself less itself": lambda p: p - p,
     "NumPy's": lambda p: md.tensor(np.zeros(p.shape), p.dims),
+    "chosen": lambda p: md.where(p == p, 0.0, md.cast(0, p.dtype)),
     "a cast": lambda p: md.cast(md.cast(p, "float32") * 0, p.dtype),
 }
 
@@ -96,3 +97,10 @@ def test_a_weight_that_is_used_twice_is_reduced_once():
     right, got = (jax.tree.leaves(f(*arguments())) for f in (twice, compiled))
     for a, b in zip(right, got, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_sum_that_begins_with_something_is_no_weight():
+    step = step_from(lambda p: md.square(p))
+    with pytest.raises(md.LayoutError, match="has nothing to shard") as error:
+        md.compile(step, "x:4", "batch:x", weight_update="sharded").program(*arguments())
+    assert "its gradient is not a sum over devices" in str(error.value)
