@@ -59,7 +59,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted((*_PUBLIC, *_MODULES))
+__all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll] - names are looked up when used
 
 
 def __getattr__(name: str) -> Any:
