@@ -19,8 +19,10 @@ from .ir import Var
 from .layouts.sharding import Axes
 from .lowering import Program
 from .lowering.batch import joined_tensors
+from .passes.parts import Part, uses
+from .passes.pending import Placed, stages
 from .passes.shard_updates import Verdict
-from .passes.updates import Part, Placed, Update, recut, stages, uses
+from .passes.updates import Update, recut
 
 __all__ = ["all_groups", "best_mesh", "by_time", "fastest", "on_finer"]
 

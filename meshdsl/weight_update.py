@@ -21,8 +21,9 @@ from .lowering import Program, partition
 from .lowering.batch import batch, joined_tensors
 from .lowering.program import check, show_bytes
 from .passes.hoist import hoist_casts
+from .passes.pending import Placed
 from .passes.shard_updates import Decision, Policy, Verdict, shard_updates
-from .passes.updates import Placed, Update
+from .passes.updates import Update
 from .update_time import all_groups, best_mesh, by_time, fastest, on_finer
 
 __all__ = ["MODES", "Lowered", "Wanted", "WeightUpdate", "lower"]

@@ -8,7 +8,7 @@ from ..ir import Eqn, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.reshape import RENAME
-from ..passes.updates import stages
+from ..passes.pending import stages
 from .scope import Scope
 
 __all__ = ["cut", "keep", "mark", "padded_otherwise", "place", "rename_first"]

@@ -23,18 +23,9 @@ from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
 from ..ops.reshape import RENAME
 from .accumulate import running_sum
-from .updates import (
-    CannotShardError,
-    Format,
-    Part,
-    Placed,
-    Update,
-    carried,
-    equations,
-    find_update,
-    pending_sums,
-    renamed,
-)
+from .parts import CannotShardError, Format, Part, equations, renamed
+from .pending import Placed, pending_sums
+from .updates import Update, carried, find_update
 
 __all__ = ["CUT", "Decision", "Policy", "Verdict", "shard_updates"]
 
