@@ -235,6 +235,7 @@ def test_auto_takes_index_where_masks_are_large():
         ({"activation": "relu6"}, "no activation 'relu6'"),
         ({"capacity_formula": "gshard"}, "no formula 'gshard'"),
         ({"tokens": "time"}, "no dim 'time'"),
+        ({"expert": 4}, "or 'name:8'; got 4"),
         ({"treshold": 0.1}, "did you mean 'threshold'?"),
     ],
 )

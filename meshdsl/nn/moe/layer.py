@@ -7,7 +7,7 @@ from typing import Any
 import meshdsl as md
 
 from ..linear import ACTIVATIONS
-from ..precision import FLOAT32, Precision, dim_of
+from ..precision import FLOAT32, Precision, dim_of, new_dim
 from .assignment import assign
 from .dispatch import dispatch_by
 from .options import PRESETS, capacity_of, choices_of, near, resolve
@@ -19,8 +19,8 @@ EXCHANGES = ("padded", "ragged")
 
 def moe_layer(
     x: md.Tensor,
-    experts: md.Dim,
-    hidden: md.Dim,
+    experts: str | md.Dim,
+    hidden: str | md.Dim,
     *,
     tokens: str | md.Dim = "length",
     over: str | md.Dim = "model",
@@ -77,6 +77,7 @@ def moe_layer(
         raise md.ShapeError(f"no exchange {exchange!r}; {near(exchange, EXCHANGES)}there are: {', '.join(EXCHANGES)}")
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+    experts, hidden = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     token, wide = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, wide)]
     gate = md.Dim("gate", experts.size)
