@@ -132,7 +132,9 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
     made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
-    scope.home[out] = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn).sharding
+    lies = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
+    scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # as it lies comes first
+    scope.home[out] = lies.sharding
 
 
 def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
