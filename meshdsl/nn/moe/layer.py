@@ -77,14 +77,14 @@ def moe_layer(
         raise md.ShapeError(f"no exchange {exchange!r}; {near(exchange, EXCHANGES)}there are: {', '.join(EXCHANGES)}")
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
-    experts, hidden = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
+    expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     token, wide = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, wide)]
-    gate = md.Dim("gate", experts.size)
+    gate = md.Dim("gate", expert.size)
     formula = capacity_formula or (PRESETS[router].capacity if router in PRESETS else "mesh_tf")
     k = choices_of(*resolve(router, options))
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
-    slot = md.Dim("slot", capacity_of(token.size, experts.size, factor=factor, k=k, formula=formula))
+    slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
     noise, coin = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
@@ -108,10 +108,10 @@ def moe_layer(
         def marked(slots: md.Tensor) -> md.Tensor:
             return md.ragged(slots, found.used, slot, share) if exchange == "ragged" else slots
 
-        there = {**{d.name: f"{experts.name}_{d.name}" for d in groups}, gate.name: experts.name}
+        there = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
         sent = md.rename(marked(way.send(md.cast(x, precision.compute))), **there)
-        y = _experts(md.prefer(sent, experts), experts, hidden, wide, activation, gated, init, precision)
-        back = marked(md.rename(md.prefer(y, experts), **{new: old for old, new in there.items()}))
+        y = _experts(md.prefer(sent, expert), expert, inner, wide, activation, gated, init, precision)
+        back = marked(md.rename(md.prefer(y, expert), **{new: old for old, new in there.items()}))
         return md.transpose(way.receive(back), x.dims), loss
 
 
