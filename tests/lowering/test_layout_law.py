@@ -31,7 +31,7 @@ from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge
 ROWS = rows()
 SIZES = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 1, primes, and sizes that few meshes divide
 SIZES_PER_ROW, LAYOUTS_PER_SIZE = 4, 5
-PROGRAMS, BLOCKS = 240, 4
+PROGRAMS, BLOCKS = 160, 4
 
 
 def weighted(row: Row) -> Any:

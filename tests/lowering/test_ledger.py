@@ -75,7 +75,7 @@ def test_a_loop_of_unknown_trips_states_one_trip() -> None:
 
 def test_random_programs_emit_what_they_state(capsys: pytest.CaptureFixture[str]) -> None:
     sent = cases = 0
-    for seed in range(5000, 5040):
+    for seed in range(5000, 5020):
         case = draw(seed)
         f, args = case.program()
         step = md.compile(f, case.mesh, case.layout)
@@ -87,7 +87,7 @@ def test_random_programs_emit_what_they_state(capsys: pytest.CaptureFixture[str]
         cases += 1
     with capsys.disabled():
         print(f"cost_law: {cases} random programs, {sent} collectives")
-    assert cases >= 30
+    assert cases >= 15
 
 
 def test_the_reader_counts_the_trips_of_loops_and_what_they_call() -> None:
