@@ -114,14 +114,12 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     if v in scope.lazy or (scope.home[v].partial and scope.whole_version(v) is None):
         return False
     home, wanted = scope.whole_version(v) or scope.home[v], _wanted(scope, eqn)
-    for d, to in zip(v.shape, out.shape, strict=True):
-        if extents.padded(d) != extents.padded(to):
-            if home.axes(d.name):
-                return False
-            taken = {axis for other, axes in home.split if other != d.name for axis in axes}
-            if not taken.isdisjoint(wanted.get(to.name, ())):
-                return len({axis for axes in wanted.values() for axis in axes}) == sum(map(len, wanted.values()))
-    return False
+    unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
+    if any(home.axes(d.name) for d, _ in unlike):
+        return False
+    asked = [axis for axes in wanted.values() for axis in axes]
+    taken = any(axis in home.split_axes for _, to in unlike for axis in wanted[to.name])
+    return taken and len(set(asked)) == len(asked)
 
 
 def rename_first(scope: Scope, eqn: Eqn) -> None:
