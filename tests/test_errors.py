@@ -57,8 +57,8 @@ def misuse() -> dict[str, Callable[[], Any]]:
         "a misspelt dim": lambda: md.sum(x, "bach"),
         "a dim without its size": lambda: md.iota("n"),
         "a dim with a bad name": lambda: md.Dim("3d", 2),
-        "a dim with a bad size": lambda: md.Dim("time", 2.5),  # type: ignore[arg-type]
-        "a dim as a number": lambda: md.top_k(x, "io", 2),  # type: ignore[arg-type]
+        "a dim with a bad size": lambda: md.Dim("time", 2.5),  # type: ignore[arg-type]  # a mistake, tested
+        "a dim as a number": lambda: md.top_k(x, "io", 2),  # type: ignore[arg-type]  # a mistake, tested
         "dims as text without a size": lambda: md.dims("batch io"),
         "too few dims for an array": lambda: md.tensor(np.ones((2, 3)), "batch"),
         "dims that do not fit an array": lambda: md.tensor(np.ones((2, 3)), "batch:2 io:4"),
@@ -70,7 +70,7 @@ def misuse() -> dict[str, Callable[[], Any]]:
         "a traced tensor after its trace": leak,
         "an index": lambda: x[0],
         "a loop over a tensor": lambda: list(x),
-        "the @ operator": lambda: x @ w,  # type: ignore[operator]
+        "the @ operator": lambda: x @ w,  # type: ignore[operator]  # a mistake, tested
         "an array as an operand": lambda: x * np.ones(3),
         "an array as the first operand": lambda: jnp.ones(3) * x,
         "an array as an argument": lambda: md.exp(np.ones(3)),
@@ -136,5 +136,5 @@ def test_every_error_shows_the_users_line() -> None:
 def test_operators_leave_strangers_to_python() -> None:
     for stranger in ("a", [1], object()):
         with pytest.raises(TypeError):
-            x + stranger  # type: ignore[operator]
+            x + stranger  # type: ignore[operator]  # a mistake, tested
         assert (x == stranger) is False

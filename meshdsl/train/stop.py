@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.noted = 0
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}  # what signal.signal gave back
         self._largest: Callable[[md.Tensor], md.Tensor] | None = None
 
     def note(self, number: int) -> None:
@@ -67,7 +68,7 @@ class Stop:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]  # it is what signal.signal gave back, which typeshed calls Any | int | None
+            signal.signal(number, before)
         self._before = {}
 
     def ask(self) -> Callable[[], int]:

@@ -20,7 +20,7 @@ from meshdsl.dims import Shape
 from meshdsl.ir import Eqn, Op, walk
 from meshdsl.layouts import Mesh, Sharding
 from meshdsl.lowering import Program
-from meshdsl.lowering.collectives import AllReduce, Collective
+from meshdsl.lowering.collectives import AllReduce, Collective, ReduceScatter
 from meshdsl.lowering.program import check
 from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.trace import Type
@@ -122,13 +122,13 @@ def _resized(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def mutants(right: Collective | RaggedAllToAll, mesh: Mesh) -> Iterator[Mutant]:
     """Everything that can be wrong with one collective and is not right by mathematics (a maximum twice is one)."""
     yield Mutant(right, "dropped")
-    if right.name in ("all_reduce", "reduce_scatter") and right.kind == "sum":  # type: ignore[union-attr]
+    if isinstance(right, AllReduce | ReduceScatter) and right.kind == "sum":
         yield Mutant(right, "doubled")
         yield Mutant(right, "mean of")
-    if right.name == "all_reduce":
-        for kind in {"sum", "max", "min"} - {right.kind}:  # type: ignore[union-attr]
+    if isinstance(right, AllReduce):
+        for kind in {"sum", "max", "min"} - {right.kind}:
             yield Mutant(right, f"{kind} instead of")
-    if right.name == "ragged_all_to_all":
+    if isinstance(right, RaggedAllToAll):
         yield Mutant(right, "one slot less of")
     if right.name != "permute":
         free = [a for a in mesh.axes if a not in right.axes and mesh.axes[a] == mesh.axes[right.axes[0]]]

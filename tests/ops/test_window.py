@@ -216,7 +216,7 @@ def draw_pool(rng: random.Random) -> Pool:
     over = rng.sample("abc", rng.randint(1, 3))
     return Pool(
         name=rng.choice(["max_pool", "avg_pool"]),
-        sizes=tuple(rng.randint(1, 8) for _ in range(3)),  # type: ignore[arg-type]
+        sizes=(rng.randint(1, 8), rng.randint(1, 8), rng.randint(1, 8)),
         window={d: rng.choice([1, 2, 3, 4, 9]) for d in over},
         stride=rng.choice([None, rng.randint(1, 4), {d: rng.randint(1, 4) for d in over[1:]}]),
         padding=rng.choice(["valid", "same", {d: (rng.randint(-3, 9), rng.randint(-3, 9)) for d in over}]),
