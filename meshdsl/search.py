@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .compile import Compiled, compile
+from .cost.found import Found
 from .cost.machine import Machine
 from .cost.machine import machine as machine_named
 from .cost.overridden import Overridden
 from .cost.overrides import overrides
-from .cost.search import Found, Problem
+from .cost.search import Problem
 from .cost.search import search as hunt
 from .cost.space import meshes
 from .errors import LayoutError, MeshdslError, ShapeError, at, caller

@@ -1,19 +1,169 @@
-"""How a search is shown: the best layout, those after it, the front of time and memory, and what a change would do."""
+"""What a search found, and how it is shown: the best layout, those after it, the front of time and memory, and what a
+change would do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
+from ..layouts import Layout, Mesh
+from ..layouts.sharding import Axes
 from ..lowering.program import show_bytes
-from .search import Entry, Found, Neighbour
+from ..schema import SCHEMA_VERSION, plain
+from .machine import Machine
+from .report import Report
 from .tables import seconds, table
 
-__all__ = ["shown"]
+__all__ = ["Counts", "Entry", "Found", "Neighbour", "heading"]
 
 NEAR = 8  # neighbours of each kind that are shown; `Found.neighbours` has all
 
 
-def shown(found: Found) -> str:
+class Searched(Protocol):
+    """What every search says of itself."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def objective(self) -> str: ...
+
+    @property
+    def limit(self) -> float: ...
+
+
+def heading(found: Searched) -> dict[str, Any]:
+    """What a search was asked, as plain values for JSON: the first fields of every search's record."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "title": found.title,
+        "machine": found.machine.name,
+        "objective": found.objective,
+        "limit_bytes": found.limit,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One layout on one mesh, with what its program costs on one device."""
+
+    mesh: Mesh
+    layout: Layout
+    seconds: float
+    peak_bytes: int
+    wire_bytes: int
+    fits: bool
+    _cost: Callable[[], Report] = field(repr=False)
+
+    @cached_property
+    def report(self) -> Report:
+        """All that `Compiled.cost` says of it; partitioned again when first asked for."""
+        return self._cost()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "mesh": dict(self.mesh.axes),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "wire_bytes": self.wire_bytes,
+            "fits": self.fits,
+        }
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """The best layout with the axes of one dim changed: what it costs, or why it cannot be."""
+
+    dim: str
+    axes: Axes
+    entry: Entry | None
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        cost = None if self.entry is None else self.entry.to_dict()
+        return {"dim": self.dim, "axes": list(self.axes), "cost": cost, "problem": self.problem}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Where every candidate went: the last four add up to `candidates`."""
+
+    meshes: int
+    candidates: int  # every combination of one option for each dim, on every mesh
+    illegal: int  # two dims of a tensor would share an axis, or partition refuses them for another reason
+    over_memory: int  # excluded: their memory is above the limit for certain
+    excluded: int  # by a bound that is no better than what was found
+    costed: int  # exactly
+
+    def __str__(self) -> str:
+        return (
+            f"{self.candidates:,} candidates on {self.meshes} mesh{'es' * (self.meshes > 1)}: "
+            f"{self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
+            f"{self.excluded:,} excluded by a bound, {self.costed:,} costed"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found. `print(found)` shows it; `best.layout` and `best.mesh` are arguments of `md.compile`."""
+
+    title: str
+    machine: Machine
+    objective: str
+    limit: float
+    best: Entry
+    runners_up: tuple[Entry, ...]
+    front: tuple[Entry, ...]  # none of all candidates is faster and needs less memory; the fastest first
+    tolerance: float  # what may be missing of the front is within this fraction, in time and in memory, of a part of it
+    counts: Counts
+    seconds: float  # that the search took
+    left_out: tuple[str, ...]  # layouts that were not among the candidates, as there would have been too many
+    _near: Callable[[], tuple[Neighbour, ...]] = field(repr=False)
+
+    @property
+    def gap(self) -> float:
+        """How much better than `best` an unseen candidate could be: nothing, every one was costed or excluded.
+
+        Layouts in `left_out` were no candidates.
+        """
+        return 0.0
+
+    @cached_property
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The best layout with one dim changed, each way; costed when first asked for, the best first."""
+        return self._near()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain(
+            {
+                **heading(self),
+                "best": self.best.to_dict(),
+                "runners_up": [entry.to_dict() for entry in self.runners_up],
+                "front": [entry.to_dict() for entry in self.front],
+                "front_tolerance": self.tolerance,
+                "neighbours": [near.to_dict() for near in self.neighbours],
+                "counts": vars(self.counts),
+                "gap": self.gap,
+                "search_seconds": self.seconds,
+                "left_out": list(self.left_out),
+            }
+        )
+
+    def __str__(self) -> str:
+        return _shown(self)
+
+
+def _shown(found: Found) -> str:
     """The text of `print(found)`."""
     best = found.best
     parts = [

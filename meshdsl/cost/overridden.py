@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..layouts.sharding import Axes
 from ..lowering.program import show_bytes
-from ..schema import SCHEMA_VERSION, plain
+from ..schema import plain
+from .found import Entry, heading
 from .machine import Machine
 from .tables import seconds, table
-
-if TYPE_CHECKING:
-    from .search import Entry
 
 __all__ = ["Made", "Overridden"]
 
@@ -82,11 +80,7 @@ class Overridden:
         """Plain values for JSON."""
         return plain(
             {
-                "schema_version": SCHEMA_VERSION,
-                "title": self.title,
-                "machine": self.machine.name,
-                "objective": self.objective,
-                "limit_bytes": self.limit,
+                **heading(self),
                 "before": self.before.to_dict(),
                 "best": self.best.to_dict(),
                 "overrides": {p: {d: list(axes) for d, axes in rules.items()} for p, rules in self.overrides.items()},

@@ -27,13 +27,14 @@ from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from ..lowering.program import show_bytes
 from .eliminate import Tables
+from .found import Entry
 from .machine import Machine
 from .meets import meets
 from .network import place
 from .overridden import Made, Overridden
 from .parameters import Parameter, Rules, overriding, parameters, splits
 from .report import Report, cost
-from .search import OBJECTIVES, Entry, Problem
+from .search import OBJECTIVES, Problem
 
 __all__ = ["overrides"]
 
