@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from .commands import analyze, compare, doctor, explain, search, train, verify
 from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, version
 from .errors import LayoutError, MeshdslError, Where, caller
-from .schema import SCHEMA_VERSION
+from .report.schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 

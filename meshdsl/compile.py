@@ -21,20 +21,20 @@ from jax.sharding import NamedSharding
 from .cost.machine import Machine
 from .cost.machine import machine as machine_named
 from .cost.network import place
-from .cost.report import Report
-from .cost.report import cost as report
 from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
-from .groups import group_of
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import emit, partition_spec
 from .lowering.ragged import check_platform
 from .passes.simplify import simplify
+from .report.report import Report
+from .report.report import cost as report
 from .trace import trace, tree
+from .tune.groups import group_of
+from .tune.weight_update import Lowered, Wanted, WeightUpdate
+from .tune.weight_update import lower as lower_updates
 from .values import Tensor, spec_of
-from .weight_update import Lowered, Wanted, WeightUpdate
-from .weight_update import lower as lower_updates
 
 __all__ = ["Compiled", "History", "compile", "host_devices"]
 

@@ -86,7 +86,7 @@ class Op:
 
     name: str
     type: Callable[..., Type | tuple[Type, ...]]  # (*input types, **params); raises ShapeError
-    kernel: Callable[..., Any]  # (local: ops.backend.Local, *arrays, **params) on one device's blocks
+    kernel: Callable[..., Any]  # (local: backend.Local, *arrays, **params) on one device's blocks
     vjp: Callable[..., Any] | None = (
         None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.cost.verify import verify
+from meshdsl.compilers.verify import verify
 from meshdsl.lowering import Program
 
 __all__ = ["cost_law"]

@@ -15,8 +15,8 @@ sys.path[:0] = [str(HERE.parent.parent)] if str(HERE.parent.parent) not in sys.p
 import meshdsl as md
 from meshdsl.ir import Graph, walk
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.lowering import partition
 from meshdsl.lowering.labels import labels_of
+from meshdsl.lowering.partition import partition
 from meshdsl.passes.simplify import inline
 from tests import laws
 from tests.laws import Row, gradient

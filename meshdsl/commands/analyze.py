@@ -26,11 +26,11 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 3 where it does not fit."""
     report = measured(options, *placed(options))
     if options.html:
-        from ..cost.html import page
+        from ..report.html import page
 
         write(options.html, page({options.layout or "layout": report}))
     if options.trace:
-        from ..cost.trace_events import trace_events
+        from ..report.trace_events import trace_events
 
         write(options.trace, json.dumps(trace_events(report.timeline)))
     if options.json:

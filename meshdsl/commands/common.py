@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..schema import SCHEMA_VERSION, plain
+from ..report.schema import SCHEMA_VERSION, plain
 
 __all__ = [
     "FAILURE",

@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Cost every layout once, and print them together; 3 where one is illegal or does not fit."""
-    from ..cost.compare import compare
+    from ..report.compare import compare
 
     workload = workload_of(options)
     reports: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             illegal[name] = str(error)
     found = compare(reports, illegal)
     if options.html and reports:
-        from ..cost.html import page
+        from ..report.html import page
 
         write(options.html, page(reports))
     if options.json:

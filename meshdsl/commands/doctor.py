@@ -63,7 +63,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
     jax.config.update("jax_platforms", "cpu")
     md.host_devices(8)
-    from ..cost.calibrate import calibrate
+    from ..compilers.calibrate import calibrate
 
     path = calibrate(options.calibrate or None, quick=options.quick)
     found = md.machine(path)

@@ -86,8 +86,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
     """One collective, one dim, or all dims: each with the layouts that are one change away."""
-    from ..cost import explain
     from ..cost.moves import moves, moves_text
+    from ..report import explain
     from ..train import Progress
 
     title = step_title(options, workload)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..schema import SCHEMA_VERSION
+from ..report.schema import SCHEMA_VERSION
 from .common import say
 
 __all__ = ["Shown", "sinks"]

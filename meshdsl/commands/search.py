@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         )
         more = dataclasses.replace(more, title=found.title)
     if options.html:
-        from ..cost.html import page
+        from ..report.html import page
 
         entries = [found.best, *found.runners_up[:3]]
         names = ["best", "second", "third", "fourth"]

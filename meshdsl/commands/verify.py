@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Lower the step and compare; 1 where they differ, 3 where the compiler says that it does not fit."""
-    from ..cost.verify import verify
+    from ..compilers.verify import verify
     from ..train import UsageError
 
     if options.fast and not options.aot:
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _made(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
     """The step compiled for the topology."""
-    from ..cost.aot import compile_for
+    from ..compilers.aot import compile_for
     from ..train import UsageError
 
     if not options.aot.startswith("tpu:") or not options.aot.removeprefix("tpu:"):
@@ -83,8 +83,8 @@ def _memory(compiled: Any, arguments: Any) -> Any:
 
 def _beside(made: Any, memory: Any) -> str:
     """The compiler's memory and collectives beside the program's own."""
-    from ..cost.tables import percent, table
-    from ..lowering.program import show_bytes
+    from ..report.tables import table
+    from ..units import percent, show_bytes
 
     lines = [str(made)]
     if made.memory is None:

@@ -16,11 +16,12 @@ from ..errors import MeshdslError, Where
 from ..ir import Eqn, Graph, Op, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
-from ..lowering import Program, control
-from ..lowering.control import Given
-from ..lowering.demand import Demand
-from ..lowering.partition import lower, settle
-from ..lowering.scope import Scope
+from ..lowering import Program
+from ..lowering.partition import control
+from ..lowering.partition.control import Given
+from ..lowering.partition.demand import Demand
+from ..lowering.partition.partition import lower, settle
+from ..lowering.partition.scope import Scope
 from ..ops.masking import MASK
 from ..trace import FULL
 from .classes import HIDDEN, Classes, Made, Sent, State

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ..control.region import LOCAL
 from ..ir import Eqn, Graph, Op, Var, walk
-from ..region import LOCAL
 from .body import Body, Loop, Plain
 from .classes import State
 from .fusion import holders, kind

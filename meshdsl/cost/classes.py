@@ -16,11 +16,11 @@ from ..errors import Where
 from ..ir import Eqn, Graph, Var, walk
 from ..layouts import Extents, Layout, Sharding
 from ..layouts.sharding import Axes
-from ..lowering import control
-from ..lowering.control import Given
-from ..lowering.demand import Demand
-from ..lowering.partition import preferences
-from ..lowering.scope import Scope, Setting
+from ..lowering.partition import control
+from ..lowering.partition.control import Given
+from ..lowering.partition.demand import Demand
+from ..lowering.partition.partition import preferences
+from ..lowering.partition.scope import Scope, Setting
 from .space import Space
 
 __all__ = ["HIDDEN", "Classes", "Made", "Sent", "State"]

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..lowering.program import show_bytes
-from ..schema import SCHEMA_VERSION, plain
+from ..report.report import Report
+from ..report.schema import SCHEMA_VERSION, plain
+from ..report.tables import table
+from ..units import seconds, show_bytes
 from .machine import Machine
-from .report import Report
-from .tables import seconds, table
 
 __all__ = ["Counts", "Entry", "Found", "Neighbour", "heading"]
 

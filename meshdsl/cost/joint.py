@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from ..ir import Graph
 from ..layouts.sharding import Axes
-from ..lowering.demand import Demand
-from ..lowering.partition import add_input, add_output
-from ..lowering.scope import Scope
+from ..lowering.partition.demand import Demand
+from ..lowering.partition.partition import add_input, add_output
+from ..lowering.partition.scope import Scope
 from .body import Body
 from .classes import Classes
 from .columns import Table

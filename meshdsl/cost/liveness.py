@@ -25,7 +25,7 @@ import numpy as np
 from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Op, Var
 from ..lowering import Program
-from ..lowering.program import show_bytes
+from ..units import show_bytes
 from .fusion import Branch, Kernel, Loop, Send, Step, batches, holders, steps
 
 __all__ = ["CATEGORIES", "Held", "Lives", "Sizes"]

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import Where
 from ..ir import Var
 from ..lowering import Program
-from ..lowering.program import show_bytes
+from ..units import show_bytes
 from .liveness import CATEGORIES, Held, Lives, Sizes
 
 __all__ = ["CATEGORIES", "Held", "Memory", "Moment", "memory"]

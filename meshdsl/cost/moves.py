@@ -14,11 +14,11 @@ from ..errors import LayoutError
 from ..ir import walk
 from ..layouts import Layout
 from ..layouts.sharding import Axes
-from ..lowering.program import show_bytes
-from ..schema import plain
-from .differences import signed_bytes, signed_percent
-from .report import Report
-from .tables import cut, seconds, table
+from ..report.differences import signed_bytes, signed_percent
+from ..report.report import Report
+from ..report.schema import plain
+from ..report.tables import cut, table
+from ..units import seconds, show_bytes
 
 __all__ = ["Move", "dims", "moves", "moves_text", "options"]
 

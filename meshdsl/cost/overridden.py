@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..layouts.sharding import Axes
-from ..lowering.program import show_bytes
-from ..schema import plain
+from ..report.schema import plain
+from ..report.tables import table
+from ..units import seconds, show_bytes
 from .found import Entry, heading
 from .machine import Machine
-from .tables import seconds, table
 
 __all__ = ["Made", "Overridden"]
 

@@ -25,7 +25,8 @@ import numpy as np
 from ..errors import LayoutError
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..lowering.program import show_bytes
+from ..report.report import Report, cost
+from ..units import show_bytes
 from .eliminate import Tables
 from .found import Entry
 from .machine import Machine
@@ -33,7 +34,6 @@ from .meets import meets
 from .network import place
 from .overridden import Made, Overridden
 from .parameters import Parameter, Rules, overriding, parameters, splits
-from .report import Report, cost
 from .search import OBJECTIVES, Problem
 
 __all__ = ["overrides"]

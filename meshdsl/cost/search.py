@@ -18,13 +18,13 @@ from ..errors import InternalError, LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.program import show_bytes
+from ..report.report import Report, cost
+from ..units import show_bytes
 from .bounds import Bounds, bounds
 from .found import Counts, Entry, Found, Neighbour
 from .machine import Machine
 from .narrow import Asked, narrowed
 from .network import Placement, place
-from .report import Report, cost
 from .space import Space
 
 __all__ = ["OBJECTIVES", "Problem", "search"]

@@ -19,7 +19,7 @@ from ..ir import Graph, walk
 from ..layouts import Layout, Mesh
 from ..layouts.layout import matches
 from ..layouts.sharding import Axes
-from ..lowering.partition import preferences
+from ..lowering.partition.partition import preferences
 
 __all__ = ["MOST", "Space", "TooLargeError", "meshes", "sizes_of", "space"]
 

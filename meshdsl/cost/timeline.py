@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..units import seconds as show_seconds
+from .lanes import COMPUTE, Event, Schedule
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, place
-from .schedule import COMPUTE, Event, Schedule
-from .tables import seconds as show_seconds
 
 __all__ = ["COMPUTE", "Cost", "Event", "Timeline", "timeline"]
 

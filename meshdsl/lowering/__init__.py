@@ -1,7 +1,6 @@
 """From a graph, a mesh and a layout to the program of one device, and the readers that run it."""
 
-from .partition import partition
 from .program import CollectiveRecord, Program
 from .simulate import simulate
 
-__all__ = ["CollectiveRecord", "Program", "partition", "simulate"]
+__all__ = ["CollectiveRecord", "Program", "simulate"]

@@ -14,7 +14,7 @@ from ..errors import InternalError
 from ..ir import Eqn, Labels, Op
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
-from ..ops.moves import one_label
+from ..ops.index_map import one_label
 from .packing import PACK, UNPACK, packed_shardings
 
 __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]

@@ -14,10 +14,11 @@ import numpy as np
 from ..errors import InternalError, Where
 from ..ir import Eqn, Graph, Op, Var, format_graph, walk
 from ..layouts import Extents, Mesh
+from ..units import show_bytes
 from .collectives import Collective
 from .labels import out_shardings
 
-__all__ = ["CollectiveRecord", "Program", "check", "show_bytes"]
+__all__ = ["CollectiveRecord", "Program", "check"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,18 +134,6 @@ class CollectiveRecord:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
         return f"{what} {self.size}{times}  # {self.where} {self.cause}"
-
-
-def show_bytes(n: float) -> str:
-    """Bytes for people, in powers of ten.
-
-    >>> show_bytes(2_097_152)
-    '2.10 MB'
-    """
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(n) >= size:
-            return f"{n / size:.3g} {unit}" if n / size >= 100 else f"{n / size:.2f} {unit}"
-    return f"{n:.0f} B"
 
 
 def check(program: Program, made_by: str) -> Program:

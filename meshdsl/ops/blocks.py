@@ -13,7 +13,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, Shape
 from ..ir import Labels, Op, Type
-from .moves import one_label, replaced
+from .index_map import one_label, replaced
 from .reshape import refill
 
 __all__ = [

@@ -19,7 +19,7 @@ from ..trace import as_tensor, bind, bind1
 from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import as_dtype, cast, check_ordered, stop_gradient
-from .moves import replaced
+from .index_map import replaced
 from .reshape import refill, transpose, trim
 from .slicing import along, shift
 

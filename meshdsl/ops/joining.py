@@ -15,7 +15,7 @@ from ..ir import Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .elementwise import promote
-from .moves import Moves, Piece
+from .index_map import Moves, Piece
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice
 

@@ -19,7 +19,7 @@ from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import promote
-from .moves import Moves, Piece, replaced
+from .index_map import Moves, Piece, replaced
 from .reshape import blocked_kernel, refill, transpose
 
 __all__ = ["along", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice"]

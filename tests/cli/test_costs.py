@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from meshdsl.commands import common, doctor
-from meshdsl.cost import aot, calibrate, html
-from meshdsl.cost.changes import Change
-from meshdsl.cost.tables import WIDTH
-from meshdsl.schema import SCHEMA_VERSION
+from meshdsl.compilers import aot, calibrate
+from meshdsl.compilers.diff import Change
+from meshdsl.report import html
+from meshdsl.report.schema import SCHEMA_VERSION
+from meshdsl.report.tables import WIDTH
 from meshdsl.train import UsageError
 from tests.cli.running import HERE, Run, apart, here
 

@@ -16,7 +16,7 @@ from meshdsl.cost.eliminate import Tables
 from meshdsl.cost.meets import meets
 from meshdsl.cost.parameters import parameters
 from meshdsl.layouts import layout as layouts
-from meshdsl.lowering.program import show_bytes
+from meshdsl.units import show_bytes
 
 
 def step(params: dict[str, Any], state: dict[str, Any], x: Any) -> Any:

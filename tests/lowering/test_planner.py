@@ -29,7 +29,7 @@ from meshdsl.lowering.collectives import (
     ReduceScatter,
     Slice,
 )
-from meshdsl.lowering.planner import cost, plan
+from meshdsl.lowering.partition.planner import cost, plan
 from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
 
 Axes = tuple[str, ...]

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.cost import aot
+from meshdsl.compilers import aot
 from meshdsl.ir import walk
 from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.ops.ragged import RAGGED

@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts import Mesh
 from meshdsl.lowering import Program
-from meshdsl.lowering.sorting import merges
+from meshdsl.lowering.partition.sorting import merges
 from tests.lowering.test_layout_law import placed
 from tests.stablehlo import cost_law
 

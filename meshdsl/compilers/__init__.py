@@ -1,0 +1,1 @@
+"""Other compilers as witnesses: StableHLO, the TPU compiler, and measurements of this machine."""

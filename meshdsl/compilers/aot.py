@@ -1,0 +1,279 @@
+"""What the TPU's own compiler makes of a program, without a TPU: its memory and its collectives.
+
+    pip install "meshdsl[aot]"
+
+The compiler runs in a process of its own: it reads its environment before jax is imported, and a topology that it does
+not know ends the process. Nothing of this is a measurement of a run.
+
+Of the compiler's figures `peak` is what the device must hold, and what decides whether the program fits. `temp` is more
+wherever there are loops: programs with argument + output + temp - alias well over the device's memory compile and fit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from ..errors import LayoutError, MeshdslError
+from ..ir import Var
+from ..lowering import Program
+from ..lowering.emit import emit, partition_spec
+from ..units import show_bytes
+from .diff import Change, changes
+from .hlo import Performed, performed
+
+__all__ = ["Compilation", "CompiledMemory", "CompilerError", "available", "compile_for"]
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud which TPU this is
+    "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+EFFORTS = {"": {}, "O1": {"xla_optimization_level": "EFFORT_O1"}}
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class CompilerError(MeshdslError, RuntimeError):
+    """The compiler for another machine is not installed, does not know the topology, or failed.
+
+    >>> import meshdsl as md
+    >>> md.compile_for("gpu:h100:8", md.compile(md.exp, "rows:8", "batch:rows").program(md.spec("batch:8")))
+    Traceback (most recent call last):
+        ...
+    meshdsl.compilers.aot.CompilerError: a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got 'gpu:h100:8'
+    """
+
+
+@dataclass(frozen=True)
+class CompiledMemory:
+    """Bytes of one device, as the compiler reports them."""
+
+    argument: int
+    output: int
+    temp: int
+    alias: int  # outputs in the place of arguments
+    generated_code: int
+    peak: int  # the most that is live at once, arguments and outputs included
+
+    @property
+    def total(self) -> int:
+        """argument + output + temp - alias: the sum of the parts, more than the peak where there are loops."""
+        return self.argument + self.output + self.temp - self.alias
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a compiler made of a program for a topology; `changes` says what it did with the collectives.
+
+    `md.compile_for` makes it. Bytes are those of one device, `seconds` those of the compilation. Here is one that does
+    not fit, as the compiler of TPU v5e reports it:
+
+    >>> import meshdsl as md
+    >>> made = md.Compilation("tpu:v5e:2x2", 4, "", False, 20_000_000_000, 16_909_336_576, "...", None, (), (), 3.0)
+    >>> print(made)
+    does not fit on tpu:v5e:2x2: it needs 20.00 GB of one device, 3.09 GB too many
+    >>> made.fits, made.over
+    (False, 3090663424)
+    """
+
+    topology: str
+    devices: int
+    order: str  # how the mesh lies on the devices
+    fits: bool
+    needed: int  # bytes of one device; of a program that does not fit, as far as the compiler says
+    limit: int | None  # bytes of one device, where the compiler names it: when the program does not fit
+    message: str  # the compiler's own, of a program that does not fit
+    memory: CompiledMemory | None  # None of a program that does not fit
+    collectives: tuple[Performed, ...]  # of the compiled program
+    changes: tuple[Change, ...]  # those beside the program's own, by kind and mesh axes
+    seconds: float  # of the compilation
+
+    @property
+    def over(self) -> int:
+        """The bytes by which it does not fit; 0 when it does."""
+        return 0 if self.fits else max(0, self.needed - (self.limit or 0))
+
+    def __str__(self) -> str:
+        if not self.fits:
+            over = f", {show_bytes(self.over)} too many" if self.limit is not None else ""
+            return f"does not fit on {self.topology}: it needs {show_bytes(self.needed)} of one device{over}"
+        assert self.memory is not None
+        return (
+            f"fits on {self.topology}: {show_bytes(self.memory.peak)} of one device, compiled in {self.seconds:.0f} s"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        memory = None if self.memory is None else {**vars(self.memory), "total": self.memory.total}
+        lists = {name: [one.to_dict() for one in getattr(self, name)] for name in ("collectives", "changes")}
+        return {**vars(self), "over": self.over, "memory": memory, **lists}
+
+
+def available() -> str:
+    """Why nothing can be compiled for TPUs here; an empty string when it can."""
+    missing = [name for name in ("libtpu", "flatbuffers") if importlib.util.find_spec(name) is None]
+    return f'{" and ".join(missing)} not installed: pip install "meshdsl[aot]"' if missing else ""
+
+
+def compile_for(
+    topology: str,
+    program: Program,
+    *,
+    donated: Collection[Var] = (),
+    effort: str = "",
+    slices: int = 1,
+    timeout: float = 900,
+) -> Compilation:
+    """Compile a program for a topology such as "tpu:v5e:4x4", in a process of its own; needs the extra `aot`.
+
+    >>> import meshdsl as md
+    >>> program = md.compile(md.exp, "rows:4", "batch:rows").program(md.spec("batch:4096 io:1024"))
+    >>> try:
+    ...     fits = md.compile_for("tpu:v5e:2x2", program, effort="O1").fits
+    ... except md.CompilerError as error:  # here, only where the extra is missing
+    ...     fits = "not installed" in str(error)
+    >>> fits
+    True
+
+    `donated` are inputs of the program whose place a result may take. `effort` "O1" is several times faster and within
+    a few percent in memory; it does not overlap collectives. `slices` counts pods beside each other. `timeout` is in
+    seconds. Raises `CompilerError` when the compiler is not installed, does not know the topology, takes longer or
+    fails, and `LayoutError` when the topology has another number of devices than the mesh. A program that does not
+    fit is a result, with `fits` False.
+    """
+    platform, _, name = topology.partition(":")
+    if platform != "tpu" or not name:
+        raise CompilerError(f"a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got {topology!r}")
+    if effort not in EFFORTS:
+        raise CompilerError(f"there is no effort {effort!r}; there are: '' (the compiler's own) and 'O1' (faster)")
+    if problem := available():
+        raise CompilerError(f"{topology} needs the compiler for TPUs\n  {problem}")
+    with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as made:
+        directory = Path(made)
+        request = _request(program, frozenset(donated))
+        request |= {"platform": platform, "topology": name, "slices": slices, "options": EFFORTS[effort]}
+        (directory / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        (directory / "program.bin").write_bytes(_exported(program))
+        found = _run(directory, topology, timeout)
+        if "order" not in found:
+            raise LayoutError(
+                f"{topology} has {found['devices']} devices, and the mesh '{program.mesh}' has {program.mesh.size}\n"
+                "  give the mesh as many devices (v2, v3 and v4 count two cores for each chip), or another topology"
+            )
+        if "error" in found:
+            return refused(topology, found)
+        memory = CompiledMemory(**found["memory"])
+        text = (directory / "compiled.txt").read_text(encoding="utf-8")
+    collectives = performed(text)
+    return Compilation(
+        topology,
+        found["devices"],
+        found["order"],
+        fits=True,
+        needed=memory.peak,
+        limit=None,
+        message="",
+        memory=memory,
+        collectives=collectives,
+        changes=changes(program, collectives),
+        seconds=found["seconds"],
+    )
+
+
+def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
+    def spec(v: Var) -> list[list[str]]:
+        return [list(v.sharding.axes(d)) for d in v.shape]
+
+    def argument(v: Var) -> dict[str, Any]:
+        return {"shape": program.extents.global_shape(v.shape), "dtype": v.dtype.name, "spec": spec(v)}
+
+    return {
+        "axes": list(program.mesh.axes),
+        "sizes": list(program.mesh.axes.values()),
+        "ins": [argument(v) for v in program.ins],
+        "outs": [spec(v) for v in program.outs],
+        "donated": [i for i, v in enumerate(program.ins) if v in donated],
+        "x64": bool(jax.config.read("jax_enable_x64")),
+    }
+
+
+def _exported(program: Program) -> bytearray:
+    mesh = program.mesh.abstract()
+    ins, outs = (
+        [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vs] for vs in (program.ins, program.outs)
+    )
+    shapes = [
+        jax.ShapeDtypeStruct(program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
+        for v, sharding in zip(program.ins, ins, strict=True)
+    ]
+    # no promise that other versions of JAX read it: the same one does, at once
+    unchecked = [jax.export.DisabledSafetyCheck.custom_call("ragged_all_to_all")]
+    function = jax.jit(emit(program, mesh), out_shardings=outs)
+    return jax.export.export(function, platforms=["tpu"], disabled_checks=unchecked)(*shapes).serialize()
+
+
+def _run(directory: Path, topology: str, timeout: float) -> dict[str, Any]:
+    command = [sys.executable, "-P", str(Path(__file__).with_name("aot_child.py")), str(directory)]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CompilerError(
+            f"compiling for {topology} took longer than {timeout:g} s\n  allow more, or less effort: effort='O1'"
+        ) from None
+    result = directory / "result.json"
+    if done.returncode or not result.exists():
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        why = next((line for line in reversed(lines) if "rror" in line or "heck fail" in line), "".join(lines[-1:]))
+        raise CompilerError(
+            f"the compiler for {topology} ended with code {done.returncode}: {why.strip()[:500]}\n"
+            "  topologies it knows are for example tpu:v5e:4x4, tpu:v6e:2x4, tpu:v5p:2x2x2, tpu:v4:2x2x1, tpu:v3:2x2"
+        )
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def refused(topology: str, found: dict[str, Any]) -> Compilation:
+    message: str = found["error"]
+    if "RESOURCE_EXHAUSTED" not in message:
+        raise CompilerError(f"the compiler for {topology} failed: {message[:2000]}")
+    needed, limit = sizes_of(message)
+    return Compilation(
+        topology,
+        found["devices"],
+        found["order"],
+        fits=False,
+        needed=needed,
+        limit=limit,
+        message=message,
+        memory=None,
+        collectives=(),
+        changes=(),
+        seconds=0.0,
+    )
+
+
+def sizes_of(message: str) -> tuple[int, int | None]:
+    """The bytes needed, and those there are, of the compiler's message about memory; 0 and None if it has none.
+
+    >>> sizes_of("the total memory required for HLO temporaries (17.30G) exceeds available HBM (15.75G).")
+    (18575733555, 16911433728)
+    """
+    sizes = [
+        int(float(n) * UNITS[unit]) for n, unit in re.findall(r"(\d+(?:\.\d+)?)([KMGT]?)(?=\)| of|B? hbm)", message)
+    ]
+    return (sizes[0] if sizes else 0), (sizes[1] if len(sizes) > 1 else None)

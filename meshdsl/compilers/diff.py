@@ -1,0 +1,123 @@
+"""What a compiler did with the collectives of a program: its account beside ours, by kind and mesh axes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..layouts import Mesh
+from ..lowering import Program
+from ..units import show_bytes
+from .hlo import Performed
+from .stablehlo import Groups, groups_of, stated
+
+__all__ = ["Change", "changes"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The collectives of one kind over some mesh axes, as the program states and as the compiler performs them."""
+
+    kind: str
+    axes: str  # of the mesh, or the sizes of groups that are no axes of it
+    stated: int  # how often one device runs them, loops counted
+    stated_bytes: int  # of all of them
+    performed: int
+    performed_bytes: int
+    asynchronous: int  # of those performed
+    words: str  # what happened; empty when nothing did
+
+    def __str__(self) -> str:
+        ours = f"{self.stated} of {show_bytes(self.stated_bytes)} in all"
+        theirs = f"{self.performed} of {show_bytes(self.performed_bytes)}"
+        overlap = f", {self.asynchronous} asynchronous" if self.asynchronous else ""
+        return f"{self.kind} over {self.axes}: {ours}; compiled {theirs}{overlap}" + (
+            f": {self.words}" if self.words else ""
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(vars(self))
+
+
+@dataclass
+class _Sum:
+    count: int = 0
+    bytes: int = 0
+    dtypes: Counter[str] = field(
+        default_factory=Counter
+    )  # bytes of each; of several sent as one, under all their names
+    asynchronous: int = 0
+
+    def add(self, count: int, size: int, dtype: str, asynchronous: bool = False) -> None:
+        self.count += count
+        self.bytes += count * size
+        self.dtypes[dtype] += count * size
+        self.asynchronous += count * asynchronous
+
+
+def changes(program: Program, compiled: Iterable[Performed]) -> tuple[Change, ...]:
+    """Every kind and axes that either side has, with what the compiler changed in words."""
+    ours: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
+    theirs: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
+    for sent, count in stated(program).items():
+        ours[sent.kind, _plain(sent.kind, sent.groups)].add(count, sent.bytes, sent.dtype)
+    for one in compiled:
+        if one.bytes:
+            theirs[one.kind, _plain(one.kind, one.groups)].add(one.count, one.bytes, one.dtype, one.asynchronous)
+    names = _names(program.mesh)
+    found: list[Change] = []
+    for kind, groups in sorted({*ours, *theirs}):
+        a, b = ours[kind, groups], theirs[kind, groups]
+        axes = names.get(groups) or f"{len(groups)} groups of {len(groups[0])}"
+        if kind == "permute":
+            axes = f"{len(groups)} pairs"
+        reduced = {"reduce_scatter": "all_reduce", "all_reduce": "reduce_scatter"}.get(kind, "")
+        other = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
+        words = _words(kind, a, b, other)
+        found.append(Change(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
+    return tuple(found)
+
+
+def _words(kind: str, ours: _Sum, theirs: _Sum, other: _Sum) -> str:
+    said: list[str] = []
+    if kind == "reduce_scatter" and theirs.count < ours.count and other.count > 0:
+        said.append(f"{ours.count - theirs.count} became an all_reduce and a slice, which sends twice as much")
+    elif kind == "all_reduce" and theirs.count > ours.count and other.count < 0:
+        said.append(f"{theirs.count - ours.count} were a reduce_scatter in the program")
+    elif kind == "all_reduce" and theirs.count < ours.count and other.count > 0:
+        said.append(f"{ours.count - theirs.count} became a reduce_scatter")
+    elif theirs.count < ours.count:
+        same = ours.bytes == theirs.bytes
+        said.append("several are sent as one" if same else "fewer are sent: merged, or found not to be needed")
+    elif theirs.count > ours.count:
+        said.append("the compiler added some" if ours.count else "the compiler made these")
+    if ours.count and theirs.count and set(ours.dtypes) != set(theirs.dtypes):
+        said.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
+    elif theirs.count == ours.count and theirs.bytes != ours.bytes:
+        said.append(f"sent as {_each(theirs)}, stated {_each(ours)}")
+    return "; ".join(said)
+
+
+def _each(some: _Sum) -> str:
+    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(some.dtypes.items()))
+
+
+def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
+    """Groups without the order of their members, which only a permute gives a meaning here."""
+    if kind == "permute":
+        return tuple(sorted(tuple(pair) for pair in groups))
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def _names(mesh: Mesh) -> dict[Groups, str]:
+    """Of the groups along every set of mesh axes, those axes."""
+    found: dict[Groups, str] = {}
+    sets: list[tuple[str, ...]] = [()]
+    for axis in mesh.axes:
+        sets += [(*some, axis) for some in sets]
+    for axes in sorted(sets[1:], key=len):
+        found.setdefault(_plain("", groups_of(axes, mesh)), ",".join(axes))
+    return found

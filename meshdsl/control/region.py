@@ -1,0 +1,157 @@
+"""A region is written for one device: inside, a split dim has the size of this device's block, and nothing is sent.
+
+What the function returns is this device's block of the result. A dim that is split in an operand and missing in the
+result was worked off on each device by itself, so the result is a pending sum over the devices along it. The gradient
+is a region too, on the same blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..autodiff import pullback, zeros
+from ..backend import Local
+from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
+from ..errors import ShapeError, TraceError, at, caller
+from ..ir import Graph, Labels, Op, Type, operations, walk
+from ..ops.contraction import located
+from ..ops.reshape import refill, transpose
+from ..trace import as_tensor, bind1, run_kernel, trace
+from ..values import Tensor
+
+__all__ = ["LOCAL", "local"]
+
+Function = Callable[..., Tensor]
+
+
+def _traced(f: Function, types: Sequence[Type]) -> Graph:
+    graph, captures, _ = trace(f, types)
+    if captures:
+        raise TraceError(
+            f"the function of md.local uses a tensor from outside, {captures[0].type}\n"
+            "  which block of it is meant is not known; pass it as an argument"
+        )
+    loops = [eqn for eqn, _ in walk(graph) if eqn.op.control and "graph" not in eqn.params]
+    if loops:
+        raise at(
+            TraceError(f"the function of md.local holds no loops or branches, and this is {loops[0].op}"),
+            loops[0].where,
+        )
+    return graph
+
+
+def _run(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
+    env = dict(zip(graph.ins, arrays, strict=True))
+    for eqn in graph.eqns:
+        xs = [env[v] for v in eqn.ins]
+        if "graph" in eqn.params:
+            results = _run(xp, eqn.params["graph"], xs)
+        else:
+            types = [v.type for v in eqn.outs]
+            results = run_kernel(eqn.op, xp, xs, [v.shape for v in eqn.ins], types, eqn.params)
+        env.update(zip(eqn.outs, results, strict=True))
+    return [env[v] for v in graph.outs]
+
+
+def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Type:
+    (y,) = _traced(f, ins).outs
+    if y.shape != result:
+        raise ShapeError(
+            f"the function of md.local returned {show(y.shape)}, and out= asks for {show(result)}\n"
+            f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
+            "a dim of theirs keeps their size, on one device the size of a block"
+        )
+    return y.type
+
+
+def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Any:
+    sizes = [
+        [n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)] for b in c.ins
+    ]  # a whole dim may be stored with padding
+    types = [
+        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, there, strict=True)), x.dtype)
+        for b, there, x in zip(c.ins, sizes, xs, strict=True)
+    ]
+    xs = tuple(x[tuple(slice(0, n) for n in there)] for x, there in zip(xs, sizes, strict=True))
+    (y,) = _run(c.xp, _traced(f, types), xs)
+    return refill(c, y, c.outs[0])
+
+
+def _vjp(
+    ct: Tensor, *ins: Tensor, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool
+) -> list[Tensor | None]:
+    held = {d.name for x in ins for d in x.dims}
+    whole = (*whole, *(d.name for d in result if d.name not in held))
+
+    def cotangent(i: int) -> Tensor | None:
+        if ins[i].dtype.kind not in "fVc":
+            return None
+
+        @functools.wraps(f)
+        def pulled(*args: Tensor) -> Tensor:
+            *xs, ct = args
+            graph = _traced(f, [x.type for x in xs])
+            found = pullback(graph, xs, [j == i for j in range(len(xs))])[1]([ct])[i]
+            return zeros(xs[i]) if found is None else found
+
+        return bind1(LOCAL, *ins, ct, f=pulled, result=ins[i].dims, whole=whole, key=key, follows=True)
+
+    return [cotangent(i) for i in range(len(ins))]
+
+
+def _rule(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Labels:
+    held = {d.name for t in ins for d in t.shape} - set(whole)
+
+    def labels(shape: Shape) -> dict[str, str | None]:
+        return {d.name: d.name if d.name in held else None for d in shape}
+
+    return Labels(tuple(labels(t.shape) for t in ins), (labels(result),))
+
+
+def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
+    types = [
+        Type(tuple(Dim(d.name, n) for d, n in zip(shape, there, strict=True)), dtype)
+        for shape, there, dtype in zip(shapes, ins, dtypes, strict=True)
+    ]
+    return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
+
+
+LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce="sum", rule=_rule, flops=_flops)
+
+
+def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) -> Tensor:
+    """`f(*xs)` on each device's blocks: inside f a dim that the layout splits has the size of one block.
+
+    >>> import meshdsl as md
+    >>> def scaled(x):  # by the norm of the whole row, which is here if channel is
+    ...     return x / md.sqrt(md.sum(x * x, "channel"))
+    >>> md.local(scaled, md.tensor([[3.0, 4.0]], "batch channel"), out="batch channel", whole="channel")
+    tensor(float32[batch=1 channel=2], [[0.6 0.8]])
+
+    Operands are taken as they lie, dims of one name split alike, and those in `whole` are gathered first. f returns
+    one tensor with the dims `out`: dims of the operands, split as there, or new ones, which are not split. Where a
+    split dim of the operands is not in `out`, the results of the devices along it are added. So under an empty layout
+    this is `f(*xs)`, and under any other too if f treats the elements of split dims one by one or sums over them.
+
+    f holds no loops or branches and uses no traced tensor from outside; it is traced once more for its blocks. Raises
+    `ShapeError` when it returns other dims, `TraceError` for what it may not hold, and, at compilation, `LayoutError`
+    when a split dim does not divide: its padding would be visible.
+    """
+    tensors = [as_tensor(x) for x in xs]
+    known = located(lambda: merge([x.dims for x in tensors]).values())
+    shape = located(lambda: pick(out, known, new=True))
+    gathered = located(lambda: names(pick(whole, known)))
+
+    @functools.wraps(f)  # so that programs print its name
+    def one(*blocks: Tensor) -> Tensor:
+        y = as_tensor(f(*blocks))
+        if set(names(y.dims)) != set(names(shape)):
+            raise at(
+                ShapeError(f"the function of md.local returned {show(y.dims)}, and out= asks for {show(shape)}"),
+                caller(),
+            )
+        return transpose(y, names(shape))
+
+    return bind1(LOCAL, *tensors, f=one, result=shape, whole=gathered, key=object(), follows=False)

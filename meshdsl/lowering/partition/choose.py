@@ -1,0 +1,101 @@
+"""Which axes each label of one operation gets: what its operands bring, what its layout wants, and who wins.
+
+An axis goes to at most one label. Where two claim it, the model decides (`md.prefer`); where the result is laid out
+like one of the operands, or a dim vanishes, or the operation is a gradient's, fewer bytes decide; otherwise it is
+the user's to decide, and a problem to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ...layouts import Layout
+from ...layouts.sharding import Axes
+
+__all__ = ["Claims", "Conflict", "choose", "wanted"]
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two labels of one tensor that claim one axis."""
+
+    axis: str
+    first: str
+    second: str
+
+
+class Claims:
+    """For each label the axes tuples asked for, in the order they were asked."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, list[Axes]] = {}
+
+    def add(self, label: str, axes: Axes) -> None:
+        """Ask for axes for a label."""
+        options = self.options.setdefault(label, [])
+        if axes and axes not in options:
+            options.append(axes)
+
+    def without(self, taken: frozenset[str]) -> Claims:
+        """The same claims where some axes are not to be had."""
+        left = Claims()
+        for label, options in self.options.items():
+            left.options[label] = []
+            for axes in options:
+                left.add(label, tuple(axis for axis in axes if axis not in taken))
+        return left
+
+    def contested(self) -> list[Conflict]:
+        """Every pair of labels that claim one axis."""
+        owners: dict[str, list[str]] = {}
+        for label, options in self.options.items():
+            for axis in dict.fromkeys(axis for axes in options for axis in axes):
+                owners.setdefault(axis, []).append(label)
+        return [Conflict(axis, who[0], other) for axis, who in owners.items() for other in who[1:]]
+
+
+def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[str, Axes]], float]) -> dict[str, Axes]:
+    """The assignment of axes to labels: the preferred labels first, the rest as cheaply as can be.
+
+    No label goes without when one of its claims could still be met.
+    """
+    fixed: dict[str, Axes] = {}
+    for label in preferred:
+        taken = frozenset(axis for axes in fixed.values() for axis in axes)
+        options = claims.without(taken).options.get(label, [])
+        if options:
+            fixed[label] = options[0]
+    left = claims.without(frozenset(axis for axes in fixed.values() for axis in axes))
+    labels = [label for label in left.options if label not in fixed]
+    if all(len(left.options[label]) <= 1 for label in labels) and not Claims.contested(left):
+        return {**{label: axes for label in labels for axes in left.options[label]}, **fixed}
+    best: tuple[float, int] | None = None
+    chosen: dict[str, Axes] = {}
+    for number, picks in enumerate(product(*([*left.options[label], ()] for label in labels))):
+        used = [axis for axes in picks for axis in axes]
+        if len(used) != len(set(used)):
+            continue
+        assigned = {**{label: axes for label, axes in zip(labels, picks, strict=True) if axes}, **fixed}
+        if _could_add(left, labels, picks, frozenset(used)):
+            continue
+        rank = (price(assigned), number)
+        if best is None or rank < best:
+            best, chosen = rank, assigned
+    return chosen
+
+
+def _could_add(claims: Claims, labels: Sequence[str], picks: Sequence[Axes], used: frozenset[str]) -> bool:
+    return any(
+        not axes and any(used.isdisjoint(option) for option in claims.options[label])
+        for label, axes in zip(labels, picks, strict=True)
+    )
+
+
+def wanted(layout: Layout, shape_names: Sequence[str], rules: Mapping[str, Axes] | None = None) -> Claims:
+    """What the layout asks for a tensor with these dims."""
+    claims = Claims()
+    for name in shape_names:
+        claims.add(name, (layout.rules if rules is None else rules).get(name, ()))
+    return claims

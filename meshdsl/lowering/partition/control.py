@@ -1,0 +1,228 @@
+"""Loops and branches: their bodies are programs too, with the same collectives available inside.
+
+The sharding of a loop's carry is a fixed point. A carry that starts as zeros and only adds up pending sums stays
+pending, and is reduced once after the loop. Predicates are whole on every device, so all go the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from ...errors import Where
+from ...ir import Eqn, Graph, Var, cse, dce
+from ...layouts import Sharding
+from ...trace import FULL
+from ..program import Program
+from .demand import Demand
+from .partition import lower, settle
+from .scope import Scope
+
+__all__ = [
+    "Given",
+    "as_given",
+    "as_stacked",
+    "lower_cond",
+    "lower_scan",
+    "lower_while",
+    "natural",
+    "next_carry",
+    "row_of",
+]
+
+Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
+
+
+def as_given(scope: Scope, v: Var) -> Given:
+    """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
+    if v in scope.lazy:
+        return scope.lazy[v]
+    whole = scope.whole_version(v)
+    return whole if whole is not None else scope.home[v].whole()
+
+
+def row_of(given: Given, inner: Var) -> Given:
+    """What a body sees of one stacked input."""
+    if isinstance(given, Eqn):
+        return dataclasses.replace(given, params={**given.params, "shape": inner.shape})
+    return Sharding.of({d.name: given.axes(d) for d in inner.shape})
+
+
+def as_stacked(scope: Scope, v: Var) -> Given:
+    """A stacked input with its first dim whole; only repeated numbers may stay unborn."""
+    given = as_given(scope, v)
+    if isinstance(given, Eqn):
+        return given if given.op is FULL else Sharding()
+    return given.with_split(v.shape[0].name, ())
+
+
+def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
+    zero = [
+        v
+        for v, g in zip(body.ins, given, strict=True)
+        if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
+    ]
+    pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
+    scope = Scope(outer.setting, body, Demand(body, is_body=True, zero=zero, pending=pending))
+    for v, how in zip(body.ins, given, strict=True):
+        if isinstance(how, Eqn):
+            scope.lazy[v] = dataclasses.replace(how, outs=(v,))
+        else:
+            scope.define(v, how)
+            if how.partial:
+                where = body.eqns[0].where if body.eqns else Where("", 0)
+                scope.reasons[v] = ("sum carried by the loop", where, True)
+    scope.made_in.update(scope.home)
+    for eqn in body.eqns:
+        lower(scope, eqn)
+    return scope
+
+
+def natural(scope: Scope, v: Var) -> Sharding:
+    """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
+    if v in scope.lazy:
+        return Sharding()
+    return scope.whole_version(v) or scope.home[v]
+
+
+def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], where: Eqn) -> Program:
+    body = scope.graph
+    back = dataclasses.replace(where, op="the loop's result")
+    outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, wanted, strict=True))
+    ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, given, strict=True) if isinstance(how, Sharding))
+    # settle() may reorder versions of computed values, never of inputs
+    return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
+
+
+def _sent(program: Program) -> int:
+    return sum(record.wire_bytes * record.count for record in program.collectives)
+
+
+def lower_scan(scope: Scope, eqn: Eqn) -> None:
+    """Find the carry's sharding, build the body once more with it, and add the loop."""
+    body: Graph = eqn.params["body"]
+    consts, carries = eqn.params["consts"], eqn.params["carries"]
+    held = [as_given(scope, v) for v in eqn.ins[:consts]]
+    rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
+    inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
+
+    def attempt(carry: Sequence[Given]) -> Scope:
+        return _build(scope, body, [*held, *carry, *inner_rows])
+
+    fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
+    if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
+        whole = [s.whole() for s in fixed]
+        other = attempt(whole)
+        given_whole = [*held, *whole, *inner_rows]
+        inside = _finish(other, [*whole, *(natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
+        given = [*held, *fixed, *inner_rows]
+        pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], given, eqn)
+        if _sent(inside) < _sent(pending):
+            built, fixed = other, whole
+    ys = [natural(built, v) for v in body.outs[carries:]]
+    program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
+    _add_loop(scope, eqn, program, held, fixed, rows, built)
+
+
+def _fixed_point(
+    scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
+) -> tuple[list[Sharding], Scope]:
+    """The carry's shardings, going in and coming out, and the body built with them."""
+    carry: list[Given] = [as_given(scope, v) for v in init]
+    built = attempt(carry)
+    for _ in range(4):
+        after = [natural(built, v) for v in results]
+        settled = [next_carry(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
+        if settled == carry:
+            break
+        carry = settled
+        built = attempt(carry)
+    else:
+        carry = [(now if isinstance(now, Sharding) else Sharding()).whole() for now in carry]
+        built = attempt(carry)
+    fixed = [now if isinstance(now, Sharding) else Sharding() for now in carry]
+    if any(isinstance(now, Eqn) for now in carry):
+        built = attempt(fixed)
+    return fixed, built
+
+
+def next_carry(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
+    """The carry's sharding for another try: what came out, unless its start could not be made so for nothing."""
+    if isinstance(now, Eqn):
+        return then if scope.is_zero(init) else then.whole()
+    if now.partial:
+        return now if then == now else now.whole()
+    return then.whole()
+
+
+def _add_loop(
+    scope: Scope,
+    eqn: Eqn,
+    program: Program,
+    held: Sequence[Given],
+    carry: Sequence[Sharding],
+    rows: Sequence[Given],
+    built: Scope,
+) -> None:
+    body: Graph = eqn.params["body"]
+    carries = eqn.params["carries"]
+    scope.made_in.update(built.made_in)
+    ins = [
+        scope.get(v, how, eqn)
+        for v, how in zip(eqn.ins, [*held, *carry, *rows], strict=True)
+        if isinstance(how, Sharding)
+    ]
+    n_held = sum(isinstance(how, Sharding) for how in held)
+    outs: list[Var] = []
+    for i, (v, inner) in enumerate(zip(eqn.outs, program.outs, strict=True)):
+        outs.append(scope.define(v, inner.sharding))
+        if inner.sharding.partial:
+            reason = built.reasons.get(body.outs[i], ("sum carried by the loop", eqn.where, eqn.backward))
+            scope.reasons[v] = reason
+    params = {**eqn.params, "body": program, "consts": n_held, "carries": carries}
+    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
+    for v in eqn.outs[carries:]:
+        if not scope.home[v].partial:
+            settle(scope, v, eqn)
+
+
+def lower_while(scope: Scope, eqn: Eqn) -> None:
+    """Find the carry's sharding as for a scan; body and predicate both see it."""
+    test, body, consts = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
+    held = [as_given(scope, v) for v in eqn.ins[:consts]]
+
+    def attempt(carry: Sequence[Given]) -> Scope:
+        return _build(scope, body, [*held, *carry])
+
+    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
+        given: list[Given] = [*held, *carry]
+        predicate = _finish(_build(scope, test, given), [Sharding()], given, eqn)
+        return {"test": predicate, "body": _finish(built, carry, given, eqn)}
+
+    fixed, built = _fixed_point(scope, eqn.ins[consts:], body.outs, attempt)
+    programs = finished(fixed, built)
+    if any(s.partial for s in fixed):
+        whole = [s.whole() for s in fixed]
+        inside = finished(whole, attempt(whole))
+        if sum(map(_sent, inside.values())) < sum(map(_sent, programs.values())):
+            fixed, programs = whole, inside
+    given = [*held, *fixed]
+    ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, given, strict=True) if isinstance(how, Sharding)]
+    outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
+    for v, inner in zip(eqn.outs, body.outs, strict=True):
+        if scope.home[v].partial:
+            scope.reasons[v] = built.reasons.get(inner, ("sum carried by the loop", eqn.where, eqn.backward))
+    params = {**eqn.params, **programs, "consts": len(ins) - len(fixed)}
+    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
+
+
+def lower_cond(scope: Scope, eqn: Eqn) -> None:
+    """Both branches take the same shardings and give the same; every device takes the same branch."""
+    given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
+    yes, no = (_build(scope, eqn.params[key], given) for key in ("yes", "no"))
+    wanted = [natural(yes, v).whole() for v in eqn.params["yes"].outs]
+    branches = {key: _finish(built, wanted, given, eqn) for key, built in (("yes", yes), ("no", no))}
+    operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
+    ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
+    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, wanted, strict=True))
+    scope.eqns.append(dataclasses.replace(eqn, ins=ins, outs=outs, params={**eqn.params, **branches}))

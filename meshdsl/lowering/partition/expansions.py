@@ -1,0 +1,211 @@
+"""Operations along a split dim that are several equations on the devices: local work, an exchange, local work.
+
+`EXPANSIONS` gives, by operation, its labels when the dim may stay split, and how to build it when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...dims import Dim, Shape, names, size_of
+from ...ir import Eqn, Labels, Op, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from ...ops import blocks
+from ...ops.index_map import Moves, Piece, replaced
+from ...ops.masking import identity
+from ...ops.reshape import groups
+from ..collectives import AllGather
+from . import sorting, windows
+from .index_map import move
+from .scope import Scope
+
+__all__ = ["EXPANSIONS", "Expansion"]
+
+Assigned = Mapping[str, Axes]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """`needed` says whether an assignment of axes to labels asks for `build`; else the equation stands as it is."""
+
+    labels: Callable[[Scope, Eqn], Labels]
+    needed: Callable[[Scope, Eqn, Assigned], bool]
+    build: Callable[[Scope, Eqn, Sequence[Var], Assigned, Sequence[Var]], None]
+    sums: bool = True  # whether a label that vanishes leaves a pending sum
+
+
+def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
+    def names(v: Var) -> dict[str, str | None]:
+        return {d.name: None if d.name in whole else d.name for d in v.shape}
+
+    return Labels(tuple(map(names, eqn.ins)), tuple(map(names, eqn.outs)))
+
+
+def _add(scope: Scope, eqn: Eqn, op: Op, ins: Sequence[Var], outs: Sequence[Var], **params: object) -> None:
+    scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, eqn.where, eqn.backward))
+
+
+def _like(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
+    """A value like x with one dim in place of another, cut by these axes."""
+    split = {**{d: cut for d, cut in x.sharding.split if d != old.name}, new.name: axes}
+    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
+    return Var(replaced(x.shape, old, new), x.dtype, "", sharding)
+
+
+def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: str) -> Var:
+    whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
+    scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
+    return whole
+
+
+def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """Sums within each block; the blocks' totals go to all, and each adds those before it."""
+    dim, reverse = eqn.params["dim"], eqn.params["reverse"]
+    axes = assigned[dim.name]
+    (x,) = ins
+    x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # from the end, padding comes first
+    parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
+    sums, totals = Var(x.shape, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
+    _add(scope, eqn, blocks.BLOCK_CUMSUM, [x], [sums], dim=dim, reverse=reverse)
+    _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
+    totals = _gathered(scope, eqn, totals, parts, axes, f"a total for each block of {dim.name!r}")
+    _add(scope, eqn, blocks.ADD_PARTS, [sums, totals], outs, dim=dim, parts=parts, reverse=reverse, axes=axes)
+
+
+def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """A product for each block; those go to all, and everyone multiplies them."""
+    (x,), over = ins, eqn.params["over"]
+    cut = {d: assigned[d.name] for d in over if assigned.get(d.name)}
+    parts = {d: Dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
+    split = dict(x.sharding.split) | {parts[d].name: axes for d, axes in cut.items()}
+    shape = tuple(parts.get(d, d) for d in x.shape if d in parts or d not in over)
+    y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
+    _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
+    for d, axes in cut.items():
+        y = _gathered(scope, eqn, y, parts[d], axes, f"a product for each block of {d.name!r}")
+    _add(scope, eqn, eqn.op, [y], outs, over=tuple(parts.values()))
+
+
+def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """Each block's k best go to all, and everyone picks the k best of those."""
+    over, k = eqn.params["over"], eqn.params["k"]
+    axes = assigned[over.name]
+    n = scope.setting.mesh.count(axes)
+    (x,) = ins
+    x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
+    parts = Dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
+    best = _like(x, over, parts, axes)
+    found = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
+    _add(scope, eqn, blocks.BLOCK_TOP_K, [x], found, over=over, parts=parts)
+    cause = f"the {k.size} best of each block of {over.name!r}"
+    values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in found)
+    place = Var(outs[1].shape, outs[1].dtype, "", outs[1].sharding)
+    _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)
+    _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
+
+
+def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
+    (x,), (y,) = eqn.ins, eqn.outs
+    ins: dict[str, str | None] = {d.name: None for d in x.shape}
+    outs: dict[str, str | None] = {d.name: None for d in y.shape}
+    exact: set[str] = set()
+    mapped: set[str] = set()
+    if size_of(y.shape):
+        for left, right in _groups(x.shape, y.shape):
+            ins[left[0].name] = outs[right[0].name] = right[0].name
+            if left != right:
+                mapped.add(right[0].name)
+    return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(mapped))
+
+
+def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
+    """The groups that hold more than single elements, without their dims of size 1 (but for one on each side)."""
+    found: list[tuple[Shape, Shape]] = []
+    for left, right in groups(source, target):
+        left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
+        if left and right:
+            found.append((left, right))
+    return found
+
+
+def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
+    """Whether the blocks of both sides hold the same elements, so that a local reshape is all."""
+    extents, n = scope.setting.extents, scope.setting.mesh.count(axes)
+    heads = (left[0], right[0])
+    if left == right or (len(left) == len(right) == 1 and extents.padded(left[0]) == extents.padded(right[0])):
+        return True
+    return all(d.size % n == 0 for d in heads) and not any(extents.is_padded(d) for d in (*left, *right))
+
+
+def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
+    return any(
+        assigned.get(right[0].name) and not _aligned(scope, left, right, assigned[right[0].name])
+        for left, right in _groups(eqn.ins[0].shape, eqn.outs[0].shape)
+    )
+
+
+def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """Group by group: the block as one run of elements, exchanged to the target's runs, as the target's dims."""
+    (x,), (out,) = ins, outs
+    mesh, extents = scope.setting.mesh, scope.setting.extents
+    for left, right in _groups(x.shape, out.shape):
+        axes = assigned.get(right[0].name, ())
+        if not axes or _aligned(scope, left, right, axes):
+            continue
+        n, real = mesh.count(axes), size_of(left)
+        runs = [
+            Dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]))
+            for i, side in enumerate((left, right))
+        ]
+        x = _relabel(scope, eqn, x, left, (runs[0],), axes)
+        y = _like(x, runs[0], runs[1], axes)
+        move(scope, eqn, [x], Moves((runs[0],), runs[1], (Piece(0, 0, 0, real),)), axes, y)
+        x = _relabel(scope, eqn, y, (runs[1],), right, axes)
+        assert n
+    final = Eqn(eqn.op, (x,), tuple(outs), eqn.params, eqn.where, eqn.backward)
+    scope.eqns.append(final)
+
+
+def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes) -> Var:
+    at = x.shape.index(old[0])
+    rest = [d for d in x.shape if d not in old]
+    shape = (*rest[: sum(d not in old for d in x.shape[:at])], *new, *rest[sum(d not in old for d in x.shape[:at]) :])
+    split = {**{d: cut for d, cut in x.sharding.split if d != old[0].name}, new[0].name: axes}
+    made = Var(shape, x.dtype, "", Sharding.of(split, x.sharding.partial, x.sharding.kind))
+    _add(scope, eqn, blocks.RELABEL, [x], [made], shape=shape, label=(old[0].name, new[0].name))
+    return made
+
+
+EXPANSIONS: dict[str, Expansion] = {
+    "cumsum": Expansion(
+        _by_name,
+        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
+        _cumsum,
+    ),
+    "prod": Expansion(
+        _by_name,
+        lambda scope, eqn, assigned: any(assigned.get(d.name) for d in eqn.params["over"]),
+        _prod,
+        sums=False,
+    ),
+    "top_k": Expansion(
+        lambda scope, eqn: Labels(
+            ({d.name: d.name for d in eqn.ins[0].shape},),
+            tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.shape} for v in eqn.outs),
+        ),
+        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
+        _top_k,
+        sums=False,
+    ),
+    "reshape": Expansion(_reshape_labels, _reshape_needed, _reshape),
+    "sort": Expansion(
+        sorting.labels,
+        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
+        sorting.build,
+    ),
+    **dict.fromkeys(
+        ("conv", "sum_pool", "max_pool", "unfold", "fold"), Expansion(windows.labels, windows.needed, windows.build)
+    ),
+}

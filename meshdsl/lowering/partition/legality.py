@@ -1,0 +1,66 @@
+"""What makes a layout illegal for a graph, and how it is said: every problem at once, each with the model's line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...dims import show
+from ...errors import LayoutError, MeshdslError, Where, at, nearest
+from ...ir import Graph, Var, walk
+from ...layouts import Layout, Mesh
+from ...layouts.sharding import Axes
+from .choose import Conflict
+from .scope import Scope
+
+__all__ = ["all_in_one", "report_conflict", "shard_problems"]
+
+
+def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
+    """One error for all problems, each with its line of the model where it has one."""
+    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in problems.items()]
+    if len(errors) == 1:
+        return errors[0]
+    title = f"{len(errors)} problems with the layout '{layout}' on the mesh '{mesh}'"
+    error = LayoutError("\n\n".join([title, *(str(e) for e in errors)]))
+    error.where = next((e.where for e in errors if e.where is not None), None)
+    return error
+
+
+def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
+    found: dict[str, Where] = {}
+    for eqn, _ in walk(graph):
+        if str(eqn.op) == "shard":
+            shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
+            axes = [axis for cut in split.values() for axis in cut]
+            for axis in dict.fromkeys(axes):
+                if axis not in mesh.axes:
+                    found[
+                        f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n"
+                        f"  it was asked for {_shown(split)} of {shape}\n  {nearest(axis, mesh.axes)}"
+                    ] = eqn.where
+                elif axes.count(axis) > 1:
+                    found[
+                        f"md.shard uses the axis {axis!r} twice in one tensor\n"
+                        f"  it was asked for {_shown(split)} of {shape}, and a tensor can use an axis once\n"
+                        f"  leave one out, or take another axis (there are: {', '.join(mesh.axes)})"
+                    ] = eqn.where
+    return found
+
+
+def _shown(split: Mapping[str, Axes]) -> str:
+    return " ".join(f"{d}:{','.join(axes)}" for d, axes in split.items())
+
+
+def report_conflict(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
+    mesh, rules = scope.setting.mesh, scope.setting.layout.rules
+    used = {axis for d in v.shape for axis in rules.get(d.name, ())}
+    free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
+    way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
+    tensor = v.name.rpartition("/")[2] or "x"
+    scope.setting.problems.setdefault(
+        f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
+        f"  {what} has shape {show(v.shape)}; the layout maps {conflict.first} and {conflict.second} to "
+        f"{conflict.axis!r}, and a tensor can use an axis once\n"
+        f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}), or {way_out}",
+        where,
+    )

@@ -1,0 +1,375 @@
+"""Graph + mesh + layout -> program: every value gets a sharding, every change of sharding a collective.
+
+An operation takes its operands in one common assignment of axes to labels (`choose`), pending sums pass through
+linear operations while that pays (`demand`), and what is missing is made by the cheapest plan (`planner`). The
+problems of a layout are collected while going on, and raised together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ...control.region import LOCAL
+from ...dims import Dim, show
+from ...errors import MeshdslError, Where, at
+from ...ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
+from ...layouts import Extents, Layout, Mesh, Sharding
+from ...layouts.sharding import Axes
+from ...ops.ragged import RAGGED
+from ...ops.reshape import RENAME
+from ...passes.weight_update.shard_updates import CUT
+from ...schedule.bucket_collectives import batch
+from ...schedule.ragged_exchange import send_only_filled
+from ...trace import FULL
+from ..labels import Labels, apply, labels_of, vanishing
+from ..program import Program, check
+from . import placement_ops as views
+from .choose import Claims, Conflict, choose
+from .demand import may_stay_pending
+from .expansions import EXPANSIONS
+from .index_map import move
+from .legality import all_in_one, report_conflict, shard_problems
+from .ring import find_ring, multiply_around
+from .scope import Scope, Setting
+
+__all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
+
+
+def partition(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    results: Sequence[str] | None = None,
+    gather_limit: float | None = None,
+    homes: dict[Var, Sharding] | None = None,
+    batched: bool = True,
+) -> Program:
+    """The program that one device of the mesh runs.
+
+    Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
+    the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
+    its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
+    pending. Not `batched` is for a caller that says itself what travels together. Raises one `LayoutError` with every
+    problem of the layout.
+    """
+    named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
+    names = {name: shape for name, shape in named if name}
+    dims = graph.mentions | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
+    dims |= {d.name for v in graph.ins for d in v.shape}
+    problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, dims, names))
+    misplaced = shard_problems(graph, mesh)
+    if misplaced:
+        raise all_in_one({**problems, **misplaced}, mesh, layout)
+    asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
+    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
+    scope = Scope(setting, graph)
+    ins = tuple(add_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
+    scope.made_in.update(scope.home)
+    for eqn in graph.eqns:
+        lower(scope, eqn)
+    outs = tuple(
+        add_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True)
+    )
+    if setting.problems:
+        raise all_in_one(setting.problems, mesh, asked)
+    if homes is not None:
+        homes.update(scope.made_in)
+    program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
+    program = send_only_filled(dce(cse(program)))
+    return check(verify(batch(program) if batched else program, "partition"), "partition")
+
+
+def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
+    """Every dim is stored as a multiple of all the axes that cut it anywhere."""
+    axes: dict[str, set[str]] = {}
+    for rules in (layout.rules, *layout.overrides.values()):
+        for dim, cut in rules.items():
+            axes.setdefault(dim, set()).update(cut)
+    for eqn, _ in walk(graph):
+        if str(eqn.op) == "shard":
+            for dim, cut in eqn.params["split"]:
+                axes.setdefault(dim, set()).update(cut)
+    return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
+
+
+def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
+    """The dims that win in each value: what `md.prefer` says of it, or of what elementwise operations make of it."""
+    found: dict[Var, tuple[str, ...]] = {}
+    for eqn, _ in walk(graph):
+        for _, sub in eqn.graphs():
+            found.update(preferences(sub))
+    for eqn in reversed(graph.eqns):
+        if str(eqn.op) == "prefer":
+            found.setdefault(eqn.ins[0], eqn.params["names"])
+        elif eqn.op.rule is None and eqn.op.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+            for v in eqn.ins:
+                if set(v.shape) == set(eqn.outs[0].shape):
+                    found.setdefault(v, found[eqn.outs[0]])
+    return found
+
+
+def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
+    """An argument lies as the rules for its path say; axes that two dims claim go to the preferred one."""
+    claims = Claims()
+    for d in v.shape:
+        claims.add(d.name, rules.get(d.name, ()))
+    hint = scope.setting.hints.get(v, ())
+    first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
+    for conflict in claims.contested():
+        if not {conflict.first, conflict.second} & set(hint):
+            report_conflict(scope, conflict, v.name or "an input", v, first_use)
+    return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
+
+
+def add_output(scope: Scope, v: Var, path: str) -> Var:
+    """A result lies as the layout says, or, where that is contested, as it was computed."""
+    wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
+    used = [axis for axes in wanted.values() for axis in axes]
+    home = scope.home.get(v, Sharding()).whole()
+    target = Sharding.of(wanted) if len(used) == len(set(used)) else home
+    return scope.get(v, target, Eqn("the result", (), (), {}, _made_at(scope, v)))
+
+
+def _made_at(scope: Scope, v: Var) -> Where:
+    return next((eqn.where for eqn in scope.graph.eqns if v in eqn.outs), Where("", 0))
+
+
+def lower(scope: Scope, eqn: Eqn) -> None:
+    """Add one graph equation to the program being built."""
+    n = len(scope.eqns)
+    _lower(scope, eqn)
+    scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
+    made = scope.eqns[n:]
+    if _sends(made) or any(v in scope.received for e in made for v in e.ins):
+        scope.sent_for.update(eqn.outs)
+
+
+def _sends(eqns: Sequence[Eqn]) -> bool:
+    inner = [e for eqn in eqns for _, sub in eqn.graphs() for e, _ in walk(sub)]
+    return any(not isinstance(eqn.op, Op) and eqn.op.name != "slice" for eqn in (*eqns, *inner))
+
+
+def _lower(scope: Scope, eqn: Eqn) -> None:
+    op: Op = eqn.op
+    if op.control:
+        from .control import lower_cond, lower_scan, lower_while
+
+        {"scan": lower_scan, "while_loop": lower_while, "cond": lower_cond}[op.name](scope, eqn)
+    elif not eqn.ins:
+        scope.lazy[eqn.outs[0]] = eqn
+    elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
+        born = scope.lazy[eqn.ins[0]]
+        params = {**born.params, "shape": eqn.outs[0].shape}
+        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif op.name in ("prefer", "shard"):
+        views.place(scope, eqn)
+    elif op.name == "keep":
+        views.keep(scope, eqn)
+    elif op is CUT:
+        views.cut(scope, eqn)
+    elif op is RAGGED:
+        views.mark(scope, eqn)
+    elif op is RENAME and views.padded_otherwise(scope, eqn):
+        views.rename_first(scope, eqn)
+    else:
+        _operate(scope, eqn)
+
+
+def _pending(scope: Scope, eqn: Eqn) -> Axes:
+    """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
+    op: Op = eqn.op
+    waiting = [
+        v
+        for v in dict.fromkeys(eqn.ins)
+        if scope.home.get(v, Sharding()).partial and scope.home[v].kind == "sum" and scope.whole_version(v) is None
+    ]
+    if not waiting or not all(may_stay_pending(eqn, v) and scope.demand.waits(v) for v in waiting):
+        return ()
+    axes = scope.home[waiting[0]].partial
+    if any(scope.home[v].partial != axes for v in waiting):
+        return ()
+    others = [v for v in eqn.ins if v not in waiting]
+    if op.linear in ("joint", "padded") and not all(scope.is_zero(v) for v in others):
+        return ()
+    if op.linear == "branches" and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
+        return ()
+    if op.linear in ("each", "first", "second") and len(waiting) > 1:
+        return ()
+    split = {axis for v in others if v in scope.home for axis in scope.home[v].split_axes + scope.home[v].partial}
+    return () if split & set(axes) else axes
+
+
+def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
+    """What operands bring, what born and renamed dims want, less what cannot be had."""
+    layout, claims = scope.setting.layout, Claims()
+    fresh = labels.fresh | {label for label in labels.mapped if label in layout.rules}
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        if v in scope.lazy:
+            continue
+        home = scope.home[v]
+        brought = home if home.partial and pending else scope.whole_version(v) or home
+        for d, label in names.items():
+            if label is not None and label not in fresh:
+                claims.add(label, brought.axes(d))
+        if (
+            brought.partial and brought.kind == "sum" and not pending
+        ):  # a reduce-scatter may split what the layout wants
+            for d, label in names.items():
+                axes = layout.axes(d)
+                if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
+                    claims.add(label, axes)
+    known = set(claims.options) - fresh
+    for names in labels.outs:
+        for d, label in names.items():
+            if label is not None and label not in known:
+                claims.add(label, layout.axes(d))
+    for label, options in claims.options.items():
+        claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
+    return claims.without(frozenset(pending))
+
+
+def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
+    """Whether every dim with this label can be cut so, and by its kind, whether their blocks are one another's."""
+    n, extents = scope.setting.mesh.count(axes), scope.setting.extents
+    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
+    there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    if any(extents.padded(d) % n for d in there):
+        return False
+    if label in labels.exact and label not in labels.mapped:
+        return not any(extents.is_padded(d) for d in there)
+    return label not in labels.fresh or len({extents.padded(d) for d in there}) == 1
+
+
+def _operate(scope: Scope, eqn: Eqn) -> None:
+    setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
+    labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
+    pending = _pending(scope, eqn)
+    claims = _claims(scope, eqn, labels, pending)
+    preferred = _settle_conflicts(scope, eqn, labels, claims)
+    gone = vanishing(labels)
+
+    def demanded(v: Var, names: Mapping[str, str | None], assigned: Mapping[str, Axes]) -> Sharding:
+        keeps = pending and (scope.is_zero(v) or scope.home.get(v, Sharding()).partial == pending)
+        return apply(names, assigned, pending if keeps else ())
+
+    def price(assigned: Mapping[str, Axes]) -> float:
+        sent = sum(scope.price(v, demanded(v, n, assigned)) for v, n in zip(eqn.ins, labels.ins, strict=True))
+        n = setting.mesh.count([axis for label in gone for axis in assigned.get(label, ())])
+        for v, names in zip(eqn.outs, labels.outs, strict=True):
+            local = setting.extents.local_shape(v.shape, apply(names, assigned), setting.mesh)
+            sent += 2 * (n - 1) / n * v.dtype.itemsize * _product(local)
+        return sent
+
+    assigned = choose(claims, preferred, price)
+    if eqn.op is LOCAL:
+        assigned = _blocks(scope, eqn, labels, assigned)
+    kept = {d.name for v in eqn.outs for d in v.shape}
+    ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
+    ins: list[Var] = []
+    for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
+        if ring is not None and k == ring.operand:
+            continue
+        x = scope.get(v, demanded(v, names, assigned), eqn)
+        if eqn.op.mask is not None:
+            x = scope.masked(
+                x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
+            )
+        ins.append(x)
+    sums = expansion is None or expansion.sums
+    summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
+    outs: list[Var] = []
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        split = apply(names, assigned)
+        kind = eqn.op.reduce if summed else "sum"
+        outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
+        if summed:
+            over = ", ".join(repr(label) for label in gone if assigned.get(label))
+            scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
+        elif pending:
+            scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
+    if ring is not None:
+        around = demanded(eqn.ins[ring.operand], labels.ins[ring.operand], assigned)
+        multiply_around(scope, eqn, ring, ins, around, outs[0], mask=True)
+        return
+    if expansion is not None and expansion.needed(scope, eqn, assigned):
+        expansion.build(scope, eqn, ins, assigned, outs)
+        return
+    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+    if moves is not None and assigned.get(moves.out.name):
+        move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
+    else:
+        scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        if None in names.values() and not scope.home[v].partial:
+            settle(scope, v, eqn)
+
+
+def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
+    """How the operands of a region are cut; its gradient works on the blocks that it worked on itself."""
+    setting, key = scope.setting, eqn.params["key"]
+    if eqn.params["follows"]:
+        assigned = setting.regions.get(key, assigned)
+    setting.regions[key] = assigned
+    extents, mesh = setting.extents, setting.mesh
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        for d in v.shape:
+            axes = assigned.get(names[d.name] or "", ())
+            if axes and (extents.is_padded(d) or d.size % mesh.count(axes)):
+                setting.problems.setdefault(
+                    f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
+                    f"  an operand has shape {show(v.shape)}; {d.name} is stored as {extents.padded(d)} to have equal "
+                    f"blocks, and the function would see the padding\n"
+                    f"  take it whole, md.local(..., whole={d.name!r}), or give the dim a size that divides",
+                    eqn.where,
+                )
+                assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
+
+    def block(v: Var, names: Mapping[str, str | None]) -> Type:
+        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.shape)
+        return Type(tuple(Dim(d.name, n) for d, n in zip(v.shape, sizes, strict=True)), v.dtype)
+
+    types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
+    try:
+        eqn.op.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+    except MeshdslError as error:
+        raise at(error, eqn.where) from None
+    return assigned
+
+
+def settle(scope: Scope, v: Var, eqn: Eqn) -> None:
+    """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
+    home = scope.home[v]
+    split = dict(home.split)
+    for d in v.shape:
+        axes = scope.setting.layout.axes(d.name)
+        if d.name not in split and not any(axis in cut for cut in split.values() for axis in axes):
+            split[d.name] = axes
+    target = Sharding.of(split)
+    if target != home:
+        scope.get(v, target, eqn)
+        scope.home[v] = target
+        made = scope.versions[v]
+        scope.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
+
+
+def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
+    """Labels that win by `md.prefer`; conflicts that nobody has decided are reported."""
+    hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
+    preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
+    for conflict in claims.contested():
+        pair = {conflict.first, conflict.second}
+        tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
+        alike = any(pair <= set(names.values()) for names in labels.ins)
+        if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
+            by_label = {label: d for names in labels.outs for d, label in names.items()}
+            named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
+            report_conflict(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
+    return preferred
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for n in sizes:
+        total *= n
+    return total

@@ -1,0 +1,145 @@
+"""Operations that change no element, and only say where a value lies or what it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ...ir import Eqn, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from ...ops.reshape import RENAME
+from ...passes.weight_update.pending import stages
+from .scope import Scope
+
+__all__ = ["cut", "keep", "mark", "padded_otherwise", "place", "rename_first"]
+
+
+def place(scope: Scope, eqn: Eqn) -> None:
+    (v,), (out,) = eqn.ins, eqn.outs
+    if v in scope.lazy:
+        scope.lazy[out] = scope.lazy[v]
+        return
+    home = scope.home[v]
+    if eqn.op.name == "shard":
+        sizes = scope.setting.mesh.axes
+        target = Sharding.of({d: [a for a in axes if sizes[a] > 1] for d, axes in eqn.params["split"]})
+    else:
+        whole = scope.whole_version(v) or home.whole()
+        wins = {d: scope.setting.layout.axes(d) for d in eqn.params["names"]}
+        split: dict[str, Axes] = {}
+        for d, axes in (*wins.items(), *((d, axes) for d, axes in whole.split if d not in wins)):
+            used = {axis for cut in split.values() for axis in cut}
+            split[d] = tuple(axis for axis in axes if axis not in used)
+        target = Sharding.of(split)
+    pending = home.partial and eqn.op.name == "prefer" and scope.demand.waits(v)
+    if pending and not set(home.partial) & set(target.split_axes) and scope.whole_version(v) is None:
+        target = Sharding.of(dict(target.split), home.partial, home.kind)
+    x = scope.get(v, target, eqn)
+    scope.versions[out] = [x]
+    scope.home[out] = x.sharding
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+
+
+def keep(scope: Scope, eqn: Eqn) -> None:
+    """What was kept, where computing it again sends something or leaves a sum to finish; else what was computed."""
+    kept, again = eqn.ins
+    chosen = kept if again in scope.sent_for else again
+    if again in scope.home and scope.home[again].partial:
+        waits = scope.home[again].kind == "sum" and scope.demand.waits(again) and scope.whole_version(again) is None
+        chosen = again if waits else kept
+    (out,) = eqn.outs
+    if chosen in scope.lazy:
+        scope.lazy[out] = scope.lazy[chosen]
+        return
+    scope.versions[out] = scope.versions[chosen]
+    scope.home[out] = scope.home[chosen]
+    if chosen in scope.reasons:
+        scope.reasons[out] = scope.reasons[chosen]
+
+
+def cut(scope: Scope, eqn: Eqn) -> None:
+    """A sum scattered, then renamed; where the new names are padded otherwise, renamed first and then scattered."""
+    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
+    split: dict[str, Axes] = dict(eqn.params["split"])
+    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
+    home = scope.home[v]
+    if all(alike.values()):
+        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
+        target = Sharding.of(axes)
+    else:
+        target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
+    x = _scattered(scope, v, target, eqn)
+    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
+    made = scope.define(out, renamed)
+    scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+    scope.home[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
+
+
+def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
+    """A sum so cut: scattered dim by dim within the groups first, so that only shards are summed across them."""
+    home, mesh = scope.home[v], scope.setting.mesh
+    cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
+    order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
+    split = {d: tuple(axis for axis in axes if axis not in home.partial) for d, axes in target.split}
+    left = set(home.partial)
+    for axes in order:
+        left -= set(axes)
+        split |= {d: target.axes(d) for d, cut in cuts.items() if cut == axes}
+        scope.get(v, Sharding.of(split, left, home.kind), eqn)
+    return scope.get(v, target, eqn)
+
+
+def mark(scope: Scope, eqn: Eqn) -> None:
+    """A marked value lies as it lay, sums still pending; its counts lie alike."""
+    (v, counts), (out,) = eqn.ins, eqn.outs
+    if v in scope.lazy:
+        scope.lazy[out] = scope.lazy[v]
+        return
+    home = scope.home[v]
+    x = next(x for x in scope.versions[v] if x.sharding == home)
+    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
+    made = scope.define(out, home, v.name)
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(made,)))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+
+
+def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
+    """Whether a rename gives axes that split another dim to a name that is padded otherwise: see `rename_first`."""
+    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
+    if v in scope.lazy or (scope.home[v].partial and scope.whole_version(v) is None):
+        return False
+    home, wanted = scope.whole_version(v) or scope.home[v], _wanted(scope, eqn)
+    unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
+    if any(home.axes(d.name) for d, _ in unlike):
+        return False
+    asked = [axis for axes in wanted.values() for axis in axes]
+    taken = any(axis in home.split_axes for _, to in unlike for axis in wanted[to.name])
+    return taken and len(set(asked)) == len(asked)
+
+
+def rename_first(scope: Scope, eqn: Eqn) -> None:
+    """The value under its new names, split as it was, and then as they say: an exchange, where it was a gather."""
+    (v,), (out,) = eqn.ins, eqn.outs
+    home = scope.whole_version(v) or scope.home[v]
+    x = scope.get(v, home, eqn)
+    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
+    lies = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
+    scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # as it lies comes first
+    scope.home[out] = lies.sharding
+
+
+def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
+    """What the layout says of the new names, and the axes of the dims that keep theirs, less what those take."""
+    (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
+    home = scope.whole_version(v) or scope.home[v]
+    wanted = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
+    used = {axis for axes in wanted.values() for axis in axes}
+    kept = {d.name: home.axes(d.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name == to.name}
+    return wanted | {d: tuple(axis for axis in axes if axis not in used) for d, axes in kept.items()}

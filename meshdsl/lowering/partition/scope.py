@@ -1,0 +1,153 @@
+"""A `Scope` is a program (or a loop body) being built: which sharded versions of each graph value exist, and how to
+get another.
+
+Reshards are shared: every step of a plan is a version that later consumers may start from. Values without operands
+(numbers, constants, iota) are born where they are needed, in the sharding needed, for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...dims import Dim
+from ...errors import InternalError, Where
+from ...ir import Eqn, Graph, Var
+from ...layouts import Extents, Layout, Mesh, Sharding
+from ...layouts.sharding import Axes
+from ...ops.masking import MASK, identity
+from ...trace import FULL
+from ..collectives import AllGather, AllToAll, Collective, Permute
+from .demand import Demand
+from .planner import cost, plan
+
+__all__ = ["Scope", "Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same in every scope of one partition."""
+
+    mesh: Mesh
+    layout: Layout
+    extents: Extents
+    hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
+    gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
+    problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
+    regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+
+
+class Scope:
+    """One graph's values in their sharded versions, and the equations made so far."""
+
+    def __init__(self, setting: Setting, graph: Graph, demand: Demand | None = None):
+        self.setting = setting
+        self.graph = graph
+        self.demand = demand or Demand(graph, is_body=False)
+        self.eqns: list[Eqn] = []
+        self.versions: dict[Var, list[Var]] = {}
+        self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
+        self.lazy: dict[Var, Eqn] = {}
+        self.received: set[Var] = set()  # versions that a collective made
+        self.sent_for: set[Var] = set()  # graph values that needed something sent
+        self.made_in: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
+        self.reasons: dict[Var, tuple[str, Where, bool]] = {}  # why a value is pending, and the line that made it so
+
+    def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
+        """A program variable for the first version of a graph value."""
+        made = Var(v.shape, v.dtype, name or v.name, sharding)
+        self.versions[v] = [made]
+        self.home[v] = sharding
+        return made
+
+    def is_zero(self, v: Var) -> bool:
+        """Whether the value is zeros that are not stored yet, and so may be pending over any axes."""
+        return v in self.lazy and self.lazy[v].op is FULL and self.lazy[v].params["value"] == 0
+
+    def whole_version(self, v: Var) -> Sharding | None:
+        """The sharding of a version with nothing pending, if one exists."""
+        return next((x.sharding for x in self.versions.get(v, ()) if not x.sharding.partial), None)
+
+    def price(self, v: Var, target: Sharding) -> float:
+        """The bytes one device sends to get this version."""
+        if v in self.lazy:
+            return 0
+        return min(self._cost(x, target) for x in self._sources(v, target))
+
+    def get(self, v: Var, target: Sharding, eqn: Eqn) -> Var:
+        """The value in this sharding, for this equation; collectives are added where no version fits."""
+        if v in self.lazy:
+            return self._born(v, target)
+        for x in self.versions[v]:
+            if x.sharding == target:
+                return x
+        source = min(self._sources(v, target), key=lambda x: self._cost(x, target))
+        steps = plan(source.sharding, target, v.shape, self.setting.mesh, self.setting.extents, v.dtype.itemsize)
+        x = source
+        for step in steps:
+            x = self._step(v, x, step, eqn)
+        return x
+
+    def _sources(self, v: Var, target: Sharding) -> list[Var]:
+        there = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]
+        if not there:
+            raise InternalError(f"no version of {v} can become {target}: {[x.sharding for x in self.versions[v]]}")
+        return there
+
+    def _cost(self, x: Var, target: Sharding) -> int:
+        return cost(x.sharding, target, x.shape, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
+
+    def _step(self, v: Var, x: Var, step: Collective, eqn: Eqn) -> Var:
+        sharding = step.step(x.sharding, self.setting.mesh)
+        for there in self.versions[v]:
+            if there.sharding == sharding:
+                return there
+        made = Var(v.shape, v.dtype, v.name, sharding)
+        where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
+        if step.name in ("all_reduce", "reduce_scatter") and v in self.reasons:
+            cause, where, backward = self.reasons[v]
+        self.eqns.append(Eqn(step, (x,), (made,), {}, where, backward, cause))
+        self.versions[v].append(made)
+        if step.name != "slice" or x in self.received:
+            self.received.add(made)
+        return made
+
+    def _cause(self, step: Collective, eqn: Eqn) -> str:
+        if eqn.cause:  # a pass asked for it and says why
+            return eqn.cause
+        match step:
+            case AllGather():
+                return f"{eqn.op} needs {step.dim!r} whole"
+            case AllToAll():
+                return f"{step.dim} -> {step.to} for {eqn.op}"
+            case Permute():
+                return f"other order of axes for {eqn.op}"
+            case _:
+                return f"for {eqn.op}"
+
+    def _born(self, v: Var, target: Sharding) -> Var:
+        if target.partial and not self.is_zero(v):
+            raise InternalError(f"{v} is not zero and cannot be pending over {target.partial}")
+        for x in self.versions.setdefault(v, []):
+            if x.sharding == target:
+                return x
+        made = Var(v.shape, v.dtype, v.name, target)
+        self.eqns.append(dataclasses.replace(self.lazy[v], outs=(made,)))
+        self.versions[v].append(made)
+        return made
+
+    def masked(self, x: Var, over: tuple[Dim, ...], fill: object, eqn: Eqn) -> Var:
+        """The value with the padding of these dims replaced by an identity."""
+        over = tuple(d for d in over if self.setting.extents.is_padded(d))
+        if not over:
+            return x
+        made = Var(x.shape, x.dtype, x.name, x.sharding)
+        params = {"over": over, "fill": identity(fill, x.dtype)}
+        self.eqns.append(Eqn(MASK, (x,), (made,), params, eqn.where, eqn.backward))
+        return made
+
+    def canonical(self, shape: tuple[Dim, ...], rules: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
+        """What the layout asks for these dims, an axis asked twice included."""
+        rules = self.setting.layout.rules if rules is None else rules
+        return {d.name: rules[d.name] for d in shape if rules.get(d.name)}

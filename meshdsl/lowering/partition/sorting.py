@@ -1,0 +1,239 @@
+"""A sort along a split dim leaves every device with its block of the sorted dim, by the cheapest of four ways.
+
+* `other dim`: an all_to_all makes the dim whole and cuts another one instead; each device sorts, and a second
+  all_to_all goes back.
+* `merge`: sorted blocks are compared by Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2,
+  algorithm M), which is right for any number of blocks; of two blocks, one device keeps the lower half.
+* `columns`: Leighton's columnsort (Tight Bounds on the Complexity of Parallel Sorting, 1985, section 3): two deals of
+  every block to all, then a merge of neighbours' halves. About three blocks are sent, however many devices there are.
+* `gather`: all_gather, and every device sorts everything.
+
+The first three never hold more than two blocks. Equal prices are settled in this order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...dims import Dim
+from ...ir import Eqn, Labels, Op, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from ...ops import sorted_blocks as blocks
+from ...ops.elementwise import CAST
+from ...ops.index_map import ROWS, Moves, Piece, replaced
+from ..collectives import AllGather, AllToAll, Collective, Slice
+from .index_map import Exchange, move
+from .scope import Scope
+
+__all__ = ["build", "labels", "merges"]
+
+Items = list[Var]  # the elements, or the elements and their places
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One sort to be lowered: along `over`, cut by `axes` into n blocks."""
+
+    scope: Scope
+    eqn: Eqn
+    x: Var
+    outs: Sequence[Var]
+    axes: Axes
+    values: bool  # whether anybody reads the sorted elements
+    places: bool  # whether anybody reads the indices
+
+    @property
+    def over(self) -> Dim:
+        return self.eqn.params["over"]
+
+    @property
+    def n(self) -> int:
+        return self.scope.setting.mesh.count(self.axes)
+
+    @property
+    def length(self) -> int:
+        return self.scope.setting.extents.padded(self.over) // self.n
+
+    def add(
+        self, op: Op | Collective | Exchange, ins: Sequence[Var], outs: Sequence[Var], cause: str = "", **params: object
+    ):
+        self.scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, self.eqn.where, self.eqn.backward, cause))
+
+    def each(self, items: Items, op: Collective | Exchange, cause: str) -> Items:
+        """The same collective on the elements and on their places."""
+        made = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
+        for v, out in zip(items, made, strict=True):
+            self.add(op, [v], [out], cause)
+        return made
+
+
+def labels(scope: Scope, eqn: Eqn) -> Labels:
+    """All dims pass, the sorted one included."""
+    names: dict[str, str | None] = {d.name: d.name for d in eqn.ins[0].shape}
+    return Labels((names,), (names, names))
+
+
+def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axes], outs: Sequence[Var]) -> None:
+    """Add the equations of the cheapest way."""
+    users = [scope.demand.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
+    job = _Job(scope, eqn, ins[0], outs, assigned[eqn.params["over"].name], bool(users[0]), bool(users[1]))
+    kept, offers = scope.eqns, list[tuple[int, list[Eqn]]]()
+    for way in (_by_other_dim, _by_merges, _by_columns, _by_gathering):
+        scope.eqns = []
+        if way(job):
+            offers.append((_bytes_sent(job, scope.eqns), scope.eqns))
+    scope.eqns = kept
+    scope.eqns += min(offers, key=lambda offer: offer[0])[1]
+
+
+def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
+    """What one device sends, results that nobody reads left out."""
+    mesh, extents = job.scope.setting.mesh, job.scope.setting.extents
+    live = {v for v, read in zip(job.outs, (job.values, job.places), strict=True) if read}
+    sent = 0
+    for eqn in reversed(eqns):
+        if live.isdisjoint(eqn.outs):
+            continue
+        live.update(eqn.ins)
+        if not isinstance(eqn.op, Op):
+            v = eqn.ins[0]
+            local = math.prod(extents.local_shape(v.shape, v.sharding, mesh)) * v.dtype.itemsize
+            sent += eqn.op.bytes_sent(local, mesh)
+    return sent
+
+
+def _by_gathering(job: _Job) -> bool:
+    whole = job.x.sharding.with_split(job.over.name, ())
+    x, *made = (Var(v.shape, v.dtype, "", whole) for v in (job.x, *job.outs))
+    cause = f"sort needs {job.over.name!r} whole; merging blocks would send more"
+    job.add(AllGather(job.over.name, job.axes), [job.x], [x], cause)
+    job.add(job.eqn.op, [x], made, **job.eqn.params)
+    for v, out in zip(made, job.outs, strict=True):
+        job.add(Slice(job.over.name, job.axes), [v], [out], "for sort")
+    return True
+
+
+def _by_other_dim(job: _Job) -> bool:
+    setting = job.scope.setting
+    local = setting.extents.local_shape(job.x.shape, job.x.sharding, setting.mesh)
+    others = (d for d, size in zip(job.x.shape, local, strict=True) if d != job.over and size and size % job.n == 0)
+    to = next(others, None)
+    if to is None:
+        return False
+    out = AllToAll(job.over.name, to.name, job.axes)
+    (x,) = job.each([job.x], out, f"sort needs {job.over.name!r} whole, {to.name!r} is cut instead")
+    made = [Var(v.shape, v.dtype, "", x.sharding) for v in job.outs]
+    job.add(job.eqn.op, [x], made, **job.eqn.params)
+    for v, result in zip(made, job.outs, strict=True):
+        job.add(AllToAll(to.name, job.over.name, job.axes), [v], [result], "and back")
+    return True
+
+
+def _begin(job: _Job, run: Dim) -> Items:
+    """Sorted blocks of the run, as long as its stored size says."""
+    place = np.dtype(np.uint8 if run.size <= 1 << 8 else np.uint16 if run.size <= 1 << 16 else np.int32)
+    kinds = [job.x.dtype, place] if job.places else [job.x.dtype]
+    split = {**{d: cut for d, cut in job.x.sharding.split if d != job.over.name}, run.name: job.axes}
+    shape = replaced(job.x.shape, job.over, run)
+    items = [Var(shape, kind, "", Sharding.of(split)) for kind in kinds]
+    job.add(blocks.BEGIN_SORT, [job.x], items, over=job.over, run=run, place=place if job.places else None)
+    return items
+
+
+def _finish(job: _Job, items: Items, run: Dim) -> None:
+    """The elements of the sorted run where the dim's blocks want them."""
+    for v, out in zip(items, job.outs, strict=False):
+        moved = out if v.dtype == out.dtype else Var(out.shape, v.dtype, "", out.sharding)
+        moves = Moves((run,), job.over, (Piece(0, 0, 0, job.over.size),))
+        move(job.scope, job.eqn, [v], moves, job.axes, moved)
+        if moved is not out:
+            job.add(CAST, [moved], [out], dtype=out.dtype)
+
+
+def merges(n: int) -> list[list[tuple[int, int]]]:
+    """Rounds of (lower, upper) blocks to merge; no block appears twice in a round.
+
+    >>> merges(3)
+    [[(0, 2)], [(0, 1)], [(1, 2)]]
+    """
+    rounds: list[list[tuple[int, int]]] = []
+    p = top = 1 << max(0, (n - 1).bit_length() - 1)
+    while p and n > 1:
+        q, r, d = top, 0, p
+        while True:
+            rounds.append([(i, i + d) for i in range(n - d) if i & p == r])
+            if q == p:
+                break
+            d, q, r = q - p, q // 2, p
+        p //= 2
+    return [pairs for pairs in rounds if pairs]
+
+
+def _by_merges(job: _Job) -> bool:
+    run = Dim(f"{job.over.name}__run", job.n * job.length)
+    items = _begin(job, run)
+    rounds = merges(job.n)
+    for k, pairs in enumerate(rounds):
+        part = [0] * job.n
+        for lower, upper in pairs:
+            part[lower], part[upper] = -1, 1
+        routes = tuple(sorted([*pairs, *((b, a) for a, b in pairs)]))
+        exchange = Exchange(run.name, job.axes, routes)
+        came = job.each(items, exchange, f"merge {k + 1} of {len(rounds)} of the sorted blocks of {job.over.name!r}")
+        made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+        job.add(blocks.KEEP_PART, [*items, *came], made, run=run, part=tuple(part), axes=job.axes)
+        items = made
+    _finish(job, items, run)
+    return True
+
+
+def _by_columns(job: _Job) -> bool:
+    n = job.n
+    even = math.lcm(n, 2)
+    length = -(-max(job.length, 2 * (n - 1) ** 2) // even) * even
+    if length > 2 * job.length:
+        return False
+    run = Dim(f"{job.over.name}__run", n * length)
+    items = _begin(job, run)
+    for k, cyclic in enumerate((True, False)):
+        items = _dealt(job, items, run, cyclic, f"deal {k + 1} of 2 of the sorted blocks of {job.over.name!r}")
+    _finish(job, _joined(job, items, run, length), run)
+    return True
+
+
+def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: str) -> Items:
+    to, rest = Dim(f"{run.name}__to", job.n), Dim(f"{run.name}__rest", run.size // job.n)
+    at = items[0].shape.index(run)
+    shape = (*items[0].shape[:at], to, rest, *items[0].shape[at + 1 :])
+    split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, rest.name: job.axes}
+    dealt = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
+    job.add(blocks.DEAL, items, dealt, run=run, to=to, rest=rest, cyclic=cyclic)
+    came = job.each(dealt, AllToAll(rest.name, to.name, job.axes), cause)
+    made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    job.add(blocks.COLLECT, came, made, run=run, to=to, rest=rest)
+    return made
+
+
+def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
+    n, half = job.n, Dim(f"{run.name}__half", run.size // 2)
+    shape = replaced(items[0].shape, run, half)
+    split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, half.name: job.axes}
+
+    def neighbour(start: int, routes: tuple[tuple[int, int], ...]) -> Items:
+        cut = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
+        for v, out in zip(items, cut, strict=True):
+            job.add(ROWS, [v], [out], dim=run, rows=half, starts=(start,) * n, axes=job.axes)
+        return job.each(
+            cut, Exchange(half.name, job.axes, routes), f"the half of a neighbour's block of {job.over.name!r}"
+        )
+
+    before = neighbour(length // 2, tuple((i, i + 1) for i in range(n - 1)))
+    after = neighbour(0, tuple((i + 1, i) for i in range(n - 1)))
+    made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    job.add(blocks.JOIN_HALVES, [*items, *before, *after], made, run=run, half=half, axes=job.axes)
+    return made

@@ -1,0 +1,156 @@
+"""Window operations along split dims: each device fetches what its windows read, then works alone.
+
+Along a dim that is split in the result, a device's windows read one run of the input: its own block and a halo of its
+neighbours', by exchange. Along a dim of the kernel that is split (a kernel's gradient, whose kernel is the cotangent),
+a device's part of the kernel meets one run too, and the results are partial. What lies outside the input, in holes of
+its base dilation, or nowhere (a device that owns no window) is the identity of the operation. GShard (Lepikhin et
+al., 2020), section 3.3 and appendix A.4, treats its cases one by one; here all are the same table of pieces.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
+# (NumPy, and parameters of equations, are only partly typed)
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ...dims import Dim, find
+from ...ir import Eqn, Labels, Op, Type, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from ...ops.index_map import Moves, Piece, replaced
+from ...ops.masking import identity
+from ...ops.window import Window
+from .index_map import move
+from .scope import Scope
+
+__all__ = ["build", "labels", "needed"]
+
+
+def _kernels(eqn: Eqn) -> tuple[str, ...]:
+    """The kernel dim that each window slides, where the operation has a kernel."""
+    return eqn.params.get("kernel", ("",) * len(eqn.params["window"]))
+
+
+def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
+    """For each window whether its input is cut like the kernel (when that is split) or like the result."""
+
+    def side(kernel: str) -> str:
+        if not kernel or eqn.ins[1] in scope.lazy:
+            return "out"
+        there = scope.whole_version(eqn.ins[1]) or scope.home[eqn.ins[1]]
+        return "kernel" if there.axes(kernel) else "out"
+
+    return tuple(side(kernel) for kernel in _kernels(eqn))
+
+
+def _labels(eqn: Eqn, sides: Sequence[str]) -> Labels:
+    window, kernels = eqn.params["window"], _kernels(eqn)
+    places = {d.name for d in eqn.params.get("places", ())}
+    shared = {v.dim: v.out_dim if side == "out" else f"{k}*" for v, side, k in zip(window, sides, kernels, strict=True)}
+    x: dict[str, str | None] = {d.name: shared.get(d.name, d.name) for d in eqn.ins[0].shape}
+    w: dict[str, str | None] = {}
+    for v in eqn.ins[1:]:
+        w = {d.name: d.name for d in v.shape}
+        w.update({k: f"{k}*" if side == "kernel" else None for k, side in zip(kernels, sides, strict=True)})
+    out: dict[str, str | None] = {d.name: d.name for d in eqn.outs[0].shape}
+    out.update({v.out_dim: None for v, side in zip(window, sides, strict=True) if side == "kernel"})
+    for names in (x, out):
+        names.update({place: None for place in places if place in names})
+    return Labels((x, w)[: len(eqn.ins)], (out,))
+
+
+def labels(scope: Scope, eqn: Eqn) -> Labels:
+    """A window's input shares a label with its output dim, or with its kernel dim."""
+    return _labels(eqn, _sides(scope, eqn))
+
+
+def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
+    """Whether some window dim is split."""
+    return any(_axes(eqn, v, side, k, assigned) for v, side, k in _cases(scope, eqn))
+
+
+def _cases(scope: Scope, eqn: Eqn) -> list[tuple[Window, str, str]]:
+    return list(zip(eqn.params["window"], _sides(scope, eqn), _kernels(eqn), strict=True))
+
+
+def _axes(eqn: Eqn, v: Window, side: str, kernel: str, assigned: Any) -> Axes:
+    return assigned.get(v.out_dim if side == "out" else f"{kernel}*", ())
+
+
+def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var]) -> None:
+    """Fetch along each split window dim, then the operation on what was fetched."""
+    x, window, sides = ins[0], list[Window](), list[str]()
+    for v, side, kernel in _cases(scope, eqn):
+        axes = _axes(eqn, v, side, kernel, assigned)
+        if axes:
+            size = find(kernel, ins[1].shape) if side == "kernel" else None
+            x, v = _fetched(scope, eqn, x, v, find(v.out_dim, outs[0].shape), size, axes)
+        window.append(v)
+        sides.append(side if axes else "whole")
+    params = {**eqn.params, "window": tuple(window), "sides": tuple(sides), "result": outs[0].type}
+    scope.eqns.append(dataclasses.replace(eqn, op=_alone(eqn.op), ins=(x, *ins[1:]), outs=tuple(outs), params=params))
+
+
+def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | None, axes: Axes) -> tuple[Var, Window]:
+    """The run of the input that each device's windows read, and the window as it reads that run."""
+    mesh, extents = scope.setting.mesh, scope.setting.extents
+    n, dim = mesh.count(axes), find(v.dim, x.shape)
+    if kernel is None:
+        windows, size = extents.padded(out) // n, v.size
+        begin = windows * v.stride
+    else:
+        windows, size = out.size, extents.padded(kernel) // n
+        begin = size * v.dilation
+    width = max(0, (windows - 1) * v.stride + (size - 1) * v.dilation + 1) if windows and size else 0
+    run = Dim(f"{v.dim}__window", n * width)
+    pieces: list[Piece] = []
+    for i in range(n if width else 0):
+        low = i * begin - v.low
+        first = -(-max(low, 0) // v.base_dilation)
+        last = min((low + width - 1) // v.base_dilation, dim.size - 1)
+        if last >= first:
+            to = i * width + first * v.base_dilation - low
+            pieces.append(Piece(0, first, to, last - first + 1, to_step=v.base_dilation))
+    fill = eqn.params.get("value", identity(eqn.op.mask, x.dtype))
+    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.name: axes}
+    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
+    fetched = Var(replaced(x.shape, dim, run), x.dtype, "", sharding)
+    move(scope, eqn, [x], Moves((dim,), run, tuple(pieces), fill), axes, fetched)
+    return fetched, dataclasses.replace(v, dim=run.name, size=size, base_dilation=1, low=0, high=0)
+
+
+@lru_cache(maxsize=64)
+def _alone(op: Op) -> Op:
+    """The operation on fetched runs: no padding is left, and the result's type is as stated."""
+
+    def kernel(c: Any, *xs: Any, result: Type, sides: tuple[str, ...], **params: Any) -> Any:
+        return op.kernel(c, *xs, **params)
+
+    def flops(ins: Any, outs: Any, *, result: Type, sides: tuple[str, ...], **params: Any) -> float:
+        return op.flops(ins, outs, **params) if op.flops is not None else 0.0
+
+    def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
+        ins = tuple(Var(t.shape, t.dtype) for t in types)
+        found = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides)
+        whole = {v.dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
+        whole |= {v.out_dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
+
+        def unlabelled(names: Any) -> dict[str, str | None]:
+            return {d: None if d in whole else label for d, label in names.items()}
+
+        return Labels(tuple(map(unlabelled, found.ins)), tuple(map(unlabelled, found.outs)))
+
+    return Op(
+        op.name,
+        type=lambda *_, result, **__: result,
+        kernel=kernel,
+        flops=flops,
+        linear=op.linear,
+        reduce=op.reduce,
+        rule=rule,
+    )

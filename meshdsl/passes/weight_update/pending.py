@@ -1,0 +1,100 @@
+"""Where gradients become whole: the pending sums that an update starts from, and in what order they are scattered."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir import Eqn, Graph, Var
+from ...layouts import Extents, Layout, Mesh, Sharding
+from ...layouts.sharding import Axes
+
+__all__ = ["Placed", "Sums", "pending_sums", "stages"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A graph with where its values lie: what the partitioner found without this pass."""
+
+    graph: Graph
+    results: Sequence[str]  # the paths of the results
+    homes: Mapping[Var, Sharding]
+    mesh: Mesh
+    extents: Extents
+    layout: Layout
+    regather: bool = False  # weights are gathered anew for the backward pass, those of a loop's layers one by one
+
+    def bytes(self, v: Var) -> int:
+        """What one device stores of a value."""
+        sizes = self.extents.local_shape(v.shape, self.homes[v].whole(), self.mesh)
+        return math.prod(sizes) * v.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Where an update starts, in one graph: its pending sums, and, by loop and result, those inside loop bodies."""
+
+    here: tuple[Var, ...] = ()
+    loops: tuple[tuple[Eqn, int, Sums], ...] = ()
+
+    def all(self) -> Iterator[Var]:
+        """Every pending sum."""
+        yield from self.here
+        for _, _, inner in self.loops:
+            yield from inner.all()
+
+
+def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
+    """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
+    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    queue, seen = [out], {out}
+    here: list[Var] = []
+    loops: list[tuple[Eqn, int, Sums]] = []
+    while queue:
+        v = queue.pop()
+        eqn = made.get(v)
+        same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        same = list(dict.fromkeys(same))  # a square has one operand
+        home = placed.homes.get(v, Sharding())
+        pending = home.partial and home.kind == "sum"
+        if eqn is not None and eqn.op.name == "scan" and (placed.regather or not pending):
+            i, body = eqn.outs.index(v), eqn.params["body"]
+            inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.params["carries"] else Sums()
+            if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
+                loops.append((eqn, i, inner))
+                continue
+        if pending and not any(placed.homes.get(x, Sharding()).partial for x in same):
+            here.append(v)
+            continue
+        queue += [x for x in same if x not in seen]
+        seen.update(same)
+    return Sums(_together(placed, graph, here), tuple(loops))
+
+
+def _together(placed: Placed, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
+    """The sums, those that are only added up as one: what several uses of a weight give it is reduced once."""
+    readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
+    readers.update(graph.outs)
+    found = {v: v for v in sums}  # how far a sum was followed, and where it was last added to another
+    for eqn in graph.eqns:
+        ours = [found[x] for x in set(eqn.ins) if x in found]
+        if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
+            continue
+        out = eqn.outs[0]
+        home = placed.homes.get(out, Sharding())
+        if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
+            for x in set(eqn.ins):
+                found.pop(x, None)
+            found[out] = out if len(ours) > 1 else ours[0]
+    return tuple(found.values())
+
+
+def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
+    """The order in which a sum is scattered along the axes that cut its dims: what is left is least where most goes.
+
+    The most devices first, and of equal numbers the minor axes, which lie closer together.
+    """
+    places = list(mesh.axes)
+    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(places.index, axes))))

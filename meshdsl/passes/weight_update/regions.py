@@ -1,0 +1,163 @@
+"""What one update computes of a graph, and the same on the private dims by which it is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from ...dims import Dim, Shape
+from ...errors import ShapeError
+from ...ir import Eqn, Graph, Type, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from .pending import Placed, Sums
+
+__all__ = ["CannotShardError", "Format", "Part", "Region", "equations", "renamed", "uses"]
+
+
+class CannotShardError(Exception):
+    """This update stays as it is; the text says why."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How an update is cut: each cut dim with its private name and all axes that cut it then."""
+
+    dims: tuple[tuple[Dim, Dim, Axes], ...]
+    waste: float  # stored elements per real one
+    ways: int  # shards
+
+    def renamed(self, shape: Shape) -> Shape:
+        """These dims with the cut ones under their private names."""
+        new = {old: to for old, to, _ in self.dims}
+        return tuple(new.get(d, d) for d in shape)
+
+    def cuts(self, v: Var) -> bool:
+        """Whether a value has one of the cut dims."""
+        return any(old in v.shape for old, _, _ in self.dims)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
+
+    sums: tuple[Var, ...]
+    eqns: frozenset[Eqn]
+    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
+    loops: tuple[tuple[Eqn, int, Part], ...]  # loops with the result that comes out of them cut
+
+
+def equations(part: Part) -> Iterator[Eqn]:
+    yield from part.eqns
+    for _, _, inner in part.loops:
+        yield from equations(inner)
+
+
+@lru_cache(maxsize=64)
+def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
+    """Which equation makes each value of a graph, and which read it."""
+    readers = defaultdict[Var, set[Eqn]](set)
+    for eqn in graph.eqns:
+        for v in eqn.ins:
+            readers[v].add(eqn)
+    return {v: eqn for eqn in graph.eqns for v in eqn.outs}, readers
+
+
+class Region:
+    """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
+
+    def __init__(
+        self,
+        placed: Placed,
+        graph: Graph,
+        form: Format,
+        sums: Sums,
+        group: Axes,
+        pairs: Sequence[tuple[Var, Var]],
+        taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
+    ):
+        self.placed, self.graph, self.form, self.sums, self.group = placed, graph, form, sums, group
+        self.replaced = dict(pairs)
+        self.taken = taken
+        self.eqns: set[Eqn] = set()
+        self.inner: set[Var] = set()
+        self.carried: list[Var] = []
+
+    def grow(self) -> Part:
+        """Everything the update computes in this graph, and in the bodies its gradients come from."""
+        graph = self.graph
+        made, readers = uses(graph)
+        loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
+        stacked = [eqn.outs[i] for eqn, i, _ in loops]
+        self.inner.update(stacked)
+        queue = [*self.sums.here, *stacked]
+        while queue:
+            for eqn in readers[queue.pop()] - self.eqns:
+                queue += self.take(eqn)
+        while True:
+            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
+            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
+            own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
+            own = {eqn for eqn in own if not eqn.op.control}
+            for eqn in own:
+                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
+                    raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
+                self.take(eqn)
+            self.carried += inputs
+            self.inner.update(inputs)
+            if not inputs and not own:
+                break
+        for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
+            for eqn in readers[v] - self.eqns:
+                if eqn.op.name == "cast" and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                    self.take(eqn)
+        return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
+
+    def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
+        """The part of a loop body that makes one of its stacked results."""
+        body: Graph = loop.params["body"]
+        part = Region(self.placed, body, self.form, sums, self.group, (), self.taken).grow()
+        out = body.outs[i]
+        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if out not in part.inner | set(part.sums) or others & part.inner:
+            raise CannotShardError(f"the loop at {loop.where} reads its gradient")
+        return part
+
+    def take(self, eqn: Eqn) -> list[Var]:
+        """Add an equation; returns its results with a cut dim."""
+        if eqn.op.control:
+            raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
+        if eqn in self.taken:
+            raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
+        renamed(eqn, self.form)
+        self.eqns.add(eqn)
+        cut = [v for v in eqn.outs if self.form.cuts(v)]
+        self.inner.update(cut)
+        return cut
+
+
+def renamed(eqn: Eqn, form: Format) -> Eqn:
+    """The equation on private dims; raises `CannotShardError` where the operation's rule refuses them."""
+    new = {old: to for old, to, _ in form.dims}
+    params = {key: _substitute(value, new) for key, value in eqn.params.items()}
+    ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]
+    outs = tuple(dataclasses.replace(v, shape=form.renamed(v.shape)) for v in eqn.outs)
+    try:
+        inferred = eqn.op.infer(ins, params)
+    except (ShapeError, KeyError, ValueError) as error:
+        raise CannotShardError(f"{eqn.op} at {eqn.where} cannot take a part of it: {error}") from None
+    if inferred != tuple(v.type for v in outs):
+        raise CannotShardError(f"{eqn.op} at {eqn.where} fixes the dims of its result")
+    return dataclasses.replace(eqn, params=params, outs=outs)
+
+
+def _substitute(value: Any, new: Mapping[Dim, Dim]) -> Any:
+    if isinstance(value, Dim):
+        return new.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_substitute(item, new) for item in cast("tuple[Any, ...]", value))
+    return value

@@ -1,0 +1,339 @@
+"""Automatic cross-replica sharding of the weight update (Xu et al., 2020).
+
+Devices that hold the same weight compute the same update. This pass splits that work, and what only it needs: of
+each weight whose gradient is a pending sum over some mesh axes it cuts a dim over those axes too. The cut dim gets a
+name of its own (`io__rows`), so the rest of the model stays as it was: where the gradient comes in, the cut is a
+reduce-scatter; where the forward pass reads the weight, a rename is an all-gather. Both follow from the types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...control import BARRIER
+from ...dims import Shape
+from ...errors import InternalError
+from ...ir import Eqn, Graph, Op, Type, Var, verify, walk
+from ...layouts import Layout, Sharding
+from ...layouts.sharding import Axes
+from ...ops.reshape import RENAME
+from ..accumulate import running_sum
+from .pending import Placed, pending_sums
+from .regions import CannotShardError, Format, Part, equations, renamed
+from .updates import Update, carried, find_update
+
+__all__ = ["CUT", "Decision", "Policy", "Verdict", "shard_updates"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was done with one weight, and why. Bytes are of one device, seconds of one step."""
+
+    weight: str
+    shape: Shape
+    group: Axes  # the axes over which its update is cut; where it is not cut, over which it could have been
+    split: tuple[tuple[str, Axes], ...]  # the dims cut for the update, and by what
+    sharded: bool
+    reason: str
+    bytes_saved: int = 0
+    seconds_saved: float | None = None  # where a machine was asked
+    pending: Axes = ()  # all axes over which its gradient is summed, shards of it over those that are not of the group
+
+
+def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
+    return Type(shape, x.dtype)
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise InternalError("partition replaces a cut by a rename and a collective")
+
+
+CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, scattered over the axes of `split`
+
+
+Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, why not
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which groups of devices may share an update, of those along the axes its gradient is pending over; and which do.
+
+    Of several groups the one that saves most is taken, the first of equals.
+    """
+
+    groups: Callable[[Axes], Sequence[Axes]]
+    worth: Callable[[Update], Verdict]
+
+
+def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
+    """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
+
+    Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
+    that has such; and what a loop carries from step to step, where its body updates it. With `placed.regather` the
+    backward pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time (ZeRO,
+    stage 3: Rajbhandari et al., 2020).
+    """
+    pairs = carried(placed)
+    root = next((v.name.partition("/")[0] for v, _ in pairs), "")
+    weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root or "/" not in v.name]
+    looped, in_loops, decided = _in_loops(placed, policy)
+    if in_loops:  # what a loop updates is not updated again around it
+        private = _private(in_loops)
+        layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
+        return verify(looped, "shard_updates"), layout, tuple(decided)
+    chosen, decisions = _decide(placed, pairs, weights, policy, {v: v.name for v in placed.graph.ins})
+    if not chosen:
+        return placed.graph, placed.layout, (*decided, *decisions)
+    return (
+        verify(_rewritten(placed, pairs, chosen), "shard_updates"),
+        _with_private(placed, chosen),
+        tuple(decisions),
+    )
+
+
+def _decide(
+    placed: Placed,
+    pairs: Sequence[tuple[Var, Var]],
+    weights: Sequence[tuple[Var, Var]],
+    policy: Policy,
+    names: Mapping[Var, str],
+) -> tuple[list[Update], list[Decision]]:
+    """The updates that are split, and a decision for each weight."""
+    chosen: list[Update] = []
+    decisions: list[Decision] = []
+    for v, out in weights:
+        if any(v in update.carried for update in chosen):  # a moment of a weight before it
+            continue
+        try:
+            taken = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
+            update = find_update(placed, v, out, pairs, taken, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
+        except CannotShardError as problem:
+            decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
+            continue
+        wanted, seconds, reason = policy.worth(update)
+        form = update.format
+        saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if wanted else 0
+        split = tuple((old.name, axes) for old, _, axes in form.dims)
+        decisions.append(
+            Decision(names[v], v.shape, update.group, split, wanted, reason, saved, seconds, update.pending)
+        )
+        if wanted:
+            chosen.append(update)
+    return chosen, decisions
+
+
+def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], list[Decision]]:
+    """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
+    eqns: list[Eqn] = []
+    every: list[Update] = []
+    decisions: list[Decision] = []
+    for eqn in placed.graph.eqns:
+        if eqn.op.name != "scan":
+            eqns.append(eqn)
+            continue
+        held, n, body = eqn.params["consts"], eqn.params["carries"], eqn.params["body"]
+        outer = dict(zip(body.ins, eqn.ins, strict=True))
+        pairs = [
+            (v, out)
+            for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
+            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial
+        ]
+        pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
+        inside = dataclasses.replace(placed, graph=body)
+        gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
+        weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
+        chosen, found = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
+        decisions += found
+        eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
+        every += chosen
+    return placed.graph.replace(eqns=tuple(eqns)), every, decisions
+
+
+def _differentiates(eqn: Eqn) -> bool:
+    """Whether an equation is part of a backward pass, or has one inside."""
+    return eqn.backward or any(inner.backward for _, sub in eqn.graphs() for inner, _ in walk(sub))
+
+
+def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> list[Eqn]:
+    """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
+    body, held = _rewritten(inside, pairs, chosen), loop.params["consts"]
+    ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
+    for i, v in enumerate(body.ins):
+        if not held <= i < held + loop.params["carries"] or v.shape == ins[i].shape:
+            continue
+        cut = dataclasses.replace(v, name=ins[i].name)
+        before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
+        ins[i], whole = cut, outs[i - held]
+        outs[i - held] = Var(v.shape, v.dtype, whole.name)
+        cause = f"{cut.name or 'a weight'} leaves the loop"
+        after.append(Eqn(RENAME, (outs[i - held],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
+    made = dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs), params={**loop.params, "body": body})
+    return [*before, made, *after]
+
+
+def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
+    cut = {v for update in chosen for v in update.carried}
+    kept = {out for v, out in pairs if v in cut}
+    parts = [(update.format, update.part) for update in chosen]
+    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, placed.regather).graph()
+
+
+class _Rewrite:
+    """A graph with its updates on private dims, and renames where values enter and leave them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Sequence[tuple[Format, Part]],
+        homes: Mapping[Var, Sharding],
+        carried: Collection[Var] = (),
+        kept: Collection[Var] = (),
+        regather: bool = False,
+    ):
+        self.old, self.homes = graph, homes
+        self.of = {eqn: found for found in parts for eqn in found[1].eqns}
+        self.sums = {v: form for form, part in parts for v in part.sums}
+        self.owner = {v: form for form, part in parts for v in part.inner}
+        self.loops: dict[Eqn, list[tuple[int, Format, Part]]] = defaultdict(list)
+        for form, part in parts:
+            for eqn, i, inner in part.loops:
+                self.loops[eqn].append((i, form, inner))
+        self.carried = set(carried)  # inputs that are cut
+        self.kept = set(kept)  # results that are
+        self.regather = regather
+        self.eqns: list[Eqn] = []
+        self.inside: dict[tuple[Var, Format], Var] = {}  # a value as an update reads it
+        self.outside: dict[Var, Var] = {}  # and as everything else does
+        self.again: dict[Var, Var] = {}  # and as the backward pass does, where that gathers for itself
+
+    def graph(self) -> Graph:
+        old = self.old
+        ins = tuple(self.define(v) if v in self.carried else v for v in old.ins)
+        for eqn in old.eqns:
+            if eqn in self.of:
+                form, _ = self.of[eqn]
+                made = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+                for v, new in zip(eqn.outs, made.outs, strict=True):
+                    if v in self.owner:
+                        self.inside[v, form] = new
+                    else:
+                        self.outside[v] = new
+                self.eqns.append(made)
+            else:
+                if eqn in self.loops:
+                    eqn = dataclasses.replace(eqn, params={**eqn.params, "body": self.body(eqn)})
+                inside = self.by_layer(eqn) if self.regather and eqn.op.name == "scan" else {}
+                ins_ = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
+                params = {**eqn.params, "body": _renamed_inside(eqn, inside)} if inside else eqn.params
+                outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
+                self.eqns.append(dataclasses.replace(eqn, ins=ins_, outs=outs, params=params))
+        outs = [self.result(v, old.eqns[-1]) for v in old.outs]
+        return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
+
+    def result(self, v: Var, last: Eqn) -> Var:
+        if v not in self.kept:
+            return self.leave(v, last)
+        return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
+
+    def define(self, v: Var) -> Var:
+        """An input, or a loop's stacked result, that is cut."""
+        form = self.owner[v]
+        self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
+        return self.inside[v, form]
+
+    def body(self, loop: Eqn) -> Graph:
+        body: Graph = loop.params["body"]
+        parts = [(form, part) for _, form, part in self.loops[loop]]
+        return _Rewrite(body, parts, self.homes, kept=[body.outs[i] for i, _, _ in self.loops[loop]]).graph()
+
+    def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
+        """A value as an update reads it: a sum is scattered, what every device has is cut."""
+        if not form.cuts(v):
+            return self.leave(v, eqn)
+        if (v, form) not in self.inside:
+            x, shape = self.leave(v, eqn), form.renamed(v.shape)
+            if self.sums.get(v) == form:
+                split = {to.name: axes for _, to, axes in form.dims}
+                split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in shape)}
+                params = {"shape": shape, "split": tuple(split.items())}
+                self.inside[v, form] = self.add(CUT, x, shape, eqn, "its update is split", params)
+            else:
+                self.inside[v, form] = self.rename(x, shape, eqn, "its update is split")
+        return self.inside[v, form]
+
+    def leave(self, v: Var, eqn: Eqn) -> Var:
+        """A value as the rest of the graph reads it: whole over the group again."""
+        if self.regather and eqn.backward and v in self.owner:
+            if v not in self.again:
+                source = self.inside[v, self.owner[v]]
+                kept = self.add(BARRIER, source, source.shape, eqn, "", {})  # not the same as the forward pass's
+                self.again[v] = self.rename(kept, v.shape, eqn, f"{v.name or 'a weight'} is gathered again")
+            return self.again[v]
+        if v in self.owner and v not in self.outside:
+            cause = f"{v.name or 'a weight'} is used here, its update is split"
+            self.outside[v] = self.rename(self.inside[v, self.owner[v]], v.shape, eqn, cause)
+        return self.outside.get(v, v)
+
+    def by_layer(self, loop: Eqn) -> dict[int, Var]:
+        """The stacked operands of a loop that go in cut, to be gathered one layer at a time."""
+        first, dim = loop.params["consts"] + loop.params["carries"], loop.params["dim"]
+        stacks = {i: v for i, v in enumerate(loop.ins) if i >= first and v in self.owner}
+        return {
+            i: self.inside[v, self.owner[v]]
+            for i, v in stacks.items()
+            if dim in self.inside[v, self.owner[v]].shape  # the layers themselves are not cut
+        }
+
+    def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: str) -> Var:
+        return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
+
+    def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: str, params: Mapping[str, Any]) -> Var:
+        made = Var(to, v.dtype, v.name)
+        self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
+        return made
+
+
+def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
+    """A loop's body that is given rows of these cut stacks, and gathers them first."""
+    body: Graph = loop.params["body"]
+    ins, eqns = list(body.ins), list[Eqn]()
+    for i, stack in cut.items():
+        row = Var(tuple(d for d in stack.shape if d != loop.params["dim"]), stack.dtype, stack.name)
+        cause = f"{stack.name or 'a weight'} is used in this layer, its update is split"
+        eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
+        ins[i] = row
+    return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))
+
+
+def _private(chosen: Sequence[Update]) -> dict[str, Axes]:
+    return {to.name: axes for update in chosen for _, to, axes in update.format.dims}
+
+
+def _with_private(placed: Placed, chosen: Sequence[Update]) -> Layout:
+    """The layout with rules for the private dims; overrides by path become rules of exactly those paths."""
+    private = _private(chosen)
+    named = [
+        *((v.name, v.shape) for v in placed.graph.ins),
+        *zip(placed.results, (v.shape for v in placed.graph.outs), strict=True),
+    ]
+    renamed = {v.name: update.format for update in chosen for v in update.carried}
+    renamed |= {
+        path: renamed[v.name]
+        for v, out in carried(placed)
+        for path, result in zip(placed.results, placed.graph.outs, strict=True)
+        if result is out and v.name in renamed
+    }
+    overrides: dict[str, dict[str, Axes]] = {}
+    for path, shape in named:
+        rules = placed.layout.for_path(path)
+        there = renamed[path].renamed(shape) if path in renamed else shape
+        own = {d.name: rules.get(d.name, ()) for d in there if d.name not in private}
+        changed = {d: axes for d, axes in own.items() if axes != placed.layout.axes(d)}
+        if changed:
+            overrides[glob.escape(path)] = changed
+    return Layout({**placed.layout.rules, **private}, overrides=overrides)

@@ -1,0 +1,144 @@
+"""The weight updates of a train step: where their gradients become whole, what they compute, how each could be cut.
+
+An update starts from pending sums (gradients) and ends in the values that replace the weight and its optimizer state.
+Devices along the axes of those sums all compute it: it is redundant. Where values lie is what the partitioner found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ...dims import Dim, Shape
+from ...ir import Eqn, Graph, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from .pending import Placed, pending_sums
+from .regions import CannotShardError, Format, Part, Region
+
+__all__ = ["Update", "carried", "find_update", "recut"]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The update of one weight: what it computes, and how it would be cut."""
+
+    graph: Graph  # the step, or the body of a loop over steps
+    weight: Var
+    sums: tuple[Var, ...]
+    pending: Axes  # over which the sums are pending, so the update is redundant
+    group: Axes  # over which it would be cut; the shards are summed over the others
+    format: Format
+    part: Part
+    carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
+
+    @property
+    def across(self) -> Axes:
+        """The axes between groups: over these the shards are summed, and every group computes all of the update."""
+        return tuple(axis for axis in self.pending if axis not in self.group)
+
+
+def carried(placed: Placed) -> list[tuple[Var, Var]]:
+    """Inputs with the results that take their places: of the same type, and of the same path, the argument's and the
+    result's own name aside; of several, the one that stands where the argument does. Arguments that are tensors
+    themselves go with such results in order.
+    """
+    results = list(zip(placed.results, placed.graph.outs, strict=True))
+    arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
+    inputs = [v for v in placed.graph.ins if v.shape]
+    found: dict[Var, Var] = {}
+    for v in inputs:
+        argument, _, tail = v.name.partition("/")
+        same = {path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type}
+        own = [same[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in same]
+        if tail and (own or len(same) == 1):
+            found[v] = (own or list(same.values()))[0]
+    single = [out for path, out in results if "/" not in path and out not in found.values()]
+    for v in inputs:
+        if "/" not in v.name and (alike := [out for out in single if out.type == v.type]):
+            found[v] = alike[0]
+            single.remove(alike[0])
+    return [(v, found[v]) for v in inputs if v in found]
+
+
+def find_update(
+    placed: Placed,
+    v: Var,
+    out: Var,
+    pairs: Sequence[tuple[Var, Var]],
+    taken: Mapping[Eqn, str],
+    groups: Callable[[Axes], Sequence[Axes]],
+    saved: Callable[[Update], float],
+) -> Update:
+    """The update of one weight, cut over that one of the groups of its pending axes where most is saved.
+
+    Raises `CannotShardError` where it can be cut over none.
+    """
+    found = pending_sums(placed, placed.graph, out)
+    sums = tuple(found.all())
+    if not sums:
+        made = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
+        if made is not None and made.op.control:
+            raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
+        raise CannotShardError("its gradient is not a sum over devices")
+    pending = {placed.homes[g].partial for g in sums}
+    if len(pending) > 1:
+        raise CannotShardError("its gradients are pending over different axes")
+    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
+    dims = _dims(v, sums)
+    if not dims:
+        raise CannotShardError("it has no dim to cut")
+
+    def cut(group: Axes) -> Update:
+        form = _format(placed, dims, group, placed.homes[sums[0]])
+        region = Region(placed, placed.graph, form, found, group, pairs, taken)
+        return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
+
+    first, *others = groups(axes) or [()]
+    if not first:
+        raise CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
+    update = cut(first)
+    best = max((update, *(recut(placed, update, group) for group in others)), key=saved)
+    return update if best is update else cut(best.group)
+
+
+def recut(placed: Placed, update: Update, group: Axes) -> Update:
+    """The update as it would be if another group shared it, as far as bytes go: what it computes is not looked at."""
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
+    return dataclasses.replace(update, group=group, format=form)
+
+
+def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
+    """The dims that can be cut: not the layers, if they come one by one."""
+    return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
+
+
+def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
+    """A dim that divides, the fewest and the earliest; else what needs the least padding.
+
+    A dim that the layout splits comes last if it does not divide: under its private name its blocks are other ones.
+    """
+    mesh, extents = placed.mesh, placed.extents
+
+    def name(d: Dim, by: Axes) -> Dim:
+        return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
+
+    def cut(places: Sequence[Dim]) -> tuple[int, Format]:
+        cuts: dict[Dim, Axes] = {}
+        for axis, d in zip(axes, places, strict=True):
+            cuts[d] = (*cuts.get(d, home.axes(d)), axis)
+        stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
+        moved = sum(bool(home.axes(d)) and n != extents.padded(d) for d, n in stored.items())
+        waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
+        dims = tuple((d, name(d, by), by) for d, by in cuts.items())
+        return moved, Format(dims, waste, mesh.count(axes))
+
+    for d in shape:
+        moved, form = cut([d] * len(axes))
+        if not moved and form.waste == 1:
+            return form
+    every = (cut(places) for places in product(shape, repeat=len(axes)))
+    return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]

@@ -1,0 +1,193 @@
+"""The drawings of a report: time, memory, roofline and collectives. Each takes reports and returns an SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..cost.fusion import Kernel
+from ..cost.memory import CATEGORIES, Moment
+from ..units import number, percent, seconds, show_bytes
+from .report import PARTS, Report
+from .show import PART_TITLES
+from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text
+from .tables import cut, line_of
+
+__all__ = ["collective_bars", "memory_over_time", "roofline_scatter", "time_bars"]
+
+WIDTH = 920
+SMALL = 2e-3  # of a step: kernels that take less are not drawn
+COLUMNS = 360  # of the memory's profile: more moments than this are drawn by the largest of each few
+
+
+def time_bars(reports: Mapping[str, Report]) -> str:
+    """One bar for each layout, made of the parts of its step; the interval, and the lower bound as a line across."""
+    names = [cut(name, 40) for name in reports]
+    left, right = label_width(names) + 16, WIDTH - 84
+    most = max(report.interval[1] for report in reports.values())
+    scale = linear(0, most, left, right)
+    swatches = [(f"part-{i}", PART_TITLES[part]) for i, part in enumerate(PARTS)]
+    drawn, top = legend([*swatches, ("bound", "lower bound")], 8, 2, WIDTH - 8)
+    top += 8
+    bottom = top + 40 * len(names) + 6
+    found = [drawn, axis("bottom", scale, steps(most), seconds, bottom, top)]
+    for i, (name, report) in enumerate(zip(names, reports.values(), strict=True)):
+        y, done = top + 40 * i + 7, 0.0
+        found.append(text(left - 10, y + 17, name, anchor="end", cls="label"))
+        for k, part in enumerate(PARTS):
+            t = report.parts[part]
+            x, wide = scale(done), scale(t) - scale(0)
+            tip = f"{PART_TITLES[part]}: {seconds(t)}, {percent(t, report.seconds)}"
+            found.append(element("rect", tip=tip, x=x, y=y, width=wide, height=26, cls=f"part-{k}"))
+            if wide > 40:
+                found.append(text(x + wide / 2, y + 17, percent(t, report.seconds), anchor="middle", cls="inside"))
+            done += t
+        low, high = map(scale, report.interval)
+        tip = f"{seconds(report.interval[0])} to {seconds(report.interval[1])} likely"
+        ends = (element("line", x1=x, x2=x, y1=y + 29, y2=y + 35, cls="interval") for x in (low, high))
+        found += [element("line", tip=tip, x1=low, x2=high, y1=y + 32, y2=y + 32, cls="interval"), *ends]
+        bound = scale(report.lower_bound)
+        tip = f"at least {seconds(report.lower_bound)}"
+        found.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
+        found.append(text(max(high, scale(report.seconds)) + 8, y + 17, seconds(report.seconds), cls="strong"))
+    return picture(WIDTH, bottom + 24, "time of a step by layout", *found)
+
+
+def memory_over_time(report: Report, width: int = WIDTH, most: float | None = None) -> str:
+    """What one device holds at every step of the program, by category; `most` fixes the scale of several drawings."""
+    profile = _pooled(report.memory.profile)
+    most = report.peak_bytes if most is None else most
+    near = report.limit < 1.4 * most  # the limit is drawn where it is in sight
+    high = (max(report.limit, most) if near else most) * 1.12 or 1.0
+    left, right, bottom = 76, width - 12, 232
+    used = [i for i in range(len(CATEGORIES)) if any(moment.by_category[i] for moment in profile)]
+    drawn, top = legend([(f"held-{i}", CATEGORIES[i]) for i in used], left, 2, right - left)
+    top, bottom = top + 8, bottom + top
+    x, y = linear(0, len(profile), left, right), linear(0, high, bottom, top)
+    found = [drawn, axis("left", y, steps(high, 4), show_bytes, left, right)]
+    below = [0.0] * len(profile)
+    for i in used:
+        above = [b + moment.by_category[i] for b, moment in zip(below, profile, strict=True)]
+        tip = f"{CATEGORIES[i]}: {show_bytes(report.memory.at.by_category[i])} at the peak"
+        found.append(element("path", tip=tip, d=_area(above, below, x, y), cls=f"held-{i}"))
+        below = above
+    if near:
+        found.append(element("line", x1=left, x2=right, y1=y(report.limit), y2=y(report.limit), cls="limit"))
+        found.append(
+            text(right - 4, y(report.limit) - 5, f"limit {show_bytes(report.limit)}", anchor="end", cls="tick")
+        )
+    for i, moment in enumerate(profile):
+        cls = "backward" if moment.backward else "forward"
+        found.append(element("rect", x=x(i), y=bottom + 4, width=x(1) - x(0) + 0.3, height=6, cls=cls))
+    peak = next(i for i, moment in enumerate(profile) if moment.index == report.memory.at.index)
+    at = x(peak + 0.5)
+    found.append(element("line", x1=at, x2=at, y1=top, y2=bottom, cls="peak"))
+    side, shift = ("end", -6) if at > (left + right) / 2 else ("start", 6)
+    found.append(text(at + shift, top + 9, f"peak {show_bytes(report.peak_bytes)}", anchor=side, cls="strong halo"))
+    passes, tall = legend([("forward", "forward, update"), ("backward", "backward")], left, bottom + 18, right - left)
+    return picture(width, bottom + 18 + tall, "memory over the steps of the program", *found, passes)
+
+
+def _pooled(profile: tuple[Moment, ...]) -> list[Moment]:
+    """At most COLUMNS moments: of each run of them the largest, so that the peak is always there."""
+    each = math.ceil(len(profile) / COLUMNS)
+    runs = (profile[i : i + each] for i in range(0, len(profile), each))
+    return [max(run, key=lambda moment: moment.bytes) for run in runs]
+
+
+def _area(above: Sequence[float], below: Sequence[float], x: Scale, y: Scale) -> str:
+    """Stairs along the upper edge, and back along the lower."""
+    up = [f"L{x(i):.1f} {y(v):.1f}L{x(i + 1):.1f} {y(v):.1f}" for i, v in enumerate(above)]
+    down = [f"L{x(i + 1):.1f} {y(v):.1f}L{x(i):.1f} {y(v):.1f}" for i, v in reversed([*enumerate(below)])]
+    return "M" + "".join([*up, *down])[1:] + "Z"
+
+
+def roofline_scatter(report: Report, width: int = WIDTH) -> str:
+    """Every kernel by FLOP per byte and FLOP per second, as large as its share of a step, under the machine's roof."""
+    points = _points(report)
+    left, right, bottom, top = 96, width - 16, 330, 36
+    machine = report.machine
+    peak_name, peak = max(machine.peak.items(), key=lambda item: item[1])
+    named = {line.dtype.name for line in report.ledger.lines if line.kind in ("matmul", "conv")}
+    if named:
+        peak_name = max(named, key=machine.peak_of)
+        peak = machine.peak_of(peak_name)
+    ridge = peak / machine.hbm_bandwidth
+    low_x = min([ridge / 30, *(p.intensity for p in points)]) / 1.6
+    high_x = max([ridge * 8, *(p.intensity for p in points)]) * 1.6
+    low_y = min([peak / 1e4, *(p.rate for p in points)]) / 1.6
+    x, y = logarithmic(low_x, high_x, left, right), logarithmic(low_y, peak * 3, bottom, top)
+    entries = [("kernel-matmul", "products"), ("kernel-vector", "elementwise, reductions")]
+    drawn, _ = legend(entries, left, 2, right - left)
+    found = [
+        drawn,
+        axis("bottom", x, decades(low_x, high_x), lambda v: f"{v:g}", bottom, top),
+        axis("left", y, decades(low_y, peak * 3, 6), lambda v: number(v, "FLOP/s"), left, right),
+        text((left + right) / 2, bottom + 34, "FLOP for each byte of memory traffic", anchor="middle", cls="label"),
+    ]
+    corner = max(low_x, low_y / machine.hbm_bandwidth)
+    roof = [(corner, corner * machine.hbm_bandwidth), (ridge, peak), (high_x, peak)]
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in roof)
+    found.append(element("path", d=f"M{path}", cls="roof"))
+    found.append(text(right - 4, y(peak) - 8, f"{peak_name}, {number(peak, 'FLOP/s')}", anchor="end", cls="tick"))
+    for point, spent in sorted(points.items(), key=lambda item: -item[1]):
+        radius = max(2.5, 34 * math.sqrt(spent / report.seconds))
+        tip = f"{point.name} at {point.where}: {number(point.rate, 'FLOP/s')}, {seconds(spent)} of the step"
+        place = {"cx": x(point.intensity), "cy": y(point.rate), "r": radius}
+        found.append(element("circle", tip=tip, cls=f"kernel-{point.kind}", **place))
+    return picture(width, bottom + 42, "roofline", *found)
+
+
+class _Point(NamedTuple):
+    """Equal kernels of one line of the model."""
+
+    intensity: float  # FLOP per byte
+    rate: float  # FLOP per second
+    kind: str  # "matmul" or "vector"
+    name: str
+    where: str
+
+
+def _points(report: Report) -> dict[_Point, float]:
+    """The seconds in a step of every kernel that computes; what hardly counts is left out."""
+    found: dict[_Point, float] = {}
+    for event in report.timeline.events:
+        flops = sum(line.flops for line in event.lines)
+        moved = sum(line.hbm_bytes for line in event.lines)
+        if isinstance(event.step, Kernel) and flops and moved and event.seconds:
+            kind = "matmul" if any(line.kind in ("matmul", "conv") for line in event.lines) else "vector"
+            where = line_of(event.lines[-1].where, 60)
+            point = _Point(flops / moved, flops / event.seconds, kind, event.name, where)
+            found[point] = found.get(point, 0.0) + event.seconds * event.trips
+    return {point: t for point, t in found.items() if t > SMALL * report.seconds}
+
+
+def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
+    """What each layout sends, by dims, axes and kind: the exposed time, and beside it what is hidden."""
+    rows = [(name, sent) for name, report in reports.items() for sent in report.collectives[:top]]
+    labels = [cut(str(sent), 62) for _, sent in rows]
+    left, right = label_width(labels) + 16, WIDTH - 110
+    most = max((sent.seconds for _, sent in rows), default=0.0) or 1.0
+    scale = linear(0, most, left, right)
+    drawn, top_y = legend([("part-3", "exposed"), ("hidden", "hidden behind compute")], left, 2, WIDTH - left)
+    y = top_y + 6
+    found, first = [], y
+    shown = ""
+    body: list[str] = []
+    for label, (name, sent) in zip(labels, rows, strict=True):
+        if name != shown and len(reports) > 1:
+            body.append(text(8, y + 15, name, cls="strong"))
+            y += 24
+        shown = name
+        share = percent(sent.exposed, reports[name].seconds)
+        body.append(text(left - 10, y + 14, label, anchor="end", cls="label"))
+        wide = scale(sent.exposed) - left
+        body.append(element("rect", tip=str(sent), x=left, y=y + 2, width=wide, height=16, cls="part-3"))
+        hidden = max(scale(sent.seconds) - left - wide, 0.0)
+        body.append(element("rect", tip=str(sent), x=left + wide, y=y + 2, width=hidden, height=16, cls="hidden"))
+        words = f"{seconds(sent.exposed)}, {share}"
+        body.append(text(left + wide + hidden + 7, y + 14, words, cls="label"))
+        y += 24
+    found.append(axis("bottom", scale, steps(most), seconds, y + 2, first))
+    return picture(WIDTH, y + 26, "collectives by dim", drawn, *found, *body)

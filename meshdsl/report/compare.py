@@ -1,0 +1,148 @@
+"""Several layouts side by side, with the differences from the first to every other."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..units import number, seconds, show_bytes
+from .differences import changes, signed_bytes, signed_percent, signed_seconds
+from .report import PARTS, Report
+from .schema import SCHEMA_VERSION
+from .tables import line_of, table, wrapped
+
+__all__ = ["Comparison", "compare"]
+
+SHADES = dict(zip(PARTS, "█▓▒░", strict=True))
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Reports of several layouts, by name, in the order they were asked for; and the layouts that are illegal."""
+
+    reports: Mapping[str, Report]
+    illegal: Mapping[str, str]
+
+    @property
+    def best(self) -> str | None:
+        """The fastest that fits; None where none does."""
+        fitting = [name for name, report in self.reports.items() if report.fits]
+        return min(fitting, key=lambda name: self.reports[name].seconds, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values for JSON: each report, and the differences from the first to every other."""
+        first, *others = self.reports or [""]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "best": self.best,
+            "reports": {name: report.to_dict() for name, report in self.reports.items()},
+            "illegal": dict(self.illegal),
+            "differences": {
+                name: [change.to_dict() for change in changes(self.reports[first], self.reports[name])]
+                for name in others
+            },
+        }
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join([*self.reports, *self.illegal])}; best {self.best}>"
+
+    def __str__(self) -> str:
+        sections = [_names(self)]
+        if self.reports:
+            sections += [_figures(self), _bars(self)]
+            first, *others = self.reports.items()
+            sections += [_difference(first, other) for other in others]
+        sections += [f"{name} is illegal\n  " + text.replace("\n", "\n  ") for name, text in self.illegal.items()]
+        return "\n\n".join(sections)
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="line-height:1.25">{html.escape(str(self))}</pre>'
+
+
+def compare(reports: Mapping[str, Report], illegal: Mapping[str, str] | None = None) -> Comparison:
+    """Several layouts side by side.
+
+    >>> import meshdsl as md
+    >>> x, w = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> other = step.under("rows:4", "batch:rows")
+    >>> found = compare({"summed": step.cost(x, w), "data": other.cost(x, w)})
+    >>> found.best
+    'data'
+    >>> [(change.what, str(change.at)) for change in changes(*found.reports.values())]
+    [('disappears', '1 all_reduce 67.11 MB rows')]
+    """
+    return Comparison(dict(reports), dict(illegal or {}))
+
+
+def _names(found: Comparison) -> str:
+    first = next(iter(found.reports.values()), None)
+    lines = []
+    if first is not None:
+        what = f"{first.title} on " if first.title else ""
+        lines.append(f"{what}{first.machine.title}\n")
+    for name, report in found.reports.items():
+        mark = "*" if name == found.best else " "
+        rules = str(report.layout or "").split() or ["nothing is split"]
+        text = str(report.mesh) if name == str(report.layout) else f"{name}: {report.mesh}"
+        lines.append(wrapped(rules, f"{mark} {text},  ", 6))
+    best = found.best
+    lines.append(f"\n* the fastest that fits: {best}" if best is not None else "\nnone of them fits")
+    return "\n".join(lines)
+
+
+def _figures(found: Comparison) -> str:
+    fastest = min(report.seconds for report in found.reports.values())
+    rows = [
+        [
+            f"{'*' if name == found.best else ' '} {name}",
+            seconds(report.seconds),
+            f"{report.seconds / fastest:.2f} x",
+            *(seconds(report.parts[part]) for part in PARTS),
+            number(report.flops),
+            show_bytes(report.wire_bytes),
+            show_bytes(report.peak_bytes) + ("" if report.fits else "!"),
+        ]
+        for name, report in found.reports.items()
+    ]
+    header = ["layout", "step", "", "products", "elementw.", "moves", "exposed", "FLOP", "sent", "peak"]
+    note = "" if all(report.fits for report in found.reports.values()) else "\n  ! more than a device has"
+    return table(header, rows, "<>>>>>>>>>", shrink=0, indent=0) + note
+
+
+def _bars(found: Comparison, width: int = 60) -> str:
+    """One bar for each layout, as long as its step, made of its parts."""
+    slowest = max(report.seconds for report in found.reports.values()) or 1.0
+    rows = []
+    for name, report in found.reports.items():
+        cells, done, drawn = "", 0.0, 0
+        for part in PARTS:
+            done += report.parts[part]
+            n = round(width * done / slowest)
+            cells, drawn = cells + SHADES[part] * (n - drawn), n
+        rows.append([name, cells])
+    legend = "   ".join(f"{shade} {part}" for part, shade in SHADES.items())
+    return table(["", ""], rows, "<<", shrink=0).lstrip("\n") + f"\n\n  {legend}"
+
+
+def _difference(one: tuple[str, Report], other: tuple[str, Report], top: int = 10) -> str:
+    (before, a), (after, b) = one, other
+    found = changes(a, b)
+    title = f"from {before} to {after}: {signed_percent(b.seconds, a.seconds)} time, {signed_bytes(a, b)} peak"
+    if not found:
+        return f"{title}\n  the same collectives"
+    rows = [
+        [
+            line_of(change.at.where),
+            "bwd" if change.at.backward else "fwd",
+            str(change.before or "-"),
+            str(change.after or "-"),
+            signed_seconds(change.seconds),
+        ]
+        for change in found[:top]
+    ]
+    rest = found[top:]
+    more = f"\n  and {len(rest)} more, {signed_seconds(sum(c.seconds for c in rest))}" if rest else ""
+    return f"{title}\n" + table(["asked for by", "pass", before, after, "exposed"], rows, "<<<<>", shrink=2) + more

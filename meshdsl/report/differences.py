@@ -1,0 +1,145 @@
+"""What two programs send differently, paired by the lines of the model that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..cost.comm_groups import dims_of, record_of
+from ..cost.timeline import Cost
+from ..errors import Where
+from ..units import percent, seconds, show_bytes
+from .report import Report
+from .schema import plain
+
+__all__ = ["Change", "Sending", "changes", "sendings", "signed_bytes", "signed_percent", "signed_seconds"]
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The equal collectives that one line of the model asks for."""
+
+    where: Where
+    backward: bool
+    kind: str
+    axes: tuple[str, ...]
+    dims: tuple[str, ...]
+    cause: str
+    count: int
+    bytes: int  # of each
+    exposed: float  # seconds, of all
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.kind} {show_bytes(self.bytes)} {','.join(self.axes)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain({**vars(self), "where": str(self.where)})
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one line of the model asks for under two layouts; None where it asks for nothing."""
+
+    before: Sending | None
+    after: Sending | None
+
+    @property
+    def what(self) -> str:
+        """ "appears", "disappears", "becomes", "resized" or "same"."""
+        if self.before is None or self.after is None:
+            return "appears" if self.before is None else "disappears"
+        if (self.before.kind, self.before.axes) != (self.after.kind, self.after.axes):
+            return "becomes"
+        same = (self.before.count, self.before.bytes) == (self.after.count, self.after.bytes)
+        return "same" if same else "resized"
+
+    @property
+    def seconds(self) -> float:
+        """How much more exposed communication there is afterwards."""
+        return (self.after.exposed if self.after else 0.0) - (self.before.exposed if self.before else 0.0)
+
+    @property
+    def at(self) -> Sending:
+        """The side that is there."""
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "what": self.what,
+            "seconds": self.seconds,
+            "before": self.before and self.before.to_dict(),
+            "after": self.after and self.after.to_dict(),
+        }
+
+
+def sendings(report: Report) -> list[Sending]:
+    """The collectives of a report, equal ones of one line of the model together, in program order."""
+    groups: dict[tuple[Any, ...], list[Cost]] = {}
+    for cost in report.sends:
+        line, record = cost.line, record_of(cost.line)
+        key = (line.where, line.backward, record.kind, record.axes, dims_of(line), line.cause, record.bytes)
+        groups.setdefault(key, []).append(cost)
+    return [
+        Sending(where, backward, kind, axes, dims, cause, sum(c.line.trips for c in costs), each, _exposed(costs))
+        for (where, backward, kind, axes, dims, cause, each), costs in groups.items()
+    ]
+
+
+def _exposed(costs: Sequence[Cost]) -> float:
+    return sum(cost.exposed for cost in costs)
+
+
+def changes(before: Report, after: Report) -> list[Change]:
+    """What two layouts send differently, the largest difference first; equal pairs are left out.
+
+    Collectives are paired by source line and pass, and among those of one line by cause and kind, then by cause, then
+    by kind, then in their order.
+    """
+    left, right = sendings(before), sendings(after)
+    found: list[Change] = []
+    rules: list[Callable[[Sending], Hashable]] = [
+        lambda s: (s.where, s.backward, s.cause, s.kind, s.axes, s.bytes, s.count),
+        lambda s: (s.where, s.backward, s.cause, s.kind, s.axes),
+        lambda s: (s.where, s.backward, s.cause),
+        lambda s: (s.where, s.backward, s.kind),
+        lambda s: (s.where, s.backward),
+    ]
+    for key in rules:
+        waiting: dict[Hashable, list[Sending]] = {}
+        for each in right:
+            waiting.setdefault(key(each), []).append(each)
+        rest: list[Sending] = []
+        for each in left:
+            others = waiting.get(key(each))
+            if others:
+                other = others.pop(0)
+                right.remove(other)
+                found.append(Change(each, other))
+            else:
+                rest.append(each)
+        left = rest
+    found += [Change(each, None) for each in left] + [Change(None, each) for each in right]
+    return sorted((c for c in found if c.what != "same"), key=lambda c: -abs(c.seconds))
+
+
+def signed_seconds(t: float) -> str:
+    """A difference of times: "+1.20 ms"."""
+    return ("+" if t > 0 else "") + seconds(t)
+
+
+def signed_percent(after: float, before: float) -> str:
+    """A change in percent: "-12 %"."""
+    if after == before or not before:
+        return "the same"
+    return ("+" if after > before else "") + percent(after - before, before)
+
+
+def signed_bytes(before: Report, after: Report) -> str:
+    """The change of the peak: "+3.00 GB"."""
+    n = after.peak_bytes - before.peak_bytes
+    return "the same" if not n else ("+" if n > 0 else "-") + show_bytes(abs(n))

@@ -1,0 +1,132 @@
+"""One page about one layout or several: self-contained, without scripts and downloads, in light and dark."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+
+from ..units import number, percent, seconds, show_bytes
+from .charts import collective_bars, memory_over_time, roofline_scatter, time_bars
+from .compare import compare
+from .report import Report
+from .svg import element
+
+__all__ = ["page"]
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
+  --part-0: #2f6db3; --part-1: #4b93c6; --part-2: #b9c4cf; --part-3: #e07b39; --hidden: #f3cfae; --accent: #b3261e;
+  --held-0: #2f6db3; --held-1: #7a5aa8; --held-2: #8b98a5; --held-3: #4f9d69; --held-4: #e0a53a; --held-5: #6fb1d8;
+  --held-6: #e07b39; --forward: #c9d3dd; --backward: #7d8a98; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e9ef; --soft: #9aa6b4; --rule: #2b323c;
+  --panel: #1b2028; --part-0: #5b9be0; --part-1: #3f7fa6; --part-2: #5a6674; --part-3: #e98a4b; --hidden: #6e4a30;
+  --accent: #ff8a80; --held-0: #5b9be0; --held-1: #a788d6; --held-2: #7d8996; --held-3: #6cbd88; --held-4: #d9a441;
+  --held-5: #3f7fa6; --held-6: #e98a4b; --forward: #3a444f; --backward: #77848f; } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1000px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif }
+h1 { font-size: 22px; margin: 0 0 2px } h2 { font-size: 16px; margin: 34px 0 2px } 
+h3 { font-size: 14px; margin: 14px 0 0 }
+p { margin: 2px 0 10px; color: var(--soft) }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
+th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule) }
+th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
+tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 6px 20px }
+svg { display: block; width: 100%; height: auto; font-family: inherit }
+svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
+svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
+svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
+.grid { stroke: var(--rule) } .bound { stroke: var(--ink); fill: var(--ink); stroke-width: 2 }
+rect.bound { stroke: none }
+.interval { stroke: var(--soft); stroke-width: 1.4 }
+.limit, .peak { stroke: var(--accent); stroke-width: 1.3; stroke-dasharray: 5 4 }
+.roof { fill: none; stroke: var(--soft); stroke-width: 1.6 } .hidden { fill: var(--hidden) }
+.kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
+.kernel-vector { fill: var(--part-3); fill-opacity: .45; stroke: var(--part-3) }
+.forward { fill: var(--forward) } .backward { fill: var(--backward) }
+details { margin-top: 10px } summary { cursor: pointer }
+pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
+  background: var(--panel); padding: 12px; overflow-x: auto; border-radius: 6px }
+""" + "".join(f".part-{i} {{ fill: var(--part-{i}) }} " for i in range(4)) + "".join(
+    f".held-{i} {{ fill: var(--held-{i}) }} " for i in range(7)
+)  # fmt: skip
+
+
+def page(reports: Mapping[str, Report]) -> str:
+    """The page, as text. Requires at least one report.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> text = page({"summed": step.cost(md.spec("batch:64 io:64"), md.spec("io:64 hidden:64"))})
+    >>> text[:15], text.count("<svg"), "http" in text
+    ('<!doctype html>', 4, False)
+    """
+    first = next(iter(reports.values()))
+    title = f"{first.title} on {first.machine.name}" if first.title else f"Layouts on {first.machine.name}"
+    best = compare(reports).best
+    several = len(reports) > 1
+    most = max(report.peak_bytes for report in reports.values())
+    width = 460 if several else 920
+    sections = [
+        element("h1", html.escape(title)),
+        element("p", html.escape(f"{first.machine.title}. Times are estimates, of one step.")),
+        _figures(reports, best),
+        element("h2", "Time of a step"),
+        element("p", "Below each bar the interval in which the measured time should lie."),
+        time_bars(reports),
+        element("h2", "Memory of one device over the program"),
+        element("p", "Every step of the program in order; of a loop, one trip."),
+        _each(reports, several, lambda report: memory_over_time(report, width, most)),
+        element("h2", "Roofline"),
+        element("p", "A circle is a kernel, as large as its share of the step; on the line it is as fast as can be."),
+        _each(reports, several, lambda report: roofline_scatter(report, width)),
+        element("h2", "Collectives by dim"),
+        collective_bars(reports) if any(r.collectives for r in reports.values()) else element("p", "Nothing is sent."),
+        element("h2", "In full"),
+        *(_full(name, report) for name, report in reports.items()),
+    ]
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        + element("title", html.escape(title))
+        + element("style", STYLE)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n'
+        + "\n".join(sections)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report], str]) -> str:
+    if not several:
+        return draw(next(iter(reports.values())))
+    parts = (element("div", element("h3", html.escape(name)), draw(report)) for name, report in reports.items())
+    return element("div", *parts, cls="pair")
+
+
+def _figures(reports: Mapping[str, Report], best: str | None) -> str:
+    header = ["layout", "mesh", "step", "likely", "peak memory", "of limit", "FLOP", "sent", "of peak", "bound by"]
+    rows = [element("tr", *(element("th", cell) for cell in header))]
+    for name, report in reports.items():
+        low, high = report.interval
+        cells = [
+            name,
+            str(report.mesh),
+            seconds(report.seconds),
+            f"{seconds(low)} - {seconds(high)}",
+            show_bytes(report.peak_bytes),
+            percent(report.peak_bytes, report.limit),
+            number(report.flops),
+            show_bytes(report.wire_bytes),
+            percent(report.utilisation, 1),
+            report.constraint,
+        ]
+        found = [element("td", html.escape(cell), cls="" if i not in (4, 5) or report.fits else "bad")
+                 for i, cell in enumerate(cells)]  # fmt: skip
+        rows.append(element("tr", *found, cls="best" if name == best and len(reports) > 1 else ""))
+    return element("div", element("table", *rows), cls="scroll")
+
+
+def _full(name: str, report: Report) -> str:
+    return element("details", element("summary", html.escape(name)), element("pre", html.escape(str(report))))

@@ -1,0 +1,259 @@
+"""A `Report` is what one program costs on one machine: its ledger, its memory and its timeline, read together.
+
+Every figure is a sum over the ledger's lines or the memory's values; a report adds nothing of its own.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..cost.comm_groups import Sent, dims_of, record_of
+from ..cost.fusion import Kernel, Step
+from ..cost.ledger import Ledger, Line, ledger
+from ..cost.machine import Machine
+from ..cost.machine import machine as machine_named
+from ..cost.memory import Memory, memory
+from ..cost.network import Placement
+from ..cost.roofline import roofline
+from ..cost.timeline import Cost, Timeline, timeline
+from ..ir import Var
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from ..units import seconds as show_seconds
+from ..units import show_bytes
+from .schema import SCHEMA_VERSION, plain
+
+__all__ = ["PARTS", "Report", "cost"]
+
+PARTS = ("products", "elementwise", "moves", "exposed communication")  # of the time of a step, which they add up to
+_PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """What one program costs on one machine. `print(report)` is what `meshdsl analyze` prints; see `Compiled.cost`.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "batch:rows")
+    >>> report = step.cost(md.spec("batch:8192 io:8192"), md.spec("io:8192 hidden:8192"), machine="tpu-v4")
+    >>> report.fits, report.lower_bound <= report.seconds <= report.interval[1]
+    (True, True)
+    """
+
+    title: str
+    layout: Layout | None
+    machine: Machine
+    ledger: Ledger
+    memory: Memory
+    timeline: Timeline
+    limit: float  # bytes that one device has
+    mesh: Mesh  # that was asked for; where groups share an update, the program's own may see an axis of it as two
+
+    @property
+    def program(self) -> Program:
+        """What one device runs."""
+        return self.ledger.program
+
+    @property
+    def seconds(self) -> float:
+        """The estimate of one step."""
+        return self.timeline.seconds
+
+    @property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule and no kernel can beat."""
+        return self.timeline.lower_bound
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which the measured step should lie."""
+        return self.timeline.interval
+
+    @property
+    def exposed(self) -> float:
+        """Seconds in which something is sent and nothing computed."""
+        return self.timeline.exposed
+
+    @property
+    def utilisation(self) -> float:
+        """The seconds that the products would take at the machine's peak, over those of the step."""
+        return self.timeline.utilisation
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one device in one step."""
+        return self.ledger.flops
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that one device reads and writes in one step."""
+        return self.ledger.hbm_bytes
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one device sends in one step."""
+        return self.ledger.wire_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that one device holds at any moment."""
+        return self.memory.peak
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the limit."""
+        return self.peak_bytes <= self.limit
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The seconds of a step by kind of instruction; they add up to `seconds`."""
+        found: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        for each in self.timeline.costs:
+            found[_PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
+        return found
+
+    @cached_property
+    def waits(self) -> dict[str, float]:
+        """The seconds of a step by what they wait for, the most first; they add up to `seconds`."""
+        bounds: dict[Step, str] = {}
+        found: dict[str, float] = {}
+        for each in self.timeline.costs:
+            step = each.line.step
+            if step not in bounds:
+                bounds[step] = self._wait(step, each.line)
+            found[bounds[step]] = found.get(bounds[step], 0.0) + each.blocking
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def _wait(self, step: Step, line: Line) -> str:
+        if line.collective is not None:
+            return f"network along {','.join(line.collective.axes)}"
+        assert isinstance(step, Kernel)
+        bound = roofline(self.ledger.of(step), self.machine).bound
+        return {"memory": "memory bandwidth", "launch": "kernel launches"}.get(bound, "compute")
+
+    @property
+    def constraint(self) -> str:
+        """What binds: the memory that is not there, or what most of the step waits for."""
+        return next(iter(self.waits), "nothing") if self.fits else "memory"
+
+    @cached_property
+    def sends(self) -> tuple[Cost, ...]:
+        """Every collective that runs, in program order: its place here is the number that it is explained by."""
+        return tuple(each for each in self.timeline.costs if each.line.collective is not None)
+
+    @cached_property
+    def collectives(self) -> tuple[Sent, ...]:
+        """What is sent, by dims, axes and kind, the most exposed first."""
+        groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
+        for each in self.sends:
+            record = record_of(each.line)
+            groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
+        found = (Sent(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
+        return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
+
+    def problems(self) -> list[str]:
+        """Why it does not fit, with what the peak is made of; empty where it does."""
+        if self.fits:
+            return []
+        most = [f"{name} {show_bytes(n)}" for name, n in _largest(self.memory.by_category) if n]
+        largest = self.memory.by_tensor[0]
+        return [
+            f"the layout needs {show_bytes(self.peak_bytes)} on each device, and {show_bytes(self.limit)} are there\n"
+            f"  the peak is at {self.memory.at.op} ({self.memory.at.where}): {', '.join(most)}\n"
+            f"  the largest tensor is {largest.name}, {show_bytes(largest.bytes)}; split another of its dims, "
+            f"or use a larger mesh"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values for JSON; seconds and bytes."""
+        by_line = {each.line.index: each for each in self.timeline.costs}
+        lines = [
+            {**line.to_dict(), "seconds": each.seconds if each else 0.0, "blocking": each.blocking if each else 0.0}
+            for line in self.ledger.lines
+            for each in [by_line.get(line.index)]
+        ]
+        return plain(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "title": self.title,
+                "mesh": self.mesh.axes,
+                "layout": None if self.layout is None else str(self.layout),
+                "machine": {"name": self.machine.name, "title": self.machine.title, "hbm": self.machine.hbm},
+                "placement": str(self.timeline.placement),
+                "notes": list(self.timeline.placement.notes),
+                "fits": self.fits,
+                "limit_bytes": self.limit,
+                "peak_bytes": self.peak_bytes,
+                "seconds": self.seconds,
+                "lower_bound": self.lower_bound,
+                "interval": list(self.interval),
+                "compute": self.timeline.compute,
+                "communication": self.timeline.communication,
+                "exposed": self.exposed,
+                "utilisation": self.utilisation,
+                "flops": self.flops,
+                "hbm_bytes": self.hbm_bytes,
+                "wire_bytes": self.wire_bytes,
+                "parts": self.parts,
+                "waits": self.waits,
+                "constraint": self.constraint,
+                "collectives": [sent.to_dict() for sent in self.collectives],
+                "instructions": lines,
+                "memory": self.memory.to_dict(),
+            }
+        )
+
+    def __repr__(self) -> str:
+        what = f"{self.title!r} on " if self.title else ""
+        fits = "" if self.fits else ", does not fit"
+        figures = f"{show_seconds(self.seconds)}, peak {show_bytes(self.peak_bytes)}{fits}"
+        return f"<Report of {what}{self.mesh or 'one device'}, {self.machine.name}: {figures}>"
+
+    def __str__(self) -> str:
+        from .show import analysis
+
+        return analysis(self)
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="line-height:1.25">{html.escape(str(self))}</pre>'
+
+
+def cost(
+    program: Program,
+    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
+    *,
+    donated: Collection[Var] = (),
+    categories: Mapping[Var, str] | None = None,
+    placement: Placement | None = None,
+    limit: float | None = None,
+    layout: Layout | None = None,
+    title: str = "",
+    mesh: Mesh | None = None,
+) -> Report:
+    """What a program costs on a machine, without devices and without arrays.
+
+    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes, by
+    default the machine's; `mesh` is the one that was asked for, where that is not the program's. Raises `LayoutError`
+    where the mesh is larger than the machine, `MachineError` for a machine that nobody knows.
+    """
+    machine = machine if isinstance(machine, Machine) else machine_named(machine)
+    found = ledger(program)
+    return Report(
+        title=title,
+        layout=layout,
+        machine=machine,
+        ledger=found,
+        memory=memory(program, donated=donated, categories=categories),
+        timeline=timeline(found, machine, placement),
+        limit=machine.hbm if limit is None else limit,
+        mesh=program.mesh if mesh is None else mesh,
+    )
+
+
+def _largest(sizes: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+    return sorted(sizes.items(), key=lambda item: -item[1])

@@ -1,0 +1,249 @@
+"""What a person reads of a report: does it fit, how long is a step, where the time goes, what the peak is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..cost.comm_groups import Sent, record_of
+from ..cost.ledger import Line
+from ..cost.timeline import Cost
+from ..errors import Where
+from ..units import number, percent, seconds, show_bytes
+from .report import Report
+from .tables import WIDTH, bar, cut, line_of, table, wrapped
+
+__all__ = ["analysis", "summary", "sent_table"]
+
+PART_TITLES = {
+    "products": "matrix products, convolutions",
+    "elementwise": "elementwise, reductions",
+    "moves": "moving data on the device",
+    "exposed communication": "communication, exposed",
+}
+
+
+def analysis(report: Report, *, top: int = 8) -> str:
+    """Everything about one layout, in sections; at most `top` lines in each list."""
+    sections = [summary(report), where_time_goes(report)]
+    if report.collectives:
+        sections.append(collectives(report, top))
+    sections += [memory(report, top), instructions(report, top)]
+    return "\n\n".join(sections)
+
+
+def heading(report: Report) -> str:
+    """What was analysed, and where."""
+    n, machine = report.mesh.size, report.machine
+    devices = f"{n} {machine.device}{'s' if n != 1 else ''}"
+    title = f"{report.title} on " if report.title else ""
+    where = f"{report.mesh or 'one device'} ({devices}, {machine.title})"
+    lines = [wrapped(where.split(), title, 2)]
+    if report.layout is not None:
+        rules = str(report.layout).split() or ["nothing is split"]
+        lines.append(wrapped(rules, "layout ", 7))
+    return "\n".join(lines)
+
+
+def summary(report: Report) -> str:
+    """The answers, one line each."""
+    low, high = report.interval
+    device = report.machine.device
+    verdict = "fits" if report.fits else "DOES NOT FIT"
+    room = f"peak {show_bytes(report.peak_bytes)} of {show_bytes(report.limit)} on each {device}"
+    first = next(iter(report.waits), "")
+    binding = f"{first}, {percent(report.waits[first], report.seconds)} of the step" if first else "nothing"
+    if not report.fits:
+        binding = f"memory: {show_bytes(report.peak_bytes - report.limit)} too much; then {binding}"
+    work = f"{number(report.flops, 'FLOP')}, {show_bytes(report.hbm_bytes)} of memory traffic"
+    most = "at most " if any(sent.kind == "ragged_all_to_all" for sent in report.collectives) else ""
+    rows = [
+        ("memory", f"{verdict}: {room}  {_gauge(report.peak_bytes, report.limit)}"),
+        (
+            "step",
+            f"{seconds(report.seconds)} estimated; {seconds(low)} to {seconds(high)} likely, "
+            f"at least {seconds(report.lower_bound)}",
+        ),
+        (
+            "work",
+            f"{work} on each {device}: {percent(report.utilisation, 1)} of the peak",
+        ),
+        ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
+        ("bound by", binding),
+        *(("note", note) for note in _notes(report)),
+    ]
+    return heading(report) + "\n\n" + "\n".join(wrapped(text.split(" "), f"  {name:<9} ", 12) for name, text in rows)
+
+
+def _notes(report: Report) -> list[str]:
+    """What the figures leave out, and what is special about where the mesh lies."""
+    notes = [*report.timeline.placement.notes]
+    unknown = sum(line.unbounded for line in report.ledger.lines)
+    if unknown:
+        notes.append(f"{unknown} instructions are in while loops, whose trips nobody knows: one trip is counted")
+    return notes
+
+
+def _gauge(part: float, whole: float) -> str:
+    filled = bar(part, whole, 20)
+    return f"[{filled:<20}] {percent(part, whole)}"
+
+
+def _hidden(report: Report) -> str:
+    line = report.timeline
+    if not line.communication:
+        return "nothing is sent"
+    hidden = max(line.communication - line.exposed, 0.0)
+    return f"{percent(hidden, line.communication)} of {seconds(line.communication)} hidden behind compute"
+
+
+def where_time_goes(report: Report) -> str:
+    """The step by kind of instruction, and by what it waits for."""
+    rows = [
+        [PART_TITLES[name], seconds(t), percent(t, report.seconds), bar(t, report.seconds, 40)]
+        for name, t in report.parts.items()
+    ]
+    waits = [[name, seconds(t), percent(t, report.seconds)] for name, t in report.waits.items()]
+    return (
+        "where the time goes\n"
+        + table(["kind", "time", "step", ""], rows, "<>><")
+        + "\n\n"
+        + table(["waiting for", "time", "step"], waits, "<>>")
+    )
+
+
+def collectives(report: Report, top: int) -> str:
+    """What is sent, by dims and axes; then the lines of the model that ask for it."""
+    shown = report.collectives[:top]
+    rest = report.collectives[top:]
+    lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, shown)]
+    if rest:
+        lines.append(f"  and {len(rest)} more, {_share(report, rest)} of the step")
+    lines.append("")
+    rows = [row for sent in shown[: max(3, top // 2)] for row in _causes(report, sent)]
+    lines.append(table(["no.", "asked for by", "pass", "each", "count", "step", "cause"], rows, "><<>>><"))
+    return "\n".join(lines)
+
+
+def sent_table(report: Report, sends: Sequence[Sent]) -> str:
+    """One row for each group of collectives."""
+    rows = [
+        [
+            sent.label,
+            ",".join(sent.axes),
+            sent.kind,
+            sent.count,
+            sent.sizes,
+            seconds(sent.seconds),
+            seconds(sent.exposed),
+            percent(sent.exposed, report.seconds),
+        ]
+        for sent in sends
+    ]
+    return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>", shrink=0)
+
+
+def _share(report: Report, sends: Sequence[Sent]) -> str:
+    return percent(sum(sent.exposed for sent in sends), report.seconds)
+
+
+def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
+    """One row for each line of the model and cause, the most exposed first; three at most."""
+    groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
+    for cost in sent.costs:
+        record = record_of(cost.line)
+        groups.setdefault((cost.line.where, cost.line.backward, cost.line.cause, record.bytes), []).append(cost)
+    ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
+    for (where, backward, cause, each), costs in ranked[:3]:
+        first = report.sends.index(costs[0])
+        yield [
+            f"{first}+" if len(costs) > 1 else first,
+            line_of(where),
+            "bwd" if backward else "fwd",
+            show_bytes(each),
+            sum(cost.line.trips for cost in costs),
+            percent(sum(cost.exposed for cost in costs), report.seconds),
+            f"{cause} on {','.join(sent.axes)}",
+        ]
+    if len(ranked) > 3:
+        others = [cost for _, costs in ranked[3:] for cost in costs]
+        count = sum(cost.line.trips for cost in others)
+        share = percent(sum(cost.exposed for cost in others), report.seconds)
+        more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
+        yield ["", more, "", "", count, share, f"{sent.label} on {','.join(sent.axes)}"]
+
+
+SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collective buffers": "collective"}
+
+
+def _short(dtype: np.dtype[Any]) -> str:
+    """As HLO writes it: f32, bf16, s32, pred."""
+    if dtype.kind == "b":
+        return "pred"
+    letters = dtype.name.rstrip("0123456789")
+    return {"float": "f", "bfloat": "bf", "int": "s", "uint": "u"}.get(letters, letters) + dtype.name[len(letters) :]
+
+
+def memory(report: Report, top: int) -> str:
+    """What the peak is made of."""
+    found = report.memory
+    where = f" ({line_of(found.at.where)})" if found.at.where.file else ""
+    rows = [
+        [name, show_bytes(n), percent(n, found.peak), bar(n, found.peak, 40)]
+        for name, n in sorted(found.by_category.items(), key=lambda item: -item[1])
+        if n
+    ]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for held in found.by_tensor:
+        stored = f"{_short(held.dtype)}[{'x'.join(map(str, held.shape))}]"
+        made_by = line_of(held.where) or "argument"
+        groups.setdefault((held.name, stored, SHORT.get(held.category, held.category), made_by), []).append(held.bytes)
+    ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:top]
+    tensors = [
+        [name, len(sizes), stored, show_bytes(sum(sizes)), percent(sum(sizes), found.peak), category, made_by]
+        for (name, stored, category, made_by), sizes in ranked
+    ]
+    title = f"memory of one {report.machine.device} at the peak, in {found.at.op}{where}"
+    return (
+        cut(title, WIDTH)
+        + "\n"
+        + table(["category", "bytes", "peak", ""], rows, "<>><")
+        + "\n\n"
+        + table(["tensor", "count", "stored", "bytes", "peak", "category", "made by"], tensors, "<><>><<", shrink=0)
+    )
+
+
+def instructions(report: Report, top: int) -> str:
+    """What computes longest, equal instructions of one line of the model together."""
+    groups: dict[tuple[str, Where, bool, str], list[Cost]] = {}
+    for cost in report.timeline.costs:
+        line = cost.line
+        if line.collective is None:
+            groups.setdefault((line.op, line.where, line.backward, _sizes(line)), []).append(cost)
+    ranked = sorted(groups.items(), key=lambda item: -sum(cost.seconds for cost in item[1]))[:top]
+    rows = [
+        [
+            op,
+            "bwd" if backward else "fwd",
+            line_of(where),
+            sum(cost.line.trips for cost in costs),
+            seconds(sum(cost.seconds for cost in costs)),
+            percent(sum(cost.seconds for cost in costs), report.seconds),
+            number(sum(cost.line.flops * cost.line.trips for cost in costs)),
+            show_bytes(sum(cost.line.hbm_bytes * cost.line.trips for cost in costs)),
+            sizes,
+        ]
+        for (op, where, backward, sizes), costs in ranked
+    ]
+    header = ["operation", "pass", "line", "count", "time", "step", "FLOP", "traffic", "m.k.n"]
+    return "the longest computations\n" + table(header, rows, "<<<>>>>><")
+
+
+def _sizes(line: Line) -> str:
+    """Of a product of [m, k] and [k, n], so many times: "8 x 128.32.128"."""
+    if line.matmul is None:
+        return ""
+    batch = f"{line.matmul.batch} x " if line.matmul.batch > 1 else ""
+    return f"{batch}{line.matmul.m}.{line.matmul.k}.{line.matmul.n}"

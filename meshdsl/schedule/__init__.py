@@ -1,0 +1,1 @@
+"""Passes from program to program: which collectives are joined, shortened, split and reordered."""

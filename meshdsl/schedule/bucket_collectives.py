@@ -1,0 +1,211 @@
+"""Small tensors travel together: collectives of one kind over the same axes that do not wait for each other are one.
+
+Every result is what it was, value and sharding. Single numbers that the weight update sums (norms) always travel
+together; of tensors those do that the caller chooses by their bytes. Two parts of a step are looked at, in both of
+which nothing waits that could go on:
+
+- the update, what comes after the last operation of the backward pass: reduce_scatters, all_reduces and all_gathers.
+  An equation that needs one of them is moved behind them; the others keep their order.
+- the step's start: all_gathers of its inputs (weights as they lie between steps), which move to the first of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..control import BARRIER
+from ..dims import Dim
+from ..errors import InternalError
+from ..ir import Eqn, Op, Var
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
+from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
+from ..lowering.packing import PACK, UNPACK
+from ..lowering.program import Program
+
+__all__ = ["Joins", "batch", "joined_tensors"]
+
+# Of collectives of one kind over some axes, given the bytes of each, ascending (one device's operand or result,
+# whichever is larger): how many travel together, the smallest first
+Joins = Callable[[str, Axes, Sequence[int]], int]
+
+Key = tuple[Any, ...]  # what is equal in collectives that can be one
+Group = tuple[Eqn, ...]
+
+
+def batch(program: Program, joins: Joins | None = None) -> Program:
+    """The program with the collectives of single numbers in its update joined, and those of tensors that `joins` says.
+
+    >>> import meshdsl as md
+    >>> def step(params, x):
+    ...     grads = md.grad(lambda p: md.mean(md.square(md.dot(x, p["w"], "io") + p["b"])))(params)
+    ...     return {k: p - 0.1 * grads[k] for k, p in params.items()}
+    >>> types = {"w": md.spec("io:8 hidden:8"), "b": md.spec("hidden:8")}, md.spec("batch:16 io:8")
+    >>> program = md.compile(step, "rows:4", "batch:rows", weight_update="sharded").program(*types)
+    >>> for record in batch(program, lambda kind, axes, sizes: len(sizes)).collectives:
+    ...     print(record.kind, list(record.shape), record.cause)
+    all_gather [1, 18] 2 tensors together: params/w is used here, its update is split, ...
+    reduce_scatter [4, 18] 2 tensors together: sum over 'batch' of sum, ...
+    """
+    made = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
+    start = made[-1] + 1 if made else len(program.eqns)
+    early, late = program.eqns[:start], program.eqns[start:]
+    if joins is not None:
+        early = _at_first(program, early, _groups(program, _given(program, early), joins))
+    return program.replace(eqns=(*early, *_in_rounds(program, late, _groups(program, _levels(late), joins))))
+
+
+def joined_tensors(program: Program) -> int:
+    """How many tensors, single numbers aside, travel with others."""
+    return sum(bool(v.shape) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
+
+
+def _is_number(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, AllReduce) and not eqn.ins[0].shape
+
+
+def _key(eqn: Eqn) -> Key | None:
+    """What has to be equal for two collectives to be one; None where it is none that can be joined."""
+    op: Any = eqn.op
+    if not isinstance(op, AllReduce | AllGather | ReduceScatter) or eqn.ins[0].dtype.kind not in "fV":
+        return None
+    if isinstance(op, AllReduce) and op.kind != "sum":
+        return None
+    before = eqn.ins[0].sharding
+    others = frozenset(before.split_axes) - set(op.axes)
+    return op.name, op.axes, eqn.ins[0].dtype, others, before.partial
+
+
+def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
+    """The all_gathers of the program's inputs, or of what is computed from those element by element."""
+    ready = set(program.ins)
+    found: dict[Eqn, int] = {}
+    for eqn in eqns:
+        if not ready.issuperset(eqn.ins) or not eqn.ins:
+            continue
+        if isinstance(eqn.op, AllGather):
+            found[eqn] = 0
+        elif isinstance(eqn.op, Op) and eqn.op.fuses in ("map", "view") and eqn.op is not BARRIER:
+            ready.update(eqn.outs)
+    return found
+
+
+def _levels(eqns: Sequence[Eqn]) -> dict[Eqn, int]:
+    """The collectives, with how many of them one waits for, one after the other."""
+    depth: dict[Var, int] = {}
+    found: dict[Eqn, int] = {}
+    for eqn in eqns:
+        level = max((depth.get(v, 0) for v in eqn.ins), default=0)
+        if _key(eqn) is not None:
+            found[eqn] = level
+            level += 1
+        depth.update((v, level) for v in eqn.outs)
+    return found
+
+
+def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) -> list[Group]:
+    """The collectives that become one, in program order."""
+    alike: dict[Key, list[Eqn]] = defaultdict(list)
+    for eqn, level in levels.items():
+        if (joins is not None or _is_number(eqn)) and program.local_bytes(eqn.ins[0]):
+            alike[level, _key(eqn)].append(eqn)
+    groups: list[Group] = []
+    for eqns in alike.values():
+        size = {eqn: max(program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)) for eqn in eqns}
+        ordered = sorted(eqns, key=lambda eqn: (not _is_number(eqn), size[eqn]))
+        numbers, first = sum(map(_is_number, eqns)), eqns[0].op
+        count = numbers if joins is None else joins(first.name, first.axes, [size[eqn] for eqn in ordered])
+        chosen = set(ordered[: max(numbers, count)])
+        if len(chosen) > 1:
+            groups.append(tuple(eqn for eqn in eqns if eqn in chosen))
+    return groups
+
+
+def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
+    """Each group where its first member was, behind what the others are computed from."""
+    of = {eqn: group for group in groups for eqn in group}
+    made = {v: eqn for eqn in eqns for v in eqn.outs}
+    done: dict[Eqn, None] = {}
+    moved: list[Eqn] = []
+    for eqn in eqns:
+        if eqn in done:
+            continue
+        if eqn not in of:
+            done[eqn] = None
+            moved.append(eqn)
+            continue
+        needed = [v for member in of[eqn] for v in member.ins]
+        for v in needed:  # grows
+            needed += made[v].ins if v in made else ()
+        wanted = {made[v] for v in needed if v in made}
+        moved += [source for source in eqns if source in wanted and source not in done]
+        done.update(dict.fromkeys((*wanted, *of[eqn])))
+        moved += _together(program, of[eqn])
+    return moved
+
+
+def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
+    """Each group as soon as all its members can run and everything that can run without it has."""
+    of = {eqn: group for group in groups for eqn in group}
+    rest, ordered, left = list(eqns), list[Eqn](), list(groups)
+    while left:
+        blocked: set[Var] = set()
+        ready: set[Eqn] = set()
+        later: list[Eqn] = []
+        for eqn in rest:
+            free = blocked.isdisjoint(eqn.ins)
+            if free and eqn not in of:
+                ordered.append(eqn)
+                continue
+            ready.update([eqn] if free else [])
+            blocked.update(eqn.outs)
+            later.append(eqn)
+        whole = [group for group in left if ready.issuperset(group)]
+        if not whole:
+            raise InternalError("collectives that wait for each other were to be joined")
+        for group in whole:
+            ordered += _together(program, group)
+        rest = [eqn for eqn in later if of.get(eqn) not in whole]
+        left = [group for group in left if group not in whole]
+    return [*ordered, *rest]
+
+
+def _together(program: Program, group: Group) -> list[Eqn]:
+    """The group as one collective, between what packs its operands and what unpacks its results."""
+    first, mesh = group[0], program.mesh
+    op: Any = first.op
+    home = first.ins[0].sharding
+    dims = tuple(None if isinstance(op, AllReduce) else eqn.op.dim for eqn in group)
+    ways = 1 if isinstance(op, AllReduce) else mesh.count(op.axes)
+    others = tuple(axis for axis in mesh.axes if axis in set(home.split_axes) - set(op.axes))
+    elements = sum(math.prod(program.local_shape(eqn.ins[0])) for eqn in group)
+    flat = elements // ways if isinstance(op, ReduceScatter) else elements
+    other, way, packed = (_unknown(name, program) for name in ("other", "way", "packed"))
+    sizes = {other: mesh.count(others), way: ways}
+    shape = (*(Dim(name, n) for name, n in sizes.items() if n > 1), Dim(packed, flat))
+    split = {other: others, way: op.axes if isinstance(op, AllGather) else ()}
+    before = Var(shape, first.ins[0].dtype, "", Sharding.of(split, home.partial, home.kind))
+    one = op if isinstance(op, AllReduce) else dataclasses.replace(op, dim=way)
+    after = Var(shape, before.dtype, "", one.step(before.sharding, mesh))
+    outs = tuple(eqn.outs[0] for eqn in group)
+    causes = dict.fromkeys(eqn.cause for eqn in group)
+    what = "numbers" if all(map(_is_number, group)) else "tensors"
+    cause = f"{len(group)} {what} together: {next(iter(causes))}" + (", ..." if len(causes) > 1 else "")
+    result = tuple(v.shape for v in outs)
+    ins = tuple(eqn.ins[0] for eqn in group)
+    return [
+        Eqn(PACK, ins, (before,), {"shape": shape, "dims": dims}, first.where, first.backward),
+        Eqn(one, (before,), (after,), {}, first.where, first.backward, cause),
+        Eqn(UNPACK, (after,), outs, {"result": result, "dims": dims}, first.where, first.backward),
+    ]
+
+
+def _unknown(name: str, program: Program) -> str:
+    """A dim name that the layout has no rule for."""
+    while name in program.extents.multiple:
+        name += "_"
+    return name

@@ -1,0 +1,201 @@
+"""Exchanges of what `md.ragged` marks send only what is filled.
+
+A mark says of a value, under all its names and shardings, how much of it is filled. An all_to_all of it becomes a
+`RaggedAllToAll`; the counts are exchanged once, like the value and before it, however often values with these counts
+go to and fro. The marks themselves disappear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..dims import Dim, show
+from ..errors import LayoutError, at
+from ..ir import Eqn, Op, Var, cse, dce, walk
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
+from ..lowering.collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
+from ..lowering.partition.planner import cost, plan
+from ..lowering.program import Program
+from ..lowering.ragged import RaggedAllToAll
+from ..ops.blocks import FILLED
+from ..ops.ragged import RAGGED
+from ..ops.reshape import RENAME
+
+__all__ = ["send_only_filled"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Mark:
+    """What is known of a value: its counts, and which of its dims are the counts' and the one counted along."""
+
+    counts: Var
+    names: Mapping[str, str]  # of a dim of the counts, its name in the value
+    slots: str
+    share: float
+
+    def renamed(self, new: Mapping[str, str]) -> _Mark:
+        names = {d: new[name] for d, name in self.names.items()}
+        return dataclasses.replace(self, names=names, slots=new[self.slots])
+
+
+def send_only_filled(program: Program) -> Program:
+    """The program without marks, its exchanges of marked values ragged; the program itself where nothing is marked."""
+    return dce(cse(_trimmed(program))) if any(eqn.op is RAGGED for eqn, _ in walk(program)) else program
+
+
+def _trimmed(program: Program) -> Program:
+    """One program, loops and branches in it too."""
+    trim = _Trim(program)
+    marks = _marks(program.eqns)
+    for eqn in program.eqns:
+        inner = {key: _trimmed(sub) for key, sub in eqn.graphs() if isinstance(sub, Program)}
+        trim.add(dataclasses.replace(eqn, params={**eqn.params, **inner}) if inner else eqn, marks.get(eqn))
+    return program.replace(eqns=tuple(trim.eqns), outs=tuple(map(trim.now, program.outs)))
+
+
+def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
+    """Pairs of values of which the second is the first, with the names of its dims there."""
+    for eqn in eqns:
+        if eqn.op in (RAGGED, RENAME) or isinstance(
+            eqn.op, Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
+        ):
+            x, y = eqn.ins[0], eqn.outs[0]
+            yield x, y, {a.name: b.name for a, b in zip(x.shape, y.shape, strict=True)}
+
+
+def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
+    """The nearest mark of every exchange on whose way to a mark, or from one, is nothing but collectives and names."""
+    to: dict[Var, _Mark] = {}  # of values that are marked later
+    of: dict[Var, _Mark] = {}  # of marked ones
+    for eqn in eqns:
+        if eqn.op is RAGGED:
+            counts, same = eqn.ins[1], {d.name: d.name for d in eqn.ins[1].shape}
+            mark = _Mark(counts, same, eqn.params["dim"].name, eqn.params["share"])
+            to[eqn.ins[0]] = of[eqn.outs[0]] = mark
+    links = list(_links(eqns))
+    for x, y, names in links:
+        if x in of:
+            of.setdefault(y, of[x].renamed(names))
+    for x, y, names in reversed(links):
+        if y in to:
+            to.setdefault(x, to[y].renamed({new: old for old, new in names.items()}))
+    found: dict[Eqn, _Mark] = {}
+    for eqn in eqns:
+        if isinstance(eqn.op, AllToAll):
+            mark = to.get(eqn.outs[0]) or of.get(eqn.ins[0])
+            if mark is not None:
+                found[eqn] = mark
+    return found
+
+
+@dataclass(eq=False)
+class _Trim:
+    """The program being built."""
+
+    program: Program
+    eqns: list[Eqn] = field(default_factory=list[Eqn])
+    same: dict[Var, Var] = field(default_factory=dict[Var, Var])  # of what a mark made: what it marked
+    origin: dict[Var, Var] = field(default_factory=dict[Var, Var])  # of what a collective made: what it was made of
+    versions: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # of an origin, defined so far
+
+    def __post_init__(self) -> None:
+        self.versions.update({v: [v] for v in self.program.ins})
+
+    def now(self, v: Var) -> Var:
+        """The value that stands for this one."""
+        return self.same.get(v, v)
+
+    def add(self, eqn: Eqn, mark: _Mark | None) -> None:
+        """One equation of the program, as it is or by what takes its place."""
+        eqn = dataclasses.replace(eqn, ins=tuple(map(self.now, eqn.ins)))
+        if eqn.op is RAGGED:
+            self.same[eqn.outs[0]] = eqn.ins[0]
+        elif mark is not None and self.program.local_bytes(eqn.ins[0]):
+            self.exchange(eqn, mark)
+        else:
+            self.append(eqn)
+
+    def append(self, eqn: Eqn) -> None:
+        self.eqns.append(eqn)
+        if isinstance(eqn.op, Slice | AllGather | AllToAll | Permute):
+            self.origin[eqn.outs[0]] = self.origin.get(eqn.ins[0], eqn.ins[0])
+        for v in eqn.outs:
+            self.versions.setdefault(self.origin.get(v, v), []).append(v)
+
+    def exchange(self, eqn: Eqn, mark: _Mark) -> None:
+        """The counts on both sides, and the exchange by them."""
+        (x,), (y,) = eqn.ins, eqn.outs
+        self.check(eqn, mark)
+        sent, came = (self.filled(eqn, v, mark) for v in (x, y))
+        cells = tuple(mark.names[d.name] for d in mark.counts.shape)
+        op = RaggedAllToAll(eqn.op.dim, eqn.op.to, eqn.op.axes, cells, mark.slots, mark.share)
+        self.append(dataclasses.replace(eqn, op=op, ins=(x, sent, came)))
+
+    def check(self, eqn: Eqn, mark: _Mark) -> None:
+        op, x = eqn.op, eqn.ins[0]
+        told = tuple(mark.names.values())
+        lacking = [d for d in (op.dim, op.to) if d not in told]
+        if lacking:
+            raise at(
+                LayoutError(
+                    f"a ragged exchange cannot send only the filled {mark.slots!r}: '{op}'\n"
+                    f"  it cuts or joins {' and '.join(map(repr, lacking))} of {show(x.shape)}, and what it sends is "
+                    f"runs of whole {mark.slots!r}, one for each place of {', '.join(map(repr, told))}\n"
+                    f"  split {' and '.join(map(repr, told))} instead, or send every slot (exchange='padded' of "
+                    f"md.nn.moe_layer, no md.ragged)"
+                ),
+                eqn.where,
+            )
+        if self.origin.get(mark.counts, mark.counts) not in self.versions:
+            raise at(
+                LayoutError(
+                    f"a ragged exchange cannot send only the filled {mark.slots!r}: '{op}'\n"
+                    "  the counts that md.ragged got are computed after it, and both sides need them before\n"
+                    "  compute them from what is known before the exchange"
+                ),
+                eqn.where,
+            )
+
+    def filled(self, eqn: Eqn, v: Var, mark: _Mark) -> Var:
+        """How many slots of the value's block are filled, with the names of its dims."""
+        extents, mesh = self.program.extents, self.program.mesh
+        alike = [d for d in mark.counts.shape if extents.padded(d) == extents.padded(_named(d, mark.names))]
+        counts = self.lying(eqn, mark.counts, {d.name: v.sharding.axes(mark.names[d.name]) for d in alike})
+        shape = tuple(_named(d, mark.names) for d in counts.shape)
+        if shape != counts.shape:
+            split = {mark.names[d]: axes for d, axes in counts.sharding.split}
+            counts = self.make(eqn, RENAME, counts, split, shape=shape)
+        counts = self.lying(eqn, counts, {d.name: v.sharding.axes(d.name) for d in shape})
+        slots = next(d for d in v.shape if d.name == mark.slots)
+        axes = v.sharding.axes(slots.name)
+        parts = Dim(f"{slots.name}__parts", mesh.count(axes))
+        size = extents.padded(slots) // parts.size
+        split = {**dict(counts.sharding.split), parts.name: axes}
+        return self.make(eqn, FILLED, counts, split, dim=slots, parts=parts, size=size, axes=axes)
+
+    def lying(self, eqn: Eqn, counts: Var, split: Mapping[str, Axes]) -> Var:
+        """The counts in a sharding, from the version that is nearest to it."""
+        mesh, extents, target = self.program.mesh, self.program.extents, Sharding.of(split)
+        shape, itemsize = counts.shape, counts.dtype.itemsize
+        there = self.versions[self.origin.get(counts, counts)]
+        counts = min(there, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
+        for step in plan(counts.sharding, target, shape, mesh, extents, itemsize):
+            made = Var(shape, counts.dtype, counts.name, step.step(counts.sharding, mesh))
+            cause = f"{eqn.cause}, the counts"
+            self.append(Eqn(step, (counts,), (made,), {}, eqn.where, eqn.backward, cause))
+            counts = made
+        return counts
+
+    def make(self, eqn: Eqn, op: Op, x: Var, split: Mapping[str, Axes], **params: Any) -> Var:
+        (kind,) = op.infer([x.type], params)
+        made = Var(kind.shape, kind.dtype, "", Sharding.of(split))
+        self.append(Eqn(op, (x,), (made,), params, eqn.where, eqn.backward))
+        return made
+
+
+def _named(dim: Dim, names: Mapping[str, str]) -> Dim:
+    return Dim(names[dim.name], dim.size)

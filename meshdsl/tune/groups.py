@@ -1,0 +1,162 @@
+"""The devices that share a weight update: a group along axes of the mesh, or along a part of one.
+
+Gradients are reduced and scattered inside a group, and their shards summed across groups (partial sharding: Xu et al.,
+2020, section on large topologies). A part of an axis is an axis of a finer mesh: `rows:2048` in groups of 32 is
+`rows.outer:64 rows.inner:32` on the same devices in the same order, so whatever lies on the one lies on the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..cost.network import Placement, place
+from ..cost.placing import Part
+from ..errors import LayoutError
+from ..ir import Graph
+from ..layouts import Layout, Mesh, Sharding
+from ..layouts.sharding import Axes
+
+__all__ = ["Asked", "Finer", "finer_meshes", "group_of"]
+
+Asked = str | Iterable[str] | Mapping[str, int]
+
+
+def group_of(mesh: Mesh, asked: Asked) -> dict[str, int]:
+    """How many devices a group has along each of its axes, in the order of the mesh.
+
+    >>> group_of(Mesh("y:32 x:32 core:2"), "core x:8")
+    {'x': 8, 'core': 2}
+    >>> group_of(Mesh("y:32 x:32 core:2"), {"y": 4})
+    {'y': 4}
+
+    Raises `LayoutError` for an axis that the mesh lacks, for a size that does not divide its axis, and for no group.
+    """
+    words = asked if isinstance(asked, Mapping) else dict(_words(asked))
+    for axis, size in words.items():
+        mesh.check_axis(axis)
+        whole = mesh.axes[axis]
+        if size is not None and not (isinstance(size, int) and 0 < size <= whole and whole % size == 0):
+            sizes = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
+            raise LayoutError(
+                f"a group cannot have {size} of the {whole} devices along the mesh axis {axis!r}: groups are equal\n"
+                f"  give a size that divides: {sizes}"
+            )
+    group = {axis: words[axis] or n for axis, n in mesh.axes.items() if axis in words}
+    if math.prod(group.values()) == 1:
+        raise LayoutError(
+            f"update_group={asked!r} is one device, and a group has several\n"
+            f"  give axes of the mesh '{mesh}', or leave update_group out; weight_update='replicated' cuts no update"
+        )
+    return {axis: n for axis, n in group.items() if n > 1}
+
+
+def _words(asked: str | Iterable[str]) -> Iterator[tuple[str, int | None]]:
+    for word in re.split(r"[\s,;+]+", asked.strip()) if isinstance(asked, str) else asked:
+        axis, colon, size = word.partition(":")
+        if colon and not size.isdigit():
+            raise LayoutError(f"a group is written axis or axis:size, for example 'x core' or 'rows:32'; got {word!r}")
+        if axis:
+            yield axis, int(size) if colon else None
+
+
+@dataclass(frozen=True)
+class Finer:
+    """A mesh, some of whose axes are seen as two: groups of neighbours, and their members.
+
+    >>> finer = Finer.of(Mesh("rows:8 cols:2"), {"rows": 4, "cols": 2})
+    >>> print(finer.mesh, finer.layout(Layout("batch:rows io:cols")), finer.group, sep="; ")
+    rows.outer:2 rows.inner:4 cols:2; batch:rows.outer,rows.inner io:cols; ('rows.inner', 'cols')
+    """
+
+    coarse: Mesh
+    mesh: Mesh
+    parts: Mapping[str, Axes] = field(default_factory=dict[str, Axes])  # a coarse axis as its outer and its inner one
+    group: Axes = ()  # the axes of `mesh` along which groups of the sizes asked for lie
+
+    @staticmethod
+    def of(mesh: Mesh, sizes: Mapping[str, int]) -> Finer:
+        """The mesh in which groups of these sizes, which divide their axes, lie along axes."""
+        axes: dict[str, int] = {}
+        parts: dict[str, Axes] = {}
+        group: list[str] = []
+        for axis, n in mesh.axes.items():
+            size = sizes.get(axis, n)
+            if size == n:
+                axes[axis] = n
+                group += [axis] if axis in sizes else []
+            else:
+                outer, inner = f"{axis}.outer", f"{axis}.inner"
+                axes |= {outer: n // size, inner: size}
+                parts[axis] = outer, inner
+                group.append(inner)
+        made = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
+        return Finer(mesh, made, parts, tuple(group))
+
+    def axes(self, axes: Iterable[str]) -> Axes:
+        """Coarse axes as axes of the mesh, major to minor."""
+        return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
+
+    def layout(self, layout: Layout) -> Layout:
+        """A layout for the coarse mesh, for this one."""
+
+        def fine(rules: Mapping[str, Axes]) -> dict[str, Axes]:
+            return {dim: self.axes(axes) for dim, axes in rules.items()}
+
+        return Layout(fine(layout.rules), overrides={path: fine(rule) for path, rule in layout.overrides.items()})
+
+    def sharding(self, sharding: Sharding) -> Sharding:
+        """How a value lies, in this mesh's axes."""
+        split = {dim: self.axes(axes) for dim, axes in sharding.split}
+        return Sharding.of(split, self.axes(sharding.partial), sharding.kind)
+
+    def graph(self, graph: Graph) -> Graph:
+        """The same graph and values, with `md.shard` naming this mesh's axes."""
+        if not self.parts:
+            return graph
+        eqns = []
+        for eqn in graph.eqns:
+            params = {**eqn.params, **{key: self.graph(sub) for key, sub in eqn.graphs()}}
+            if str(eqn.op) == "shard":
+                params["split"] = tuple((dim, self.axes(axes)) for dim, axes in eqn.params["split"])
+            eqns.append(dataclasses.replace(eqn, params=params))
+        return graph.replace(eqns=tuple(eqns))
+
+    def placement(self, coarse: Placement) -> Placement:
+        """Where this mesh lies on the hardware, given where the coarse one does: an inner axis on the minor parts."""
+        if not self.parts:
+            return coarse
+        placed = {axis: tuple(parts) for axis, parts in coarse.parts.items() if axis not in self.parts}
+        for axis, (outer, inner) in self.parts.items():
+            cut = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
+            if cut is None:  # sizes that do not factor the hardware's: as any mesh of these sizes
+                return place(coarse.network, self.mesh)
+            placed |= {outer: cut[0], inner: cut[1]}
+        return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
+
+
+def _cut(parts: tuple[Part, ...], inner: int) -> tuple[tuple[Part, ...], tuple[Part, ...]] | None:
+    """Parts of hardware axes, major to minor, cut before the minor ones that have so many members together."""
+    minor: list[Part] = []
+    major = list(parts)
+    while inner > 1 and major:
+        part = major.pop()
+        size = math.gcd(inner, part.size)
+        inner //= size
+        if size > 1:
+            minor.insert(0, dataclasses.replace(part, size=size))
+        if size < part.size:
+            if inner > 1:
+                return None
+            major.append(dataclasses.replace(part, size=part.size // size, stride=part.stride * size))
+    return (tuple(major), tuple(minor)) if inner == 1 else None
+
+
+def finer_meshes(mesh: Mesh, axes: Iterable[str]) -> Iterator[Finer]:
+    """The meshes that see one of these axes as two, the largest groups first."""
+    for axis in axes:
+        n = mesh.axes[axis]
+        yield from (Finer.of(mesh, {axis: size}) for size in range(n - 1, 1, -1) if n % size == 0)

@@ -1,0 +1,136 @@
+"""What a machine says is fastest: whether an update is split, over which group, and what travels together.
+
+An update is judged by itself: an all-reduce of its gradient and all of its memory traffic against a reduce-scatter,
+a shard's traffic and an all-gather, by the machine's network. What travels together is judged by the whole step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.network import Placement, place
+from ..cost.timeline import timeline
+from ..ir import Var
+from ..layouts.sharding import Axes
+from ..lowering import Program
+from ..passes.weight_update.pending import Placed, stages
+from ..passes.weight_update.regions import Part, uses
+from ..passes.weight_update.shard_updates import Verdict
+from ..passes.weight_update.updates import Update, recut
+from ..schedule.bucket_collectives import joined_tensors
+from .groups import Finer, finer_meshes
+
+__all__ = ["all_groups", "best_mesh", "by_time", "fastest", "on_finer"]
+
+
+def all_groups(pending: Axes) -> Sequence[Axes]:
+    """Every group of these axes, the largest first."""
+    return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
+
+
+def by_time(placed: Placed, machine: Machine, finer: Finer) -> Callable[[Update], Verdict]:
+    """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
+    network = _network(machine, finer)
+
+    def seconds(kind: str, axes: Axes, size: float) -> float:
+        return network.seconds(kind, axes, size) if axes and size else 0.0
+
+    known: dict[Part, tuple[int, int, int]] = {}
+
+    def moved(update: Update) -> tuple[int, int, int]:
+        """Bytes of the gradient, of what the update reads and writes, and of what the rest of the step reads of it."""
+        if update.part not in known:
+            gradient = placed.bytes(update.sums[0])
+            traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
+            known[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(update)))
+        return known[update.part]
+
+    def worth(update: Update) -> Verdict:
+        ways, waste = update.format.ways, update.format.waste
+        gradient, traffic, gathered = moved(update)
+        before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
+        inside = sum(seconds("reduce_scatter", axes, gradient * waste * left) for axes, left in _steps(placed, update))
+        across = seconds("all_reduce", update.across, gradient * waste / ways)
+        after = (
+            len(update.sums) * (inside + across)
+            + traffic * waste / ways / machine.hbm_bandwidth
+            + sum(seconds("all_gather", axes, gathered * waste * left) for axes, left in _steps(placed, update))
+        )
+        saved = before - after
+        reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
+        return saved > 0, saved, reason
+
+    return worth
+
+
+def _steps(placed: Placed, update: Update) -> list[tuple[Axes, float]]:
+    """The axes of each reduce_scatter of a gradient, with the part of it that is left to scatter."""
+    cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
+    found: list[tuple[Axes, float]] = []
+    left = 1.0
+    for axes in stages(placed.mesh, cuts):
+        found.append((axes, left))
+        left /= placed.mesh.count(axes)
+    return found
+
+
+def _gathered(update: Update) -> list[Var]:
+    """Values of the update that the rest of the step reads, and that are whole for that."""
+    _, readers = uses(update.graph)
+    return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
+
+
+def best_mesh(placed: Placed, machine: Machine, updates: Sequence[Update]) -> Finer:
+    """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
+
+    def saved(finer: Finer) -> float:
+        fine = on_finer(finer, placed)
+        worth, total = by_time(fine, machine, finer), 0.0
+        for update in updates:
+            update = dataclasses.replace(update, pending=finer.axes(update.pending))
+            groups = [recut(fine, update, group) for group in all_groups(update.pending)]
+            total += max(0.0, *(worth(one)[1] or 0.0 for one in groups))
+        return total
+
+    mesh = placed.mesh
+    coarse, axes = Finer(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    best = max(finer_meshes(mesh, axes), key=saved, default=coarse)
+    return best if saved(best) > 1.01 * saved(coarse) else coarse
+
+
+def on_finer(finer: Finer, placed: Placed) -> Placed:
+    """The same graph where its values lie, in the finer mesh's axes."""
+    if not finer.parts:
+        return placed
+    homes = {v: finer.sharding(home) for v, home in placed.homes.items()}
+    graph, layout = finer.graph(placed.graph), finer.layout(placed.layout)
+    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=finer.mesh, layout=layout)
+
+
+def fastest(joined: Callable[[float], Program], machine: Machine, finer: Finer) -> Program:
+    """Of a program with the tensors below a limit travelling together, the limit with which a step takes least time.
+
+    The limits tried are none, and a few around the bytes that a collective moves while its latency passes.
+    """
+    network, none = _network(machine, finer), joined(0)
+    most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
+    found = {joined_tensors(made): made for made in (none, *(joined(most / part) for part in (256, 16, 1)))}
+    if len(found) == 1:
+        return none
+    return min(found.values(), key=lambda made: timeline(ledger(made), machine, network).seconds)
+
+
+def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
+    """The bytes of a collective half of whose time is latency, to a power of two."""
+    size = 1.0
+    while network.seconds(kind, axes, size) < 2 * network.seconds(kind, axes, 1.0):
+        size *= 2
+    return size
+
+
+def _network(machine: Machine, finer: Finer) -> Placement:
+    return finer.placement(place(machine.network, finer.coarse))
