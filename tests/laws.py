@@ -19,11 +19,11 @@ import numpy as np
 import scipy.special
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.autodiff import vjp_of_graph
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph, Op, Type, walk
-from meshdsl import backend
 from meshdsl.ops import elementwise, indexing, pooling
 from meshdsl.ops.masking import MASK
 from meshdsl.ops.window import Window

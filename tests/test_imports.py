@@ -39,6 +39,7 @@ ORDER = [
     ["cost"],
     ["report"],
     ["tune"],
+    ["pipeline"],
     ["compile"],
     ["compilers"],
     ["checkpoint"],

@@ -27,7 +27,7 @@ from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
 from ..lowering.packing import PACK, UNPACK
 from ..lowering.program import Program
 
-__all__ = ["Joins", "batch", "joined_tensors"]
+__all__ = ["Joins", "bucket_collectives", "bucketed_tensors"]
 
 # Of collectives of one kind over some axes, given the bytes of each, ascending (one device's operand or result,
 # whichever is larger): how many travel together, the smallest first
@@ -37,7 +37,7 @@ Key = tuple[Any, ...]  # what is equal in collectives that can be one
 Group = tuple[Eqn, ...]
 
 
-def batch(program: Program, joins: Joins | None = None) -> Program:
+def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
     """The program with the collectives of single numbers in its update joined, and those of tensors that `joins` says.
 
     >>> import meshdsl as md
@@ -46,7 +46,7 @@ def batch(program: Program, joins: Joins | None = None) -> Program:
     ...     return {k: p - 0.1 * grads[k] for k, p in params.items()}
     >>> types = {"w": md.spec("io:8 hidden:8"), "b": md.spec("hidden:8")}, md.spec("batch:16 io:8")
     >>> program = md.compile(step, "rows:4", "batch:rows", weight_update="sharded").program(*types)
-    >>> for record in batch(program, lambda kind, axes, sizes: len(sizes)).collectives:
+    >>> for record in bucket_collectives(program, lambda kind, axes, sizes: len(sizes)).collectives:
     ...     print(record.kind, list(record.shape), record.cause)
     all_gather [1, 18] 2 tensors together: params/w is used here, its update is split, ...
     reduce_scatter [4, 18] 2 tensors together: sum over 'batch' of sum, ...
@@ -54,12 +54,15 @@ def batch(program: Program, joins: Joins | None = None) -> Program:
     made = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
     start = made[-1] + 1 if made else len(program.eqns)
     early, late = program.eqns[:start], program.eqns[start:]
-    if joins is not None:
-        early = _at_first(program, early, _groups(program, _given(program, early), joins))
-    return program.replace(eqns=(*early, *_in_rounds(program, late, _groups(program, _levels(late), joins))))
+    at_start = [] if joins is None else _groups(program, _given(program, early), joins)
+    in_update = _groups(program, _levels(late), joins)
+    if not at_start and not in_update:
+        return program
+    eqns = *_at_first(program, early, at_start), *_in_rounds(program, late, in_update)
+    return program.replace(eqns=eqns)
 
 
-def joined_tensors(program: Program) -> int:
+def bucketed_tensors(program: Program) -> int:
     """How many tensors, single numbers aside, travel with others."""
     return sum(bool(v.shape) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
 

@@ -25,7 +25,7 @@ from ..ops.blocks import FILLED
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 
-__all__ = ["send_only_filled"]
+__all__ = ["ragged_exchange"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class _Mark:
         return dataclasses.replace(self, names=names, slots=new[self.slots])
 
 
-def send_only_filled(program: Program) -> Program:
+def ragged_exchange(program: Program) -> Program:
     """The program without marks, its exchanges of marked values ragged; the program itself where nothing is marked."""
     return dce(cse(_trimmed(program))) if any(eqn.op is RAGGED for eqn, _ in walk(program)) else program
 

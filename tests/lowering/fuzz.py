@@ -19,9 +19,9 @@ import numpy as np
 
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
+from meshdsl import backend
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
-from meshdsl import backend
 from tests.laws import SIZES as NAMES
 from tests.laws import Row, rows, run
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, shrink, tensors

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.dims import Dim, Shape, names
 from meshdsl.ir import Graph
-from meshdsl import backend
 from meshdsl.values import Tensor
 from tests.laws import run
 

@@ -17,13 +17,13 @@ import pytest
 from jax.sharding import NamedSharding
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.ir import Graph
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering import Program
 from meshdsl.lowering.emit import partition_spec
 from meshdsl.lowering.partition import partition
 from meshdsl.lowering.simulate import poison
-from meshdsl import backend
 from meshdsl.values import Tensor
 from tests.laws import SIZES as NAMES
 from tests.laws import Row, rows, run

@@ -16,8 +16,8 @@ import meshdsl.autodiff
 import meshdsl.control
 import meshdsl.ops
 import meshdsl.trace
-from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl import backend
+from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl.trace import run_kernel
 from tests.laws import Row, gradient, leaves, operations, rows, run, widest
 

@@ -19,8 +19,6 @@ from ...layouts.sharding import Axes
 from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
 from ...passes.weight_update.shard_updates import CUT
-from ...schedule.bucket_collectives import batch
-from ...schedule.ragged_exchange import send_only_filled
 from ...trace import FULL
 from ..labels import Labels, apply, labels_of, vanishing
 from ..program import Program, check
@@ -43,14 +41,13 @@ def partition(
     results: Sequence[str] | None = None,
     gather_limit: float | None = None,
     homes: dict[Var, Sharding] | None = None,
-    batched: bool = True,
 ) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
     the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
     its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
-    pending. Not `batched` is for a caller that says itself what travels together. Raises one `LayoutError` with every
+    pending. Raises one `LayoutError` with every
     problem of the layout.
     """
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
@@ -76,8 +73,7 @@ def partition(
     if homes is not None:
         homes.update(scope.made_in)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    program = send_only_filled(dce(cse(program)))
-    return check(verify(batch(program) if batched else program, "partition"), "partition")
+    return check(verify(dce(cse(program)), "partition"), "partition")
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
