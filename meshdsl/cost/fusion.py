@@ -14,8 +14,9 @@ from typing import cast
 
 from ..ir import Eqn, Graph, Op, Var
 from ..lowering import Program
+from ..lowering.asynchrony import FENCE, WAIT, Start
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "batches", "holders", "kind", "steps"]
+__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "batches", "holders", "kind", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,15 @@ class Send:
     eqn: Eqn
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """The end of a collective that was started. Until here it reads its operand."""
+
+    eqn: Eqn
+    reads: tuple[Var, ...]
+    writes: tuple[Var, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +69,7 @@ class Branch:
     writes: tuple[Var, ...]
 
 
-Step = Kernel | Send | Loop | Branch
+Step = Kernel | Send | Wait | Loop | Branch
 REMADE = 1.25  # a value is made again by each reader when that reads at most so many times its own elements
 
 
@@ -75,8 +85,8 @@ def holders(graph: Graph) -> dict[Var, Var]:
     """Of every view in a graph, the stored value that it is a view of."""
     source: dict[Var, Var] = {}
     for eqn in graph.eqns:
-        if kind(eqn) == "view" and eqn.ins:
-            source[eqn.outs[0]] = source.get(eqn.ins[0], eqn.ins[0])
+        if kind(eqn) == "view":
+            source.update((out, source.get(v, v)) for out, v in zip(eqn.outs, eqn.ins, strict=False))
     return source
 
 
@@ -100,7 +110,11 @@ class _Fusion:
             if eqn.outs[0] not in self.source:
                 for v in dict.fromkeys(self.holder(v) for v in eqn.ins):
                     self.readers[v].append(eqn)
-        self.results = {self.holder(v) for v in program.outs}
+        self.results = {self.holder(v) for v in program.outs}  # stored in any case
+        self.started = {eqn.outs[0]: eqn for eqn in program.eqns if isinstance(eqn.op, Start)}
+        for eqn in program.eqns:
+            if eqn.op is FENCE:
+                self.results.update(map(self.holder, eqn.ins))
         self.roots: dict[Var, tuple[Var, ...]] = {}  # of a value that is not stored: what its readers read instead
         self.chains: dict[Var, _Chain] = {}  # of a value that is not stored
         self.ending: set[Eqn] = set()  # element by element, finishing a reduction in its kernel
@@ -181,6 +195,8 @@ class _Fusion:
     def steps(self) -> Iterator[Step]:
         waiting: dict[Var, list[Eqn]] = {}  # of a value that is not stored: the equations that make it
         for eqn in self.program.eqns:
+            if eqn.op is WAIT:
+                yield Wait(eqn, (eqn.ins[0], *map(self.holder, self.started[eqn.ins[0]].ins)))
             if eqn.outs[0] in self.source:
                 continue
             ins = dict.fromkeys(self.holder(v) for v in eqn.ins)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import Where
 from ..ir import Graph, Var
-from .fusion import Branch, Kernel, Loop, Send, Step, holders
+from ..lowering.asynchrony import Start
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, full_bytes, timed_as
@@ -90,6 +91,7 @@ class _Item:
     least: dict[str, float]
     weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index, adding up to 1
     inner: Span | None = None  # of a loop: all its trips
+    marker: bool = False  # a start or a wait: it takes no time, and holds its place in the order
     needs: int = 0  # what it reads and is not there yet
     readers: list[_Item] = field(default_factory=list["_Item"])
     start: float = 0.0
@@ -119,14 +121,23 @@ class Schedule:
         self, steps: Sequence[Step], depth: int, made: Mapping[Var, _Item]
     ) -> tuple[list[_Item], dict[Var, _Item]]:
         """The steps as items that know who reads them, and which item makes each value."""
-        items = [self.item(step, depth) for step in steps]
+        items = [item for step in steps for item in self.issued(step, depth)]
         maker = dict(made)
         for item in items:
             for source in {maker[v] for v in item.step.reads if v in maker}:
                 source.readers.append(item)
                 item.needs += 1
-            maker.update((v, item) for v in item.step.writes)
+            maker.update((v, item) for v in item.step.writes if not item.marker)
         return items, maker
+
+    def issued(self, step: Step, depth: int) -> list[_Item]:
+        """A step as items; a collective that is started leaves when the device comes to its start, not before."""
+        item = self.item(step, depth)
+        if not isinstance(step, Send) or not isinstance(step.eqn.op, Start):
+            return [item]
+        start = _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True, readers=[item])
+        item.needs += 1
+        return [start, item]
 
     def item(self, step: Step, depth: int) -> _Item:
         if isinstance(step, Kernel):
@@ -141,8 +152,12 @@ class Schedule:
             n, kind = self.placement.mesh.count(record.axes), timed_as(record)
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
-            lanes = (lane,) if kind in self.machine.asynchronous else (COMPUTE, lane)
+            started = isinstance(step.eqn.op, Start)
+            beside = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
+            lanes = (lane,) if kind in beside else (COMPUTE, lane)
             return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
+        if isinstance(step, Wait):
+            return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
             inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)
         elif self.pipelined and str(step.eqn.op) == "scan" and step.trips > 1:
@@ -201,6 +216,8 @@ class Schedule:
         """The span of items that have run."""
         total = Span(max((item.end for item in items), default=0.0))
         for item in items:
+            if item.marker:
+                continue
             took = item.end - item.start
             lines = self.ledger.of(item.step)
             lane = COMPUTE

@@ -17,7 +17,7 @@ from ..errors import Where
 from ..ir import Eqn, Op, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
-from .fusion import Branch, Kernel, Loop, Send, Step, steps
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
 
@@ -163,6 +163,8 @@ def _lines(
         elif isinstance(step, Branch):
             for arm in step.arms:
                 yield from _lines(program, arm, trips, unbounded, order)
+        elif isinstance(step, Wait):
+            continue
         elif isinstance(step, Send):
             record = program.record(step.eqn, trips, unbounded)
             moved = sum(map(program.local_bytes, (*step.reads, *step.writes)))

@@ -20,6 +20,7 @@ from ..backend import Block, Jax, Local
 from ..dims import Shape
 from ..ir import Eqn, Op, Var
 from ..layouts import Mesh, Sharding
+from .asynchrony import FENCE, aligned
 from .casts import varying
 from .program import Program
 
@@ -68,7 +69,7 @@ def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
         elif eqn.op.name == "cond":
             results = _cond(eqn, xs)
         else:
-            results = _kernel(program, eqn, xs)
+            results = _kernel(program, eqn, aligned(eqn, xs) if eqn.op is FENCE else xs)
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
 

@@ -57,7 +57,7 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     """
     if not eqn.ins:
         return [None] * len(eqn.outs)
-    if eqn.op.name in ("prefer", "shard"):
+    if eqn.op.name in ("prefer", "shard", "wait", "fence"):
         return [v.sharding for v in eqn.ins]
     if eqn.op.name == "turn":  # its block is another one on each device, by turns: no label says so
         return [eqn.ins[-2].sharding]

@@ -15,6 +15,7 @@ from ..errors import InternalError, Where
 from ..ir import Eqn, Graph, Op, Var, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
+from .asynchrony import Start, check_pairs
 from .collectives import Collective
 from .labels import out_shardings
 
@@ -102,8 +103,9 @@ class Program(Graph):
             where=eqn.where,
             cause=eqn.cause,
             backward=eqn.backward,
-            op=eqn.op,
+            op=eqn.op.collective if isinstance(eqn.op, Start) else eqn.op,
             unbounded=unbounded,
+            asynchronous=isinstance(eqn.op, Start),
         )
 
 
@@ -124,6 +126,7 @@ class CollectiveRecord:
     backward: bool
     op: Collective
     unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)
+    asynchronous: bool = False  # started here, and waited for later
 
     @property
     def size(self) -> str:
@@ -138,6 +141,7 @@ class CollectiveRecord:
 
 def check(program: Program, made_by: str) -> Program:
     """The program itself; raises `InternalError` when a stored sharding is not what the operation's rule infers."""
+    check_pairs(program, made_by)
     for eqn, _ in walk(program):
         if isinstance(eqn.op, Op):
             if eqn.op.control:

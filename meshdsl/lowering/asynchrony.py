@@ -1,0 +1,128 @@
+"""Asynchrony is stated: a collective is one instruction, or a `start` and a `wait`.
+
+From its start a collective occupies the network; at its wait the result is available, and its buffers stay allocated
+in between. Anything may run meanwhile, and nothing else overlaps. A fence ties values together: none of its results is
+available before all of its operands are. Compilers keep an order that fences tie to operands, and no other
+(`jax.lax.optimization_barrier`).
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+# (arrays of two libraries, and parameters of equations, are only partly typed)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Shape
+from ..errors import InternalError
+from ..ir import Eqn, Graph, Op, Type
+from ..layouts import Mesh, Sharding
+from ..layouts.sharding import Axes
+from .casts import varying
+
+__all__ = ["FENCE", "WAIT", "Start", "aligned", "check_pairs", "pairs"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin a collective. The result may be read by one `wait` only, in the same body.
+
+    >>> from meshdsl.lowering.collectives import AllReduce
+    >>> print(Start(AllReduce(("cols",))))
+    start all_reduce(sum) over cols
+    """
+
+    collective: Any
+
+    def __str__(self) -> str:
+        return f"start {self.collective}"
+
+    @property
+    def name(self) -> str:
+        return self.collective.name
+
+    @property
+    def axes(self) -> Axes:
+        return self.collective.axes
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        return self.collective.step(before, mesh)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return self.collective.bytes_sent(local_bytes, mesh)
+
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return self.collective.wire_dtype(dtype)
+
+    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
+        return self.collective.emit(x, shape, before, mesh, *counts)
+
+    def simulate(self, blocks: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
+        return self.collective.simulate(blocks, shape, before, mesh, *counts)
+
+
+def _no_flops(*_: Any, **__: Any) -> float:
+    return 0.0
+
+
+def _tie(c: Local, *xs: Any) -> Any:
+    """All operands, none of them before the others; typed as varying over the axes that their shardings name."""
+    return c.xp.barrier(xs)
+
+
+WAIT = Op("wait", type=lambda x: x, kernel=lambda c, x: x, flops=_no_flops, fuses="view", effects=True)
+FENCE = Op(
+    "fence",
+    type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
+    kernel=_tie,
+    flops=_no_flops,
+    fuses="view",
+    effects=True,
+)
+
+
+def aligned(eqn: Eqn, xs: list[Any]) -> list[Any]:
+    """The operands of a fence typed alike: JAX types every result as varying over the axes of all operands."""
+    return [varying(x, v.sharding.varying) for x, v in zip(xs, eqn.ins, strict=True)]
+
+
+def pairs(graph: Graph) -> dict[Eqn, Eqn]:
+    """Every start of one body, with its wait."""
+    waits = {eqn.ins[0]: eqn for eqn in graph.eqns if eqn.op is WAIT}
+    return {eqn: waits[eqn.outs[0]] for eqn in graph.eqns if isinstance(eqn.op, Start)}
+
+
+def check_pairs(graph: Graph, made_by: str) -> None:
+    """Raise `InternalError` unless every start has one wait, which alone reads it, in every body."""
+    for problem in _problems(graph):
+        raise InternalError(f"{made_by}: {problem}")
+    for eqn in graph.eqns:
+        for _, sub in eqn.graphs():
+            check_pairs(sub, made_by)
+
+
+def _problems(graph: Graph) -> Iterator[str]:
+    in_flight = {eqn.outs[0]: eqn for eqn in graph.eqns if isinstance(eqn.op, Start)}
+    waited = set[Any]()
+    for eqn in graph.eqns:
+        if eqn.op is WAIT and eqn.ins[0] not in in_flight:
+            yield f"a wait at {eqn.where} waits for {eqn.ins[0]}, which no collective of this body starts"
+        for v in eqn.ins:
+            if v not in in_flight:
+                continue
+            if eqn.op is not WAIT:
+                yield f"{eqn.op} at {eqn.where} reads the result of '{in_flight[v].op}' before its wait"
+            if v in waited:
+                yield f"'{in_flight[v].op}' at {in_flight[v].where} is waited for twice"
+            waited.add(v)
+        if eqn.op is FENCE and len({frozenset(v.sharding.varying) for v in eqn.ins}) > 1:
+            yield f"a fence at {eqn.where} ties values that vary over different mesh axes"
+    for v, eqn in in_flight.items():
+        if v not in waited or v in graph.outs:
+            yield f"'{eqn.op}' at {eqn.where} is never waited for"
