@@ -19,7 +19,7 @@ from .index_map import Moves, Piece
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice
 
-__all__ = ["concat", "stack", "unstack"]
+__all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
 
 
 def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ _CONCAT = Op(
     fuses="map",
 )
 
-_STACK = Op(
+STACK = Op(
     "stack",
     type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
     kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
@@ -132,7 +132,7 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
             raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
         return [transpose(x, xs[0].dims) for x in xs]
 
-    return bind1(_STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
+    return bind1(STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
 
 
 def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
@@ -146,7 +146,7 @@ def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
     return c.xp.where(inside, row, c.xp.zeros((), x.dtype))
 
 
-_INDEX = Op(
+INDEX = Op(
     "index",
     type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
     kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
@@ -170,4 +170,4 @@ def unstack(x: Any, dim: DimLike) -> list[Tensor]:
     """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
-    return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]
+    return [bind1(INDEX, x, dim=d, at=i) for i in range(d.size)]

@@ -180,7 +180,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
     return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(exact))
 
 
-_RESHAPE = Op(
+RESHAPE = Op(
     "reshape",
     type=_reshape_type,
     kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _real(c.outs[0]))),
@@ -208,7 +208,7 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
     x = as_tensor(x)
     sized = not isinstance(dims, str) or ":" in dims
     shape = located(lambda: pick(dims, (), new=True) if sized else pick(dims, x.dims))
-    return x if shape == x.dims else bind1(_RESHAPE, x, shape=shape)
+    return x if shape == x.dims else bind1(RESHAPE, x, shape=shape)
 
 
 def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
