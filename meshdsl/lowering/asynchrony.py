@@ -12,21 +12,21 @@ available before all of its operands are. Compilers keep an order that fences ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax import lax
 
-from ..backend import Local
 from ..dims import Shape
 from ..errors import InternalError
 from ..ir import Eqn, Graph, Op, Type
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
-from .casts import varying
+from .casts import invariant, varying
 
-__all__ = ["FENCE", "WAIT", "Start", "aligned", "check_pairs", "pairs"]
+__all__ = ["FENCE", "WAIT", "Start", "check_pairs", "emit_fence", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -71,25 +71,27 @@ def _no_flops(*_: Any, **__: Any) -> float:
     return 0.0
 
 
-def _tie(c: Local, *xs: Any) -> Any:
-    """All operands, none of them before the others; typed as varying over the axes that their shardings name."""
-    return c.xp.barrier(xs)
-
-
 WAIT = Op("wait", type=lambda x: x, kernel=lambda c, x: x, flops=_no_flops, fuses="view", effects=True)
 FENCE = Op(
     "fence",
     type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
-    kernel=_tie,
+    kernel=lambda c, *xs: list(xs),  # in NumPy; see `emit_fence`
     flops=_no_flops,
     fuses="view",
     effects=True,
 )
 
 
-def aligned(eqn: Eqn, xs: list[Any]) -> list[Any]:
-    """The operands of a fence typed alike: JAX types every result as varying over the axes of all operands."""
-    return [varying(x, v.sharding.varying) for x, v in zip(xs, eqn.ins, strict=True)]
+def emit_fence(eqn: Eqn, xs: Sequence[Any], mesh: Mesh) -> list[Any]:
+    """The operands of a fence, tied in JAX.
+
+    `optimization_barrier` types every result as varying over the axes of all operands, so the operands are typed alike
+    before it and as their shardings say after it.
+    """
+    own = [v.sharding.varying for v in eqn.ins]
+    every = tuple(axis for axis in mesh.axes if any(axis in axes for axes in own))
+    tied = lax.optimization_barrier([varying(x, every) for x in xs])
+    return [invariant(y, tuple(a for a in every if a not in axes)) for y, axes in zip(tied, own, strict=True)]
 
 
 def pairs(graph: Graph) -> dict[Eqn, Eqn]:
@@ -121,8 +123,6 @@ def _problems(graph: Graph) -> Iterator[str]:
             if v in waited:
                 yield f"'{in_flight[v].op}' at {in_flight[v].where} is waited for twice"
             waited.add(v)
-        if eqn.op is FENCE and len({frozenset(v.sharding.varying) for v in eqn.ins}) > 1:
-            yield f"a fence at {eqn.where} ties values that vary over different mesh axes"
     for v, eqn in in_flight.items():
         if v not in waited or v in graph.outs:
             yield f"'{eqn.op}' at {eqn.where} is never waited for"

@@ -20,7 +20,7 @@ from ..backend import Block, Jax, Local
 from ..dims import Shape
 from ..ir import Eqn, Op, Var
 from ..layouts import Mesh, Sharding
-from .asynchrony import FENCE, aligned
+from .asynchrony import FENCE, emit_fence
 from .casts import varying
 from .program import Program
 
@@ -68,8 +68,10 @@ def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
             results = _while(eqn, xs)
         elif eqn.op.name == "cond":
             results = _cond(eqn, xs)
+        elif eqn.op is FENCE:
+            results = emit_fence(eqn, xs, program.mesh)
         else:
-            results = _kernel(program, eqn, aligned(eqn, xs) if eqn.op is FENCE else xs)
+            results = _kernel(program, eqn, xs)
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
 

@@ -29,7 +29,7 @@ from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..ops.reshape import RENAME, RESHAPE
 
-__all__ = ["ADD_PARTS", "JOIN_PARTS", "PART", "Parts", "split"]
+__all__ = ["ADD_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
 
 WITH_RULES = (RENAME, RESHAPE)  # operations with a rule of their own that treat every block of a dim alike
 
@@ -93,14 +93,33 @@ class Parts:
     equations: int  # of the program before, that run in parts
 
 
-def split(program: Program, dim: str, parts: int, among: Collection[Eqn] | None = None) -> Parts:
+def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
+    """Of every value that the `dim` of the program's inputs reaches, how it is cut."""
+    made = _Splitter(program, _of_inputs(program, dim), parts, None)
+    for eqn in program.eqns:
+        made.add(eqn)
+    return made.cut
+
+
+def _of_inputs(program: Program, dim: str) -> dict[Var, Cut]:
+    return {v: Cut(dim, 1) for v in program.ins if any(d.name == dim for d in v.shape)}
+
+
+def split(
+    program: Program,
+    dim: str,
+    parts: int,
+    cuts: Mapping[Var, Cut] | None = None,
+    among: Collection[Eqn] | None = None,
+) -> Parts:
     """The program with the equations that its inputs' `dim` passes through in `parts` parts.
 
-    `among` limits the range to these equations (default: the whole program). Equations inside loops and branches stay
-    whole. Results of reductions over the dim are equal up to the order in which floats are added; all others are
-    bitwise equal.
+    A range is the equations `among`; `cuts` says how values from outside are cut in it. By default it is the whole
+    program. Equations inside loops and branches stay whole. Weight gradients are equal up to the order in which floats
+    are added; all other values are computed by the same operations on the same elements.
     """
-    made = _Splitter(program, dim, parts, None if among is None else set(among))
+    cuts = _of_inputs(program, dim) if cuts is None else cuts
+    made = _Splitter(program, cuts, parts, None if among is None else set(among))
     for eqn in program.eqns:
         made.add(eqn)
     outs = tuple(made.whole(v) for v in program.outs)
@@ -109,28 +128,27 @@ def split(program: Program, dim: str, parts: int, among: Collection[Eqn] | None 
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """How a value is cut: the name that the dim has there, and in how many chunks of parts it lies."""
+class Cut:
+    """How a value is cut into parts: the name that the dim has there, and how many chunks have parts of their own."""
 
     dim: str
     chunks: int
 
 
 class _Splitter:
-    def __init__(self, program: Program, dim: str, parts: int, among: set[Eqn] | None):
+    def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None):
         self.program, self.parts, self.among = program, parts, among
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
         self.count = 0
-        self.cut: dict[Var, _Cut] = {}
+        self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
         self.joined: dict[Var, Var] = {}
-        self.taken: dict[tuple[Var, _Cut], tuple[Var, ...]] = {}
-        for v in program.ins:
-            if any(d.name == dim for d in v.shape) and self.divides(v, _Cut(dim, 1)):
-                self.cut[v] = _Cut(dim, 1)
+        self.taken: dict[tuple[Var, Cut], tuple[Var, ...]] = {}
+        computed = {v for eqn in among or () for v in eqn.outs}
+        self.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and self.divides(v, cut))
 
-    def divides(self, v: Var, cut: _Cut) -> bool:
+    def divides(self, v: Var, cut: Cut) -> bool:
         """Whether every device's block has equal parts, without padding."""
         d = next(d for d in v.shape if d.name == cut.dim)
         extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
@@ -156,7 +174,7 @@ class _Splitter:
             self.joined[v] = out
         return self.joined[v]
 
-    def in_parts(self, v: Var, cut: _Cut, eqn: Eqn) -> tuple[Var, ...]:
+    def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]:
         """The parts of a value, cut from the whole where it was not computed in parts."""
         if v in self.pieces and self.cut[v] == cut:
             return self.pieces[v]
@@ -203,7 +221,7 @@ class _Splitter:
             else:
                 self.eqns.append(Eqn(ADD_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
 
-    def small(self, v: Var, cut: _Cut) -> Shape:
+    def small(self, v: Var, cut: Cut) -> Shape:
         return _resized(v.shape, cut.dim, 1 / self.parts)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
@@ -215,7 +233,7 @@ class _Splitter:
             return None
         return _Plan(((eqn.ins[0], self.cut[eqn.ins[0]]),), (found,), eqn.params)
 
-    def of_collective(self, eqn: Eqn, cut: _Cut) -> _Cut | None:
+    def of_collective(self, eqn: Eqn, cut: Cut) -> Cut | None:
         """How the result of a collective is cut, given its operand."""
         op: Any = eqn.op
         if isinstance(op, AllReduce):
@@ -227,7 +245,7 @@ class _Splitter:
         )
         if not isinstance(op, AllGather | AllToAll | ReduceScatter | Slice) or (shrinks and cut.chunks % n):
             return None
-        return _Cut(cut.dim, cut.chunks * n if grows else cut.chunks // n if shrinks else cut.chunks)
+        return Cut(cut.dim, cut.chunks * n if grows else cut.chunks // n if shrinks else cut.chunks)
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)
@@ -246,12 +264,12 @@ class _Splitter:
             if moves is None or labels.outs[0].get(moves.out.name) == label:
                 return None
 
-        def cuts(values: Sequence[Var], names: Sequence[Mapping[str, str | None]]) -> Iterator[_Cut | None]:
+        def cuts(values: Sequence[Var], names: Sequence[Mapping[str, str | None]]) -> Iterator[Cut | None]:
             for v, of in zip(values, names, strict=True):
                 dims = [d for d, one in of.items() if one == label and any(e.name == d for e in v.shape)]
                 if len(dims) > 1:
                     raise _NoPartsError
-                yield _Cut(dims[0], chunks) if dims else None
+                yield Cut(dims[0], chunks) if dims else None
 
         try:
             ins = list(cuts(eqn.ins, labels.ins))
@@ -267,7 +285,7 @@ class _Splitter:
             return None
         return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), tuple(outs))
 
-    def checked(self, eqn: Eqn, ins: Sequence[tuple[Var, _Cut | None]], outs: tuple[_Cut | None, ...]) -> _Plan | None:
+    def checked(self, eqn: Eqn, ins: Sequence[tuple[Var, Cut | None]], outs: tuple[Cut | None, ...]) -> _Plan | None:
         """The plan, if the operation's type rule agrees on operands and results of a part's sizes."""
         pairs = [*ins, *zip(eqn.outs, outs, strict=True)]
         new = {
@@ -293,8 +311,8 @@ class _Splitter:
 class _Plan:
     """How one equation runs in parts: the cut of each operand and result, None for what every part reads whole."""
 
-    ins: tuple[tuple[Var, _Cut | None], ...]
-    outs: tuple[_Cut | None, ...]
+    ins: tuple[tuple[Var, Cut | None], ...]
+    outs: tuple[Cut | None, ...]
     params: Mapping[str, Any]
 
 

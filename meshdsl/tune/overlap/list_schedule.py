@@ -19,7 +19,8 @@ def list_schedule(tasks: Tasks, priority: Callable[[Task], float] = lambda task:
 
     Computation is slower by `machine.overlap_slowdown` while a collective runs. O(n log n) in tasks.
     """
-    waits_for = {task: len(task.needs) for task in tasks.all}
+    among = set(tasks.all)
+    waits_for = {task: sum(source in among for source in task.needs) for task in tasks.all}
     tie = count()
     computes: list[tuple[float, int, Task]] = []  # ready computation, the most urgent first
     sends: list[tuple[float, int, Task]] = []  # ready collectives, not issued yet
@@ -32,7 +33,7 @@ def list_schedule(tasks: Tasks, priority: Callable[[Task], float] = lambda task:
         heapq.heappush(sends if task.sends else computes, (-priority(task), next(tie), task))
 
     def finish(task: Task) -> None:
-        for reader in task.readers:
+        for reader in among.intersection(task.readers):
             waits_for[reader] -= 1
             if not waits_for[reader]:
                 release(reader)

@@ -46,7 +46,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """All tasks of a program, in its order."""
+    """Tasks of a program, in its order: all of them, or some that wait for one another only."""
 
     program: Program
     machine: Machine
@@ -63,7 +63,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
     of: dict[int, Task] = {}
     for number, item in enumerate(items):
         lane = COMPUTE
-        if isinstance(item.step, Send) and found.of(item.step)[0].kind in ("collective",):
+        if isinstance(item.step, Send):
             record = found.of(item.step)[0].collective
             assert record is not None
             lane = ",".join(record.axes) if record.kind in machine.asynchronous else COMPUTE
