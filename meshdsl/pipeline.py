@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .cost.machine import Machine
+from .cost.network import place
 from .ir import Graph, verify
 from .layouts import Layout, Mesh
 from .lowering import Program
@@ -20,11 +21,12 @@ from .lowering.program import check
 from .passes.simplify import simplify
 from .schedule.ragged_exchange import ragged_exchange
 from .tune.groups import RefinedMesh
+from .tune.overlap.plan import NO_OVERLAP, Overlap, OverlapPlan, plan_overlap
 from .tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
 __all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]
 
-REPLICATED, UNCHANGED = WeightUpdate(), UpdateTable("replicated")
+REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Options:
 
     gather_limit: float | None = None
     weight_update: WeightUpdate = REPLICATED
-    machine: Machine | None = None  # decides for "auto"
+    overlap: Overlap = NO_OVERLAP
+    machine: Machine | None = None  # decides what "auto" leaves open, and the order of an overlap plan
+    donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may take over
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class State:
     refined: RefinedMesh  # how `mesh` refines the user's mesh
     program: Program | None = None
     weight_update: UpdateTable = UNCHANGED
+    overlap: OverlapPlan = UNPLANNED
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,11 @@ class Pass:
 
     name: str
     run: Callable[[State, Options], State]
+
+
+def _decides(options: Options) -> Machine | None:
+    """The machine that decides on weight updates: under "auto" only."""
+    return options.machine if options.weight_update.mode == "auto" else None
 
 
 def _shard_weight_updates(state: State, options: Options) -> State:
@@ -67,7 +77,7 @@ def _shard_weight_updates(state: State, options: Options) -> State:
         state.results,
         options.gather_limit,
         options.weight_update,
-        options.machine,
+        _decides(options),
     )
     return dataclasses.replace(
         state,
@@ -82,6 +92,16 @@ def _shard_weight_updates(state: State, options: Options) -> State:
 def _partition(state: State, options: Options) -> State:
     program = partition(state.graph, state.mesh, state.layout, state.results, options.gather_limit)
     return dataclasses.replace(state, program=program)
+
+
+def _plan_overlap(state: State, options: Options) -> State:
+    if options.overlap.mode == "none":
+        return state
+    assert state.program is not None and options.machine is not None
+    placement = state.refined.placement(place(options.machine.network, state.refined.coarse))
+    donated = [state.program.ins[i] for i in options.donated]
+    program, plan = plan_overlap(state.program, options.overlap, options.machine, placement, donated)
+    return dataclasses.replace(state, program=program, overlap=plan)
 
 
 def _on_program(transform: Callable[[Program, State, Options], Program]) -> Callable[[State, Options], State]:
@@ -103,9 +123,10 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         "bucket collectives",
         _on_program(
-            lambda program, state, options: bucket(program, options.weight_update, options.machine, state.refined)
+            lambda program, state, options: bucket(program, options.weight_update, _decides(options), state.refined)
         ),
     ),
+    Pass("plan overlap", _plan_overlap),
 )
 
 

@@ -39,11 +39,17 @@ STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # how long later parts wait
 class Overlap:
     """How communication overlaps with computation.
 
-    `mode` is "none"; "dw", weight gradients behind all_to_alls (Jiang et al., 2024, Algorithm 1); "lancet", that and
-    the forward pass in parts around each all_to_all (their section 5); "list", list scheduling of the whole step; "halves",
-    forward and backward pass in `parts` parts along `dim`, each hiding the communication of the others; or "auto", the
-    fastest of these by the timeline. `dim` is by default the one that most of the program passes through.
-    `memory_limit` is the bytes that one device may hold (default: the machine's).
+    `mode` is one of
+
+    - "none": the order of the program, which the device's compiler may change;
+    - "dw": weight gradients behind all_to_alls (Jiang et al., 2024, Algorithm 1);
+    - "lancet": that, and the forward pass in parts around each all_to_all (their section 5);
+    - "list": list scheduling of the whole step;
+    - "halves": forward and backward pass in `parts` parts along `dim`, each hiding the communication of the others;
+    - "auto": the fastest of all these by the timeline.
+
+    `dim` is by default the one that most of the program passes through. `memory_limit` is the bytes that one device may
+    hold (default: the machine's).
 
     >>> import meshdsl as md
     >>> md.Overlap("halves", parts=4, memory_limit=40e9).mode
