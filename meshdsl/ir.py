@@ -104,6 +104,7 @@ class Op:
     mask: Any = None  # identity that replaces padding of dims that vanish: a number, or "low"/"high" of the dtype
     moves: Callable[..., Any] | None = None  # (*input types, **params) -> ops.moves.Moves along one dim, or None
     rule: Callable[..., Labels] | None = None  # (*input types, **params) when equal names are not the rule
+    inside_blocks: bool = False  # mixes elements inside each device's block of a dim that it passes; lowering makes it
     control: bool = False  # its params hold graphs; evaluators and partition treat it by name
     effects: bool = False  # never merged with an equal equation
 

@@ -30,7 +30,9 @@ def _block_cumsum(c: Local, x: Any, *, dim: Dim, reverse: bool) -> Any:
     return _flipped(c, c.xp.cumsum(_flipped(c, x, axis, reverse), axis), axis, reverse).astype(x.dtype)
 
 
-BLOCK_CUMSUM = Op("block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear="joint")
+BLOCK_CUMSUM = Op(
+    "block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear="joint", inside_blocks=True
+)
 
 
 def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> Any:
@@ -47,6 +49,7 @@ BLOCK_TOTAL = Op(
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
     fuses="reduce",
+    inside_blocks=True,
 )
 
 
@@ -70,6 +73,7 @@ BLOCK_PROD = Op(
         ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
     ),
     fuses="reduce",
+    inside_blocks=True,
 )
 
 
@@ -89,6 +93,7 @@ ADD_PARTS = Op(
     linear="joint",
     blocked=lambda x, totals, *, dim, parts, reverse, axes: (parts.name,),
     fuses="map",
+    inside_blocks=True,
 )
 
 
@@ -110,6 +115,7 @@ BLOCK_TOP_K = Op(
     type=_block_top_k_type,
     kernel=_block_top_k,
     rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.shape, over, parts))),
+    inside_blocks=True,
 )
 
 
@@ -131,6 +137,7 @@ MERGE_TOP_K = Op(
     ),
     kernel=_merge_top_k,
     blocked=lambda values, *, parts, k: (parts.name, k.name),
+    inside_blocks=True,
 )
 
 PICK = Op(  # a record of its own, so that indices that nobody reads are not sent
@@ -139,6 +146,7 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
     blocked=lambda index, place, *, parts, k: (parts.name, k.name),
     fuses="pick",
+    inside_blocks=True,
 )
 
 
@@ -162,6 +170,7 @@ RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at 
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
     fuses="view",
+    inside_blocks=True,
 )
 
 
@@ -194,4 +203,5 @@ FILLED = Op(  # of the first so many places along a dim, how many lie in each bl
     rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
     flops=lambda *_, **__: 0,
     fuses="map",
+    inside_blocks=True,
 )

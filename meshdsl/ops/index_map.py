@@ -83,6 +83,7 @@ ROWS = Op(
     linear="joint",
     rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.shape, dim, rows)),
     fuses="pick",
+    inside_blocks=True,
 )
 
 
@@ -151,4 +152,5 @@ PLACE = Op(
     flops=lambda *_, **__: 0,
     linear="joint",
     rule=lambda *xs, dims, whole, out, table, fill, axes: _place_rule(xs, dims, whole, out),
+    inside_blocks=True,
 )

@@ -62,6 +62,7 @@ BEGIN_SORT = Op(
     rule=lambda x, *, over, run, place: Labels(
         _label((x,), over, run.name), _label(_begin_type(x, over=over, run=run, place=place), run, run.name)
     ),
+    inside_blocks=True,
 )
 
 
@@ -78,7 +79,13 @@ def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[st
     return tuple(c.xp.where(here == 0, a, b) if 0 in part else b for a, b in zip(mine, made, strict=True))
 
 
-KEEP_PART = Op("keep_part", type=lambda *items, run, part, axes: items[: len(items) // 2], kernel=_keep, fuses="pick")
+KEEP_PART = Op(
+    "keep_part",
+    type=lambda *items, run, part, axes: items[: len(items) // 2],
+    kernel=_keep,
+    fuses="pick",
+    inside_blocks=True,
+)
 
 
 def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:
@@ -109,6 +116,7 @@ DEAL = Op(
             for x in items
         ),
     ),
+    inside_blocks=True,
 )
 
 
@@ -130,6 +138,7 @@ COLLECT = Op(
         tuple({d.name: run.name if d == to else None if d == rest else d.name for d in x.shape} for x in items),
         _label(tuple(_collected(x, run, to, rest) for x in items), run, run.name),
     ),
+    inside_blocks=True,
 )
 
 
@@ -162,4 +171,5 @@ JOIN_HALVES = Op(
         tuple({d.name: run.name if d in (run, half) else d.name for d in x.shape} for x in items),
         _label(items[: len(items) // 3], run, run.name),
     ),
+    inside_blocks=True,
 )

@@ -29,7 +29,7 @@ from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..ops.reshape import RENAME, RESHAPE
 
-__all__ = ["ADD_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
+__all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
 
 WITH_RULES = (RENAME, RESHAPE)  # operations with a rule of their own that treat every block of a dim alike
 
@@ -75,8 +75,8 @@ JOIN_PARTS = Op(
     linear="joint",
     fuses="map",
 )
-ADD_PARTS = Op(
-    "add_parts",
+SUM_PARTS = Op(
+    "sum_parts",
     type=lambda *xs: xs[0],
     kernel=lambda c, *xs: reduce(lambda a, b: a + b, xs),
     linear="joint",
@@ -219,7 +219,7 @@ class _Splitter:
             if cut is not None:
                 self.cut[v], self.pieces[v] = cut, tuple(found)
             else:
-                self.eqns.append(Eqn(ADD_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
+                self.eqns.append(Eqn(SUM_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
 
     def small(self, v: Var, cut: Cut) -> Shape:
         return _resized(v.shape, cut.dim, 1 / self.parts)
@@ -249,7 +249,7 @@ class _Splitter:
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)
-        if op.control or op.effects or (op.rule is not None and op not in WITH_RULES):
+        if op.control or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
             return None
         labels = labels_of(eqn)
         pairs = list(zip(eqn.ins, labels.ins, strict=True))

@@ -29,7 +29,7 @@ from .list_schedule import list_schedule
 from .tasks import Task, ordered, tasks_of
 from .weight_gradients import dw_schedule
 
-__all__ = ["MODES", "NO_OVERLAP", "Overlap", "OverlapPlan", "Window", "plan_overlap"]
+__all__ = ["MODES", "NO_OVERLAP", "Overlap", "OverlapPlan", "Window", "kernels_with_products", "plan_overlap"]
 
 MODES = ("none", "auto", "dw", "lancet", "list", "halves")
 STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # how long later parts wait, in units of a collective's time
@@ -190,7 +190,10 @@ def plan_overlap(
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
     planner = _Planner(program, machine, placement, request)
-    found = [plain, *(judged(name, fence(one, _kernels(one))) for name, one in planner.plans(request.mode))]
+    found = [
+        plain,
+        *(judged(name, fence(one, kernels_with_products(one))) for name, one in planner.plans(request.mode)),
+    ]
     if request.mode == "auto":
         fitting = [one for one in found if not one[0].rejected]
         chosen = min(fitting or found, key=lambda one: one[0].seconds)
@@ -291,7 +294,7 @@ def _collectives(parts: Parts) -> int:
     return sum(not isinstance(eqn.op, Op) for eqn in parts.part)
 
 
-def _kernels(program: Program) -> dict[Eqn, Held]:
+def kernels_with_products(program: Program) -> dict[Eqn, Held]:
     """The kernels with products, by their last equation: what they read and write is stored in any case."""
     found: dict[Eqn, Held] = {}
     source = holders(program)
