@@ -85,6 +85,7 @@ class _Stages:
         self.structure = traced.structure
         self.begun = traced.begun
         self.result = traced.result
+        self.accepted: list[Any] = [None] * len(self.graph.ins)  # the sharding in which each input came last
 
     @cached_property
     def passed(self) -> tuple[State, tuple[Stage, ...]]:
@@ -155,8 +156,48 @@ class _Stages:
         traced = self.jit(mesh, shardings).trace(*shapes)
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
+    def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
+        """Whether these arguments are concrete tensors of this signature: the check of every call but the first."""
+        if structure != self.structure:
+            return False
+        for x, v in zip(leaves, self.graph.ins, strict=True):
+            if type(x) is not Tensor or x._array is None or x.dtype != v.dtype:
+                return False
+            if x.dims is not v.shape and x.dims != v.shape:
+                return False
+        return True
+
+    @cached_property
+    def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
+        """Of every input, the stored sizes and the sharding."""
+        sizes = (self.program.extents.global_shape(v.shape) for v in self.runnable.ins)
+        return list(zip(sizes, self.shardings, strict=True))
+
+    def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """The arguments in the shardings that the program takes."""
+        found: list[jax.Array] = []
+        for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
+            stored = x._array if type(x) is Tensor else None
+            if isinstance(stored, jax.Array):
+                if stored.is_deleted():
+                    raise self.deleted(i)
+                own = stored.sharding
+                if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
+                    self.accepted[i] = own
+                    found.append(stored)
+                    continue
+            found.append(self.place(x, self.program.ins[i], sharding))
+        return found
+
+    def deleted(self, i: int) -> ShapeError:
+        """The error for an argument whose memory another call has taken over."""
+        return ShapeError(
+            f"argument {self.program.ins[i].name} was donated to an earlier call, which has overwritten its memory\n"
+            "  use the result that replaced it, or leave the argument out of donate="
+        )
+
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
-        """An argument where the program expects it: as it is when it already lies so, else through the host."""
+        """An argument brought into the sharding that the program takes, through the host."""
         sizes = self.program.extents.global_shape(v.shape)
         if isinstance(x, Type):
             raise ShapeError(
@@ -165,12 +206,6 @@ class _Stages:
             )
         if isinstance(x, Tensor):
             stored = x.stored
-            if (
-                isinstance(stored, jax.Array)
-                and stored.shape == sizes
-                and stored.sharding.is_equivalent_to(sharding, len(sizes))
-            ):
-                return stored
             if isinstance(stored, jax.Array) and not (stored.is_fully_addressable or stored.is_fully_replicated):
                 return _moved(stored, [d.size for d in x.dims], sizes, sharding)
             values = x.numpy()
@@ -219,6 +254,7 @@ class Compiled:
         self.mesh = mesh
         self.layout = layout
         self.donate = tuple(donate)
+        self._recent: _Stages | None = None  # of the last call
         self._stages: dict[Any, _Stages] = {}
         self._traced: dict[Any, _Traced] = {}  # shared with what `under` makes
 
@@ -247,10 +283,13 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
-        stages, leaves = self._for(args)
+        leaves, structure = tree.tree_flatten(args)
+        stages = self._recent
+        if stages is None or not stages.accepts(structure, leaves):
+            stages, leaves = self._for(args)
+            self._recent = stages
         try:
-            program = stages.runnable
-            arrays = [stages.place(x, v, s) for x, v, s in zip(leaves, program.ins, stages.shardings, strict=True)]
+            arrays = stages.arrays(leaves)
         except MeshdslError as error:
             raise at(error, caller()) from None
         results = stages.executable(*arrays)
@@ -371,7 +410,7 @@ class Compiled:
             other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         except MeshdslError as error:
             raise at(error, caller()) from None
-        other._stages = {}
+        other._stages, other._recent = {}, None
         return other
 
 

@@ -24,6 +24,7 @@ from ...schedule.fences import Held, fence, is_product, windows
 from ...schedule.split import Parts, split
 from ...schedule.unroll import unroll
 from ...units import percent, seconds, show_bytes
+from .insertion import insertion_moves
 from .lancet import lancet
 from .list_schedule import list_schedule
 from .tasks import Task, ordered, tasks_of
@@ -225,7 +226,7 @@ class _Planner:
             self.need_exchanges(mode, exchanges)
             yield from self.lancet(mode)
         if mode in ("list", "auto"):
-            yield "list", self.in_order(self.unrolled, list_schedule)
+            yield "list", self.in_order(self.unrolled, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
         if mode in ("halves", "auto"):
             yield from self.halves(mode)
 
