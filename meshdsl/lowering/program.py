@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import InternalError, Where
+from ..errors import Where
 from ..ir import Eqn, Graph, Op, Var, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
-from .asynchrony import Start, check_pairs
+from .asynchrony import Start
 from .collectives import Collective
-from .labels import out_shardings
 
-__all__ = ["CollectiveRecord", "Program", "check"]
+__all__ = ["CollectiveRecord", "Program"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,24 +136,3 @@ class CollectiveRecord:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
         return f"{what} {self.size}{times}  # {self.where} {self.cause}"
-
-
-def check(program: Program, made_by: str) -> Program:
-    """The program itself; raises `InternalError` when a stored sharding is not what the operation's rule infers."""
-    check_pairs(program, made_by)
-    for eqn, _ in walk(program):
-        if isinstance(eqn.op, Op):
-            if eqn.op.control:
-                continue
-            inferred = out_shardings(eqn)
-        else:
-            inferred = [eqn.op.step(eqn.ins[0].sharding, program.mesh)]
-        for var, sharding in zip(eqn.outs, inferred, strict=True):
-            if sharding is not None and sharding != var.sharding:
-                raise InternalError(
-                    f"{made_by}: {eqn.op} at {eqn.where} stores {var.sharding}, its rule infers {sharding} "
-                    f"from {[v.sharding for v in eqn.ins]}"
-                )
-        for var in eqn.outs:
-            program.local_shape(var)
-    return program

@@ -20,8 +20,8 @@ from meshdsl.dims import Shape
 from meshdsl.ir import Eqn, Op, walk
 from meshdsl.layouts import Mesh, Sharding
 from meshdsl.lowering import Program
+from meshdsl.lowering.check import check
 from meshdsl.lowering.collectives import AllReduce, Collective, ReduceScatter
-from meshdsl.lowering.program import check
 from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.trace import Type
 from models.mlp import mlp

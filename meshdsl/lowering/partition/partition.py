@@ -20,8 +20,9 @@ from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
 from ...passes.weight_update.shard_updates import CUT
 from ...trace import FULL
+from ..check import check
 from ..labels import Labels, apply, labels_of, vanishing
-from ..program import Program, check
+from ..program import Program
 from . import placement_ops as views
 from .choose import Claims, Conflict, choose
 from .demand import may_stay_pending
