@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.ir import Eqn, Graph, Op, Var, walk
+from meshdsl.ir import Eqn, Graph, Var, walk
 from meshdsl.layouts import Sharding
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
@@ -128,13 +128,13 @@ def at(vars: Sequence[Var], i: int, v: Var) -> tuple[Var, ...]:
 def mutants(program: Program) -> Iterator[tuple[str, Program]]:
     """The program with one border of one loop or branch moved."""
     for n, eqn in enumerate(program.eqns):
-        if not any(True for _ in eqn.graphs()):
+        if eqn.control is None:
             continue
         before, after = program.eqns[:n], program.eqns[n + 1 :]
-        for key, body in eqn.graphs():
+        for key, body in eqn.graphs().items():
             assert isinstance(body, Program)
             for what, changed in (*bodies_with_other_borders(body), *mutants(body)):
-                new = dataclasses.replace(eqn, params={**eqn.params, key: changed})
+                new = eqn.with_control(**{key: changed})
                 yield f"{eqn.op} {key} {what}", program.replace(eqns=(*before, new, *after))
         for i, v in enumerate(eqn.ins):
             for other in others(v, program):
@@ -166,15 +166,15 @@ def test_check_refuses_every_border_that_contradicts_a_body(name: str, capsys: p
     with capsys.disabled():
         print(f"borders: {name}: {counts.total()} mutants")
     assert counts.total() >= 20
-    assert set(counts) == {str(e.op) for e, _ in walk(program) if isinstance(e.op, Op) and e.op.control}
+    assert set(counts) == {e.op.name for e, _ in walk(program) if e.control is not None}
 
 
 def test_a_stack_whose_dim_is_split_is_refused() -> None:
     program = accumulated("r:2 c:2", "batch:r")
-    loop = next(eqn for eqn in program.eqns if isinstance(eqn.op, Op) and eqn.op.control)
+    loop = next(eqn for eqn in program.eqns if eqn.control is not None)
     stack = loop.outs[-1]
     split = Var(stack.shape, stack.dtype, "", Sharding.of({stack.shape[0].name: ("c",)}))
-    with pytest.raises(md.InternalError, match="a result"):
+    with pytest.raises(md.InternalError, match="a stacked result"):
         check(program.replace(eqns=tuple(changed(e, loop, stack, split) for e in program.eqns)), "mutant")
 
 
