@@ -29,8 +29,8 @@ from .lowering import Program
 from .lowering.emit import emit, partition_spec
 from .lowering.ragged import check_platform
 from .pipeline import Options, Stage, State, begin, run
+from .report.evaluate import cost as report
 from .report.report import Report
-from .report.report import cost as report
 from .trace import trace, tree
 from .tune.groups import group_of
 from .tune.overlap.plan import Overlap, OverlapPlan

@@ -16,8 +16,8 @@ from .cost.network import place
 from .ir import Graph, verify
 from .layouts import Layout, Mesh
 from .lowering import Program
+from .lowering.check import check
 from .lowering.partition import partition
-from .lowering.program import check
 from .passes.simplify import simplify
 from .schedule.ragged_exchange import ragged_exchange
 from .tune.groups import RefinedMesh

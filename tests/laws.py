@@ -23,7 +23,7 @@ from meshdsl import backend
 from meshdsl.autodiff import vjp_of_graph
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
-from meshdsl.ir import Graph, Op, Type, walk
+from meshdsl.ir import Call, Cond, Control, Graph, Op, Scan, Type, While, walk
 from meshdsl.ops import elementwise, indexing, pooling
 from meshdsl.ops.masking import MASK
 from meshdsl.ops.window import Window
@@ -148,43 +148,48 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
     env = dict(zip(graph.ins, arrays, strict=True))
     for eqn in graph.eqns:
         ins = [env[v] for v in eqn.ins]
-        if eqn.op.control:
-            outs = _control(eqn.op.name, ins, xp, **eqn.params)
+        if eqn.control is not None:
+            outs = _control(eqn.control, ins, xp)
         else:
-            outs = run_kernel(eqn.op, xp, ins, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+            types = [v.type for v in eqn.outs]
+            outs = run_kernel(eqn.operation, xp, ins, [v.shape for v in eqn.ins], types, eqn.params)
         for v, x in zip(eqn.outs, outs, strict=True):
             assert (np.shape(x), np.dtype(x.dtype)) == (tuple(d.size for d in v.shape), v.dtype), f"{eqn.op}: {v}"
             env[v] = x
     return [env[v] for v in graph.outs]
 
 
-def _control(name: str, ins: Sequence[Any], xp: Any, **params: Any) -> Sequence[Any]:
-    if name == "scan":
-        return _scan(ins, xp, **params)
-    if name == "while_loop":
-        return _while(ins, xp, **params)
-    if name == "cond":
-        yes, no = (lambda *xs, g=params[branch]: tuple(run(g, xs, xp)) for branch in ("yes", "no"))
-        return jax.lax.cond(ins[0], yes, no, *ins[1:]) if xp is backend.Jax else (yes if ins[0] else no)(*ins[1:])
-    assert name in ("checkpoint", "call"), name
-    return run(params["graph"], ins, xp)
+def _control(control: Control, ins: Sequence[Any], xp: Any) -> Sequence[Any]:
+    match control:
+        case Scan():
+            return _scan(control, ins, xp)
+        case While():
+            return _while(control, ins, xp)
+        case Cond():
+            yes, no = (lambda *xs, g=graph: tuple(run(g, xs, xp)) for graph in (control.yes, control.no))
+            if xp is backend.Jax:
+                return jax.lax.cond(ins[0], yes, no, *ins[1:])
+            return (yes if ins[0] else no)(*ins[1:])
+        case Call():
+            return run(control.graph, ins, xp)
 
 
-def _scan(ins: Sequence[Any], xp: Any, *, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
-    held, carry, xs = ins[:consts], ins[consts : consts + carries], ins[consts + carries :]
+def _scan(loop: Scan, ins: Sequence[Any], xp: Any) -> list[Any]:
+    body, carries, dim = loop.body, loop.carries, loop.dim
+    held, carry, xs = loop.inputs(ins)
     rows = []
-    for i in reversed(range(dim.size)) if reverse else range(dim.size):
+    for i in reversed(range(dim.size)) if loop.reverse else range(dim.size):
         outs = run(body, [*held, *carry, *(x[i] for x in xs)], xp)
         carry = outs[:carries]
         rows.append(outs[carries:])
-    rows = rows[::-1] if reverse else rows
+    rows = rows[::-1] if loop.reverse else rows
     empty = [xp.zeros((0, *(d.size for d in v.shape)), v.dtype) for v in body.outs[carries:]]
     return [*carry, *([xp.stack(y) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
-def _while(ins: Sequence[Any], xp: Any, *, test: Graph, body: Graph, consts: int) -> Sequence[Any]:
-    held, carry = ins[:consts], list(ins[consts:])
-    more, step = (lambda c: run(test, [*held, *c], xp)[0]), (lambda c: run(body, [*held, *c], xp))
+def _while(loop: While, ins: Sequence[Any], xp: Any) -> Sequence[Any]:
+    held, carry = loop.inputs(ins)
+    more, step = (lambda c: run(loop.test, [*held, *c], xp)[0]), (lambda c: run(loop.body, [*held, *c], xp))
     if xp is backend.Jax:
         return jax.lax.while_loop(more, step, [jnp.asarray(x) for x in carry])
     while more(carry):
@@ -194,7 +199,7 @@ def _while(ins: Sequence[Any], xp: Any, *, test: Graph, body: Graph, consts: int
 
 def operations(graph: Graph) -> set[Op]:
     """Every operation of a graph, those of loop bodies and branches included."""
-    return {eqn.op for eqn, _ in walk(graph)}
+    return {eqn.operation for eqn, _ in walk(graph)}
 
 
 def gradient(graph: Graph) -> tuple[Graph, list[int]]:

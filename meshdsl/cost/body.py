@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MeshdslError, Where
-from ..ir import Eqn, Graph, Op, Var, walk
+from ..errors import NOWHERE, MeshdslError, Where
+from ..ir import Eqn, Graph, Op, Scan, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import control
 from ..lowering.partition.control import Given
 from ..lowering.partition.demand import Demand
-from ..lowering.partition.partition import lower, settle
-from ..lowering.partition.scope import Scope
+from ..lowering.partition.partition import lower
+from ..lowering.partition.scope import Reader, Scope
 from ..ops.masking import MASK
+from ..ops.placement import PREFER
 from ..trace import FULL
 from .classes import HIDDEN, Classes, Made, Sent, State
 from .columns import Column, Table
@@ -90,8 +91,8 @@ class Body:
     def run(self) -> None:
         """Lower every equation."""
         for eqn in self.graph.eqns:
-            if str(eqn.op) == "scan":
-                self.scan(eqn)
+            if isinstance(eqn.control, Scan):
+                self.scan(eqn, eqn.control)
             else:
                 self.steps.append(self.equation(eqn))
 
@@ -232,7 +233,7 @@ class Body:
 
         def action(scope: Scope, target: Given) -> Given:
             if isinstance(target, Sharding):
-                scope.get(v, target, Eqn("get", (), (), {}))
+                scope.get(v, target, Reader("get", NOWHERE))
             return target
 
         key = ("get", v.shape, v.dtype)
@@ -253,15 +254,15 @@ class Body:
         total, repeated = np.zeros(self.table.size), self.repeated
         for step in (*self.steps, *self.ends):
             if isinstance(step, Loop):
-                total += step.body.sent() * step.eqn.params["trips"]
+                total += step.body.sent() * step.eqn.trips
             for plain in [step] if isinstance(step, Plain) else [*step.gets, *step.settled]:
                 if any(made.sends for made in plain.made.values) and plain not in repeated:
                     total += plain.made.array(lambda made: sum(sent.wire for sent in made.sends))
         return total
 
-    def scan(self, eqn: Eqn) -> None:
+    def scan(self, eqn: Eqn, loop: Scan) -> None:
         """As `lowering.control.lower_scan`, for all rows."""
-        body, consts, n = eqn.params["body"], eqn.params["consts"], eqn.params["carries"]
+        body, consts, n = loop.body, loop.consts, loop.carries
         init, stacked = eqn.ins[consts : consts + n], eqn.ins[consts + n :]
         held = [self.seen(v, control.as_given) for v in eqn.ins[:consts]]
         rows = [self.seen(v, control.as_stacked) for v in stacked]
@@ -347,7 +348,7 @@ class Body:
             if sharding.partial:
                 scope.reasons[v] = ("", Where("", 0), True)
             elif stacked:
-                settle(scope, v, eqn)
+                scope.shard_free_dims(v, eqn)
 
         key = ("result", v.shape, v.dtype, stacked)
         return Plain(None, (), (v,), self.made(key, [d.name for d in v.shape], [], [v], define, result))
@@ -377,9 +378,9 @@ def _pending(state: State) -> bool:
 
 def _names(eqn: Eqn) -> list[str]:
     """The dims that an equation mentions, those inside its graphs included."""
-    inner = [e for _, sub in eqn.graphs() for e, _ in walk(sub)]
+    inner = [e for sub in eqn.graphs().values() for e, _ in walk(sub)]
     found = [d.name for e in (eqn, *inner) for v in (*e.ins, *e.outs) for d in v.shape]
-    return list(dict.fromkeys([*found, *(eqn.params["names"] if str(eqn.op) == "prefer" else ())]))
+    return list(dict.fromkeys([*found, *(eqn.params["names"] if eqn.op is PREFER else ())]))
 
 
 def _sends(scope: Scope, operand: Mapping[Var, int]) -> Iterator[Sent]:
@@ -390,7 +391,7 @@ def _sends(scope: Scope, operand: Mapping[Var, int]) -> Iterator[Sent]:
         if isinstance(made.op, Op):
             continue
         of.update((v, of[made.ins[0]]) for v in made.outs if made.ins[0] in of)
-        if made.op.name != "slice":
+        if made.sends:
             record = program.record(made, 1)
             full = full_bytes(record, program.mesh.count(record.axes))
             number = not made.ins[0].shape and record.kind == "all_reduce"

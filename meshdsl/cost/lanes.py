@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import Where
-from ..ir import Graph, Var
+from ..ir import Scan, Var
 from ..lowering.asynchrony import Start
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
@@ -160,20 +160,18 @@ class Schedule:
             return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
             inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)
-        elif self.pipelined and str(step.eqn.op) == "scan" and step.trips > 1:
-            inner = self.pipeline(step, depth + 1)
+        elif self.pipelined and isinstance(step.eqn.control, Scan) and step.trips > 1:
+            inner = self.pipeline(step, step.eqn.control, depth + 1)
         else:
             inner = _repeated(self.span(step.body, depth + 1), step.trips)
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
         share = inner.compute / inner.seconds if inner.seconds else 0.0
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
 
-    def pipeline(self, loop: Loop, depth: int) -> Span:
+    def pipeline(self, loop: Loop, scan: Scan, depth: int) -> Span:
         """All trips of a loop of which each may begin when the one before it does: of many, three are timed."""
-        body: Graph = loop.eqn.params["body"]
-        held, carries = loop.eqn.params["consts"], loop.eqn.params["carries"]
-        views = holders(body)
-        carried = zip(body.ins[held : held + carries], body.outs[:carries], strict=True)
+        views = holders(scan.body)
+        carried = zip(scan.inputs(scan.body.ins)[1], scan.results(scan.body.outs)[0], strict=True)
         before = {v: views.get(out, out) for v, out in carried}
         trips: list[list[_Item]] = []
         everything: list[_Item] = []
@@ -226,7 +224,7 @@ class Schedule:
                 total.add(item.inner, stretch=computed / item.inner.compute if item.inner.compute else 1.0)
             else:
                 if isinstance(item.step, Send):
-                    lane = ",".join(item.step.eqn.op.axes)
+                    lane = ",".join(item.step.axes)
                 alone = took if lane != COMPUTE and item.computes else item.alone
                 times = {index: took * weight for index, weight in item.weights.items()}
                 total.add(

@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Graph, Op, Type
+from ..ir import Collective, Eqn, Fuses, Graph, Op, Type
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import invariant, varying
@@ -38,7 +38,7 @@ class Start:
     start all_reduce(sum) over cols
     """
 
-    collective: Any
+    collective: Collective
 
     def __str__(self) -> str:
         return f"start {self.collective}"
@@ -46,6 +46,10 @@ class Start:
     @property
     def name(self) -> str:
         return self.collective.name
+
+    @property
+    def sends(self) -> bool:
+        return self.collective.sends
 
     @property
     def axes(self) -> Axes:
@@ -71,14 +75,27 @@ def _no_flops(*_: Any, **__: Any) -> float:
     return 0.0
 
 
-WAIT = Op("wait", type=lambda x: x, kernel=lambda c, x: x, flops=_no_flops, fuses="view", effects=True)
+def _unchanged(eqn: Eqn) -> list[Sharding]:
+    return [v.sharding for v in eqn.ins]
+
+
+WAIT = Op(
+    "wait",
+    type=lambda x: x,
+    kernel=lambda c, x: x,
+    flops=_no_flops,
+    fuses=Fuses.VIEW,
+    effects=True,
+    shardings=_unchanged,
+)
 FENCE = Op(
     "fence",
     type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
     kernel=lambda c, *xs: list(xs),  # in NumPy; see `emit_fence`
     flops=_no_flops,
-    fuses="view",
+    fuses=Fuses.VIEW,
     effects=True,
+    shardings=_unchanged,
 )
 
 
@@ -105,7 +122,7 @@ def check_pairs(graph: Graph, made_by: str) -> None:
     for problem in _problems(graph):
         raise InternalError(f"{made_by}: {problem}")
     for eqn in graph.eqns:
-        for _, sub in eqn.graphs():
+        for sub in eqn.graphs().values():
             check_pairs(sub, made_by)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Type
 from .index_map import one_label, replaced
 from .reshape import refill
 
@@ -31,7 +31,7 @@ def _block_cumsum(c: Local, x: Any, *, dim: Dim, reverse: bool) -> Any:
 
 
 BLOCK_CUMSUM = Op(
-    "block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear="joint", inside_blocks=True
+    "block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear=Linear.JOINT, inside_blocks=True
 )
 
 
@@ -45,10 +45,10 @@ BLOCK_TOTAL = Op(
     "block_total",
     type=lambda x, *, dim, parts, reverse: Type(replaced(x.shape, dim, parts), x.dtype),
     kernel=_block_total,
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
     inside_blocks=True,
 )
 
@@ -72,7 +72,7 @@ BLOCK_PROD = Op(
         ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.shape},),
         ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
     ),
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
     inside_blocks=True,
 )
 
@@ -90,9 +90,9 @@ ADD_PARTS = Op(
     "add_parts",
     type=lambda x, totals, *, dim, parts, reverse, axes: x,
     kernel=_add_parts,
-    linear="joint",
+    linear=Linear.JOINT,
     blocked=lambda x, totals, *, dim, parts, reverse, axes: (parts.name,),
-    fuses="map",
+    fuses=Fuses.MAP,
     inside_blocks=True,
 )
 
@@ -145,7 +145,7 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
     type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
     blocked=lambda index, place, *, parts, k: (parts.name, k.name),
-    fuses="pick",
+    fuses=Fuses.PICK,
     inside_blocks=True,
 )
 
@@ -166,10 +166,10 @@ RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at 
     "relabel",
     type=lambda x, *, shape, label: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
-    fuses="view",
+    fuses=Fuses.VIEW,
     inside_blocks=True,
 )
 
@@ -202,6 +202,6 @@ FILLED = Op(  # of the first so many places along a dim, how many lie in each bl
     kernel=_filled,
     rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
     inside_blocks=True,
 )

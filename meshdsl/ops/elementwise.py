@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import merge, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -68,8 +68,10 @@ def _unary(
     *,
     kinds: str = "fc",
     dtype: Any = None,
-    linear: str = "",
+    linear: Linear = Linear.NONE,
     flops: int = 1,
+    cheap: bool = False,
+    stops_gradient: bool = False,
     shown: bool = True,  # a public name of the package
 ) -> Callable[[Any], Tensor]:
     """The public function of an elementwise operation with one operand."""
@@ -81,8 +83,17 @@ def _unary(
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost, fuses="map")
-
+    op = Op(
+        name,
+        infer,
+        _aligned(function),
+        vjp,
+        linear=linear,
+        flops=cost,
+        fuses=Fuses.MAP,
+        cheap=cheap,
+        stops_gradient=stops_gradient,
+    )
     widens = "f" in kinds and "i" not in kinds
 
     def public(x: Any) -> Tensor:
@@ -149,7 +160,8 @@ CAST = Op(
     type=lambda x, *, dtype: Type(x.shape, dtype),
     kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
-    fuses="map",
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -198,7 +210,7 @@ _BITCAST = Op(
     type=_bitcast_type,
     kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -213,8 +225,10 @@ log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),))
 expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),))
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
-square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
-negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint", shown=False)
+square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci", cheap=True)
+negative = _unary(
+    "negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear=Linear.JOINT, shown=False, cheap=True
+)
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
@@ -236,10 +250,17 @@ ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
-logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
+logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b", cheap=True)
 invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib", shown=False)
 stop_gradient = _unary(
-    "stop_gradient", lambda xp: lambda x: x, lambda ct, x: (None,), kinds="fcib", linear="joint", flops=0
+    "stop_gradient",
+    lambda xp: lambda x: x,
+    lambda ct, x: (None,),
+    kinds="fcib",
+    linear=Linear.JOINT,
+    flops=0,
+    cheap=True,
+    stops_gradient=True,
 )
 
 
@@ -319,14 +340,18 @@ def promote(*xs: Any) -> tuple[Tensor, ...]:
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
 
 
+_RECORDS: dict[str, Op] = {}
+
+
 def _binary(
     name: str,
     function: Callable[[Any], Callable[..., Any]],
     vjp: Callable[..., Any] | None,
     *,
     dtype: Any = None,
-    linear: str = "",
+    linear: Linear = Linear.NONE,
     inexact: bool = False,
+    cheap: bool = False,
     kinds: str = "fcib",
     shown: bool = False,  # a public name of the package
 ) -> Callable[[Any, Any], Tensor]:
@@ -336,7 +361,7 @@ def _binary(
         _check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear, fuses="map")
+    op = _RECORDS[name] = Op(name, infer, _aligned(function), vjp, linear=linear, fuses=Fuses.MAP, cheap=cheap)
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -360,11 +385,15 @@ def _binary(
 
 
 _BOOL = np.dtype(bool)
-add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear="joint")
-subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear="joint", kinds="fci")
-multiply = _binary("multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear="each")
+add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear=Linear.JOINT, cheap=True)
+subtract = _binary(
+    "subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear=Linear.JOINT, kinds="fci", cheap=True
+)
+multiply = _binary(
+    "multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear=Linear.EACH, cheap=True
+)
 divide = _binary(
-    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear="first", inexact=True
+    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear=Linear.FIRST, inexact=True
 )
 floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
 remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
@@ -377,17 +406,19 @@ minimum = _binary(
 _power = _binary(
     "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
 )
-equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
-not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
-less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib")
-less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib")
-greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib")
-greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib")
+equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL, cheap=True)
+not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL, cheap=True)
+less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib", cheap=True)
+less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
+greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib", cheap=True)
+greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
 bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None, kinds="ib")
 bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None, kinds="ib")
 bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib")
 left_shift = _binary("left_shift", lambda xp: xp.left_shift, None, kinds="i")
 right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
+
+ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # records that passes look for
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:
@@ -421,7 +452,7 @@ _INTEGER_POWER = Op(
     type=lambda x, *, n: x,
     kernel=lambda c, x, *, n: x**n,
     vjp=lambda ct, x, n: (ct * (n * _integer_power(x, n - 1)) if n else None,),
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -441,13 +472,14 @@ def _same_kind(a: Type, b: Type) -> np.dtype:
     return a.dtype
 
 
-_WHERE = Op(
+WHERE = Op(
     "where",
     type=_where_type,
     kernel=_aligned(lambda xp: xp.where),
     vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
-    linear="branches",
-    fuses="map",
+    linear=Linear.BRANCHES,
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -461,7 +493,7 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     Raises `ShapeError` for a condition that is not boolean, and where no operand has the dims of the others.
     """
     a, b = promote(a, b)
-    return bind1(_WHERE, as_tensor(condition), a, b)
+    return bind1(WHERE, as_tensor(condition), a, b)
 
 
 def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
@@ -491,7 +523,7 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
     return tuple(map(slope(i), ct, *xs) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
 
 
-_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses="map")
+_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind, bind1
 from ..values import Tensor
 from .contraction import broadcast
@@ -33,7 +33,7 @@ IOTA = Op(
     type=lambda *, dim, dtype: Type((dim,), dtype),
     kernel=lambda c, *, dim, dtype: c.positions(c.outs[0], dim).astype(dtype),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -122,9 +122,9 @@ _TAKE = Op(
     type=_take_type,
     kernel=_take_kernel,
     vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
-    linear="first",
-    reduce="sum",
-    fuses="pick",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
+    fuses=Fuses.PICK,
 )
 
 
@@ -176,8 +176,8 @@ _SCATTER_ADD = Op(
     kernel=_scatter_kernel,
     vjp=lambda ct, i, updates, over: (None, transpose(take(ct, i, over), updates.dims)),
     flops=lambda ins, outs, **_: float(math.prod(ins[1])),
-    linear="second",
-    reduce="sum",
+    linear=Linear.SECOND,
+    reduce=Reduce.SUM,
     mask=0,
 )
 
@@ -218,12 +218,12 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
         )
 
 
-_CUMSUM = along(
+CUMSUM = along(
     "cumsum",
     lambda dim, *, reverse: dim,
     lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
     lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
-    fuses="",
+    fuses=Fuses.KERNEL,
 )
 
 
@@ -245,7 +245,7 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
     dim = located(lambda: find(over, x.dims))
-    total = bind1(_CUMSUM, x, dim=dim, reverse=reverse)
+    total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
 
 
@@ -283,11 +283,11 @@ TAKE_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
     kernel=_take_along_kernel,
     vjp=lambda ct, x, i, over, to: (_put_along(ct, i, to, over), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -304,8 +304,8 @@ PUT_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, to, over), x.dtype),
     kernel=_put_along_kernel,
     vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     mask=0,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=True),
 )
@@ -320,7 +320,7 @@ def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tenso
     return (transpose(_put_along(cts[0], stop_gradient(outs[1]), k, over), x.dims),)
 
 
-_TOP_K = Op(
+TOP_K = Op(
     "top_k",
     type=_order_type,
     kernel=_order_kernel,
@@ -341,7 +341,7 @@ def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
     """
     x = as_tensor(x)
     dim = located(lambda: find(over, x.dims))
-    values, index = bind(_TOP_K, x, over=dim, k=_new_dim(k))
+    values, index = bind(TOP_K, x, over=dim, k=_new_dim(k))
     return values, index
 
 
@@ -359,7 +359,7 @@ def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
     return x, Type(x.shape, np.dtype(np.int32))
 
 
-_SORT = Op(
+SORT = Op(
     "sort",
     type=_sort_type,
     kernel=_sort_kernel,
@@ -395,5 +395,5 @@ def sort(x: Any, over: DimLike) -> Tensor:
 
 def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
     x = as_tensor(x)
-    values, index = bind(_SORT, x, over=located(lambda: find(over, x.dims)))
+    values, index = bind(SORT, x, over=located(lambda: find(over, x.dims)))
     return values, index

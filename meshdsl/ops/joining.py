@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .elementwise import promote
@@ -88,10 +88,10 @@ _CONCAT = Op(
     type=_concat_type,
     kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
     vjp=_concat_vjp,
-    linear="joint",
+    linear=Linear.JOINT,
     moves=_concat_moves,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 STACK = Op(
@@ -99,9 +99,9 @@ STACK = Op(
     type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
     kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -151,11 +151,11 @@ INDEX = Op(
     type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
     kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
     vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
-    linear="joint",
-    reduce="sum",
+    linear=Linear.JOINT,
+    reduce=Reduce.SUM,
     blocked=lambda x, *, dim, at: (dim.name,) if x.dtype.kind == "b" else (),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, located
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
@@ -31,8 +31,8 @@ def along(
     kernel: Callable[..., Any],
     vjp: Any,
     *,
-    linear: str = "joint",
-    fuses: str = "map",
+    linear: Linear = Linear.JOINT,
+    fuses: Fuses = Fuses.MAP,
     pieces: Callable[..., tuple[Piece, ...]] | None = None,
 ) -> Op:
     """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
@@ -75,7 +75,7 @@ _SLICE = along(
         pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
     ),
     pieces=lambda dim, out, *, start, size, stride: (Piece(0, start, 0, size, step=stride),),
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -129,7 +129,7 @@ def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple
     return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
 
 
-_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded", pieces=_pad_pieces)
+_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
@@ -242,14 +242,14 @@ _DYNAMIC_SLICE = Op(
     type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
     kernel=_dynamic_slice_kernel,
     vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     rule=lambda x, start, *, dim, size: Labels(
         ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
         ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
     ),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 

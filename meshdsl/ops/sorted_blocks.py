@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Op, Type
 from .index_map import replaced
 
 __all__ = ["BEGIN_SORT", "COLLECT", "DEAL", "JOIN_HALVES", "KEEP_PART", "last"]
@@ -83,7 +83,7 @@ KEEP_PART = Op(
     "keep_part",
     type=lambda *items, run, part, axes: items[: len(items) // 2],
     kernel=_keep,
-    fuses="pick",
+    fuses=Fuses.PICK,
     inside_blocks=True,
 )
 

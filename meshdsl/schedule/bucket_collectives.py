@@ -20,12 +20,12 @@ from typing import Any
 from ..control import BARRIER
 from ..dims import Dim
 from ..errors import InternalError
-from ..ir import Eqn, Op, Var
+from ..ir import Eqn, Fuses, Op, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
-from ..lowering.packing import PACK, UNPACK
 from ..lowering.program import Program
+from .packing import PACK, UNPACK
 
 __all__ = ["Joins", "bucket_collectives", "bucketed_tensors"]
 
@@ -92,7 +92,7 @@ def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
             continue
         if isinstance(eqn.op, AllGather):
             found[eqn] = 0
-        elif isinstance(eqn.op, Op) and eqn.op.fuses in ("map", "view") and eqn.op is not BARRIER:
+        elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and eqn.op is not BARRIER:
             ready.update(eqn.outs)
     return found
 
@@ -120,7 +120,8 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
     for eqns in alike.values():
         size = {eqn: max(program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)) for eqn in eqns}
         ordered = sorted(eqns, key=lambda eqn: (not _is_number(eqn), size[eqn]))
-        numbers, first = sum(map(_is_number, eqns)), eqns[0].op
+        numbers, first = sum(map(_is_number, eqns)), eqns[0].collective
+        assert first is not None
         count = numbers if joins is None else joins(first.name, first.axes, [size[eqn] for eqn in ordered])
         chosen = set(ordered[: max(numbers, count)])
         if len(chosen) > 1:
@@ -177,12 +178,18 @@ def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -
     return [*ordered, *rest]
 
 
+def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
+    assert isinstance(eqn.op, AllReduce | AllGather | ReduceScatter)
+    return eqn.op
+
+
 def _together(program: Program, group: Group) -> list[Eqn]:
     """The group as one collective, between what packs its operands and what unpacks its results."""
     first, mesh = group[0], program.mesh
-    op: Any = first.op
+    op = _joinable(first)
     home = first.ins[0].sharding
-    dims = tuple(None if isinstance(op, AllReduce) else eqn.op.dim for eqn in group)
+    each = [_joinable(eqn) for eqn in group]
+    dims = tuple(None if isinstance(one, AllReduce) else one.dim for one in each)
     ways = 1 if isinstance(op, AllReduce) else mesh.count(op.axes)
     others = tuple(axis for axis in mesh.axes if axis in set(home.split_axes) - set(op.axes))
     elements = sum(math.prod(program.local_shape(eqn.ins[0])) for eqn in group)

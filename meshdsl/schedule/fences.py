@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dims import size_of
-from ..ir import Eqn, Op, Var
+from ..ir import Eqn, Linear, Op, Reduce, Var
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 
@@ -21,7 +21,7 @@ __all__ = ["Held", "fence", "is_product", "windows"]
 
 def is_product(eqn: Eqn) -> bool:
     """Whether an equation multiplies and adds up, so that its kernel is worth a place in a window."""
-    return isinstance(eqn.op, Op) and eqn.op.reduce == "sum" and eqn.op.linear == "each"
+    return isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH
 
 
 @dataclass(frozen=True, eq=False)

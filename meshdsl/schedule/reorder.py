@@ -71,7 +71,9 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
         eqns += before(eqn.ins)
         if isinstance(one, Begin):
             flight[eqn] = dataclasses.replace(eqn.outs[0])
-            eqns.append(dataclasses.replace(eqn, op=Start(eqn.op), outs=(flight[eqn],)))
+            if eqn.collective is None:
+                raise InternalError(f"reorder: {eqn.op} at {eqn.where} is no collective and cannot be started")
+            eqns.append(eqn.replace(op=Start(eqn.collective), outs=(flight[eqn],)))
         else:
             done.add(eqn)
             eqns.append(eqn)

@@ -23,7 +23,7 @@ from typing import Any, cast
 from ..backend import Local
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Eqn, Op, Type, Var, dce
+from ..ir import Eqn, Fuses, Linear, Op, Reduce, Type, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
@@ -64,23 +64,23 @@ PART = Op(
     type=lambda x, *, dim, index, parts, chunks: Type(_resized(x.shape, dim, 1 / parts), x.dtype),
     kernel=_part,
     flops=_no_flops,
-    linear="joint",
-    fuses="pick",
+    linear=Linear.JOINT,
+    fuses=Fuses.PICK,
 )
 JOIN_PARTS = Op(
     "join_parts",
     type=lambda *xs, dim, chunks: Type(_resized(xs[0].shape, dim, len(xs)), xs[0].dtype),
     kernel=_join,
     flops=_no_flops,
-    linear="joint",
-    fuses="map",
+    linear=Linear.JOINT,
+    fuses=Fuses.MAP,
 )
 SUM_PARTS = Op(
     "sum_parts",
     type=lambda *xs: xs[0],
     kernel=lambda c, *xs: reduce(lambda a, b: a + b, xs),
-    linear="joint",
-    fuses="map",
+    linear=Linear.JOINT,
+    fuses=Fuses.MAP,
 )
 
 
@@ -249,7 +249,7 @@ class _Splitter:
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)
-        if op.control or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
+        if eqn.control is not None or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
             return None
         labels = labels_of(eqn)
         pairs = list(zip(eqn.ins, labels.ins, strict=True))
@@ -278,7 +278,7 @@ class _Splitter:
             return None
         if any(self.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
             return None
-        if None in outs and not (op.reduce == "sum" and op.mask == 0 and eqn.backward and len(outs) == 1):
+        if None in outs and not (op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(outs) == 1):
             return None  # a forward sum is taken of the whole, so that its result is bitwise the same
         cut_values = [(v, cut) for v, cut in zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True) if cut is not None]
         if not all(self.divides(v, cut) for v, cut in cut_values):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..dims import Dim
-from ..ir import Eqn, Var, dce
+from ..ir import Eqn, Scan, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
 from ..lowering.program import Program
 from ..ops.joining import INDEX, STACK
@@ -38,7 +38,7 @@ def unroll(program: Program) -> Program:
 
 
 def _unrollable(program: Program, eqn: Eqn) -> bool:
-    return "carries" in eqn.params and not program.extents.is_padded(eqn.params["dim"])
+    return isinstance(eqn.control, Scan) and not program.extents.is_padded(eqn.control.dim)
 
 
 class _Unrolled:
@@ -55,8 +55,8 @@ class _Unrolled:
 
     def add(self, eqn: Eqn) -> None:
         eqn = dataclasses.replace(eqn, ins=tuple(self.now(v) for v in eqn.ins))
-        if _unrollable(self.program, eqn):
-            self.loop(eqn)
+        if isinstance(eqn.control, Scan) and _unrollable(self.program, eqn):
+            self.loop(eqn, eqn.control)
         elif len(eqn.ins) == 1 and eqn.ins[0] in self.rows and self.reduces_rows(eqn):
             self.by_row(eqn)
         else:
@@ -93,23 +93,21 @@ class _Unrolled:
         self.eqns.append(Eqn(INDEX, (stacked,), (made,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
         return made
 
-    def loop(self, eqn: Eqn) -> None:
-        body: Program = unroll(eqn.params["body"])
-        held, n, trips, dim = (eqn.params[key] for key in ("consts", "carries", "trips", "dim"))
-        carry = list(eqn.ins[held : held + n])
-        stacked: list[dict[int, Var]] = [{} for _ in body.outs[n:]]
-        for t in reversed(range(trips)) if eqn.params["reverse"] else range(trips):
-            rows = [
-                self.row(v, inner, dim, t, eqn)
-                for v, inner in zip(eqn.ins[held + n :], body.ins[held + n :], strict=True)
-            ]
-            outs = self.trip(body, [*eqn.ins[:held], *carry, *rows])
-            carry = outs[:n]
-            for of, v in zip(stacked, outs[n:], strict=True):
+    def loop(self, eqn: Eqn, scan: Scan) -> None:
+        assert isinstance(scan.body, Program)
+        body, dim = unroll(scan.body), scan.dim
+        held, carry, stacks = scan.inputs(eqn.ins)
+        _, _, inner_rows = scan.inputs(body.ins)
+        last, out_stacks = scan.results(eqn.outs)
+        stacked: list[dict[int, Var]] = [{} for _ in out_stacks]
+        for t in reversed(range(scan.trips)) if scan.reverse else range(scan.trips):
+            rows = [self.row(v, inner, dim, t, eqn) for v, inner in zip(stacks, inner_rows, strict=True)]
+            carry, outs = scan.results(self.trip(body, [*held, *carry, *rows]))
+            for of, v in zip(stacked, outs, strict=True):
                 of[t] = v
-        self.new.update(zip(eqn.outs[:n], carry, strict=True))
-        for v, of in zip(eqn.outs[n:], stacked, strict=True):
-            self.stack(v, dim, [of[t] for t in range(trips)], eqn)
+        self.new.update(zip(last, carry, strict=True))
+        for v, of in zip(out_stacks, stacked, strict=True):
+            self.stack(v, dim, [of[t] for t in range(scan.trips)], eqn)
 
     def trip(self, body: Program, ins: Sequence[Var]) -> list[Var]:
         """One run of a body on these values."""

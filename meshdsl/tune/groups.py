@@ -19,6 +19,7 @@ from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
+from ..ops.placement import SHARD
 
 __all__ = ["GroupSpec", "RefinedMesh", "refined_meshes", "group_of"]
 
@@ -119,10 +120,11 @@ class RefinedMesh:
             return graph
         eqns = []
         for eqn in graph.eqns:
-            params = {**eqn.params, **{key: self.graph(sub) for key, sub in eqn.graphs()}}
-            if str(eqn.op) == "shard":
-                params["split"] = tuple((dim, self.axes(axes)) for dim, axes in eqn.params["split"])
-            eqns.append(dataclasses.replace(eqn, params=params))
+            eqn = eqn.map_graphs(self.graph)
+            if eqn.op is SHARD:
+                split = tuple((dim, self.axes(axes)) for dim, axes in eqn.params["split"])
+                eqn = eqn.replace(params={**eqn.params, "split": split})
+            eqns.append(eqn)
         return graph.replace(eqns=tuple(eqns))
 
     def placement(self, coarse: Placement) -> Placement:

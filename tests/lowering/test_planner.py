@@ -24,10 +24,10 @@ from meshdsl.lowering.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
-    Collective,
     Permute,
     ReduceScatter,
     Slice,
+    Step,
 )
 from meshdsl.lowering.partition.planner import cost, plan
 from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
@@ -56,7 +56,7 @@ LONG: dict[int, pytest.MarkDecorator] = dict.fromkeys((0, 2, 3, 4), pytest.mark.
 # --- the reference ------------------------------------------------------------------------------------------
 
 
-def candidates(c: Case, all_states: list[Sharding]) -> Iterator[Collective]:
+def candidates(c: Case, all_states: list[Sharding]) -> Iterator[Step]:
     """Every collective there is, applicable or not; relabellings are those between the states."""
     axes = tuple(c.mesh.axes)
     tuples = [t for n in range(1, len(axes) + 1) for t in itertools.permutations(axes, n)]
@@ -174,7 +174,7 @@ def test_noticed_when_broken():
     assert all(count > 20 for count in noticed.values())
 
 
-def mutants(steps: tuple[Collective, ...]) -> Iterator[tuple[str, list[Collective]]]:
+def mutants(steps: tuple[Step, ...]) -> Iterator[tuple[str, list[Step]]]:
     for i, step in enumerate(steps):
         before, after = list(steps[:i]), list(steps[i + 1 :])
         yield "dropped", [*before, *after]

@@ -63,7 +63,7 @@ def loops(layout: str, remat: bool | str) -> list[Any]:
 
 
 def kinds(loop: Any) -> list[str]:
-    return [str(eqn.op) for eqn in loop.params["body"].eqns if not isinstance(eqn.op, Op)]
+    return [str(eqn.op) for eqn in loop.control.body.eqns if not isinstance(eqn.op, Op)]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_is_kept_by_name_is_not_computed_again() -> None:
     def backward(policy: Any) -> list[str]:
         step = md.compile(md.grad(lambda w, x: f(w, x, policy)), "r:2", "c:r")
         program = step.program(spec("t:3 c:4 d:4"), spec("b:2 c:4"))
-        (loop,) = [eqn for eqn in program.eqns if eqn.backward and "body" in eqn.params]
-        return [str(eqn.op) for eqn in loop.params["body"].eqns]
+        (loop,) = [eqn for eqn in program.eqns if eqn.backward and eqn.control is not None]
+        return [str(eqn.op) for eqn in loop.control.body.eqns]
 
     assert backward("nothing").count("einsum") == 3
     assert backward("names:y,z").count("einsum") == backward(("y",)).count("einsum") == 2

@@ -46,7 +46,7 @@ def rng(row: Row) -> np.random.Generator:
 def type_law(graph: Graph) -> None:
     """Every declared type is what the kernel makes of undivided arrays."""
     for eqn, _ in walk(graph):
-        if not eqn.op.control:
+        if eqn.control is None:
             structs = [jax.ShapeDtypeStruct(tuple(d.size for d in v.shape), v.dtype) for v in eqn.ins]
             made = jax.eval_shape(lambda *xs, e=eqn: _outs(e, xs, backend.Jax), *structs)
             declared = [(tuple(d.size for d in v.shape), v.dtype) for v in eqn.outs]
@@ -54,7 +54,7 @@ def type_law(graph: Graph) -> None:
 
 
 def _outs(eqn: Eqn, xs: Any, xp: Any) -> list[Any]:
-    return run_kernel(eqn.op, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+    return run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
 
 
 @EVERY

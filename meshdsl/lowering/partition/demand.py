@@ -11,7 +11,8 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from ...dims import size_of
-from ...ir import Eqn, Graph, Op, Var
+from ...ir import Eqn, Graph, Linear, Reduce, Var
+from ...ops.contraction import BROADCAST
 from ...trace import FULL
 
 __all__ = ["Demand", "may_stay_pending"]
@@ -36,11 +37,11 @@ class Demand:
         self._waits: dict[Var, bool] = {}
 
     def _classify(self, eqn: Eqn) -> None:
-        op: Op = eqn.op
-        if (op is FULL and eqn.params["value"] == 0) or (op.name == "broadcast" and eqn.ins[0] in self.zero):
+        op = eqn.operation
+        if (op is FULL and eqn.params["value"] == 0) or (op is BROADCAST and eqn.ins[0] in self.zero):
             self.zero.update(eqn.outs)
         before = [self.floor[v] for v in dict.fromkeys(eqn.ins) if v in self.floor and self._passes(eqn, v)]
-        starts = op.reduce == "sum" or op.control
+        starts = op.reduce is Reduce.SUM or eqn.control is not None
         for v in eqn.outs:
             self.maker[v] = eqn
             if starts or before:  # the bytes of the cheapest point at which this sum could have been finished
@@ -50,9 +51,9 @@ class Demand:
         """Whether a pending v may go through the operation, given what its other operands could be."""
         if not may_stay_pending(eqn, v):
             return False
-        if eqn.op.linear not in ("joint", "padded", "branches"):
+        if eqn.operation.linear not in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
             return True
-        others = eqn.ins[1:] if eqn.op.linear == "branches" else eqn.ins
+        others = eqn.ins[1:] if eqn.operation.linear is Linear.BRANCHES else eqn.ins
         return all(x in self.floor or x in self.zero for x in others)
 
     def now(self, v: Var) -> float:
@@ -90,7 +91,7 @@ class Demand:
     def _weight(self, x: Var, reached: set[Var]) -> float:
         """The bytes of finishing x, shared with the sums from elsewhere that it includes."""
         eqn = self.maker.get(x)
-        if eqn is None or eqn.op.linear != "joint":
+        if eqn is None or eqn.operation.linear is not Linear.JOINT:
             return self.now(x)
         floors = {y: self.floor[y] for y in eqn.ins if y in self.floor}
         ours = sum(n for y, n in floors.items() if y in reached)
@@ -148,19 +149,19 @@ def _flow(source: Var, onward: dict[Var, list[Var]], sinks: set[Var], room: dict
 
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
     """Whether the operation is linear in this operand, as far as the graph alone can tell."""
-    op: Op = eqn.op
+    op = eqn.operation
     match op.linear:
-        case "joint":
+        case Linear.JOINT:
             return True
-        case "padded":
+        case Linear.PADDED:
             return eqn.params["value"] == 0
-        case "each":
+        case Linear.EACH:
             return sum(x is v for x in eqn.ins) == 1
-        case "first":
+        case Linear.FIRST:
             return eqn.ins[0] is v and v not in eqn.ins[1:]
-        case "second":
+        case Linear.SECOND:
             return eqn.ins[1] is v and eqn.ins[0] is not v
-        case "branches":
+        case Linear.BRANCHES:
             return eqn.ins[0] is not v
         case _:
             return False

@@ -13,25 +13,27 @@ from collections.abc import Mapping, Sequence
 from ...control.region import LOCAL
 from ...dims import Dim, show
 from ...errors import MeshdslError, Where, at
-from ...ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
+from ...ir import Eqn, Graph, Linear, Type, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
-from ...ops.ragged import RAGGED
+from ...ops.contraction import BROADCAST
+from ...ops.placement import PREFER, SHARD
 from ...ops.reshape import RENAME
-from ...passes.weight_update.shard_updates import CUT
 from ...trace import FULL
+from ..check import check
 from ..labels import Labels, apply, labels_of, vanishing
-from ..program import Program, check
+from ..program import Program
 from . import placement_ops as views
 from .choose import Claims, Conflict, choose
+from .control import lower_control
 from .demand import may_stay_pending
 from .expansions import EXPANSIONS
 from .index_map import move
 from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
-from .scope import Scope, Setting
+from .scope import Reader, Scope, Setting
 
-__all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
+__all__ = ["add_input", "add_output", "lower", "partition", "preferences"]
 
 
 def partition(
@@ -83,7 +85,7 @@ def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
         for dim, cut in rules.items():
             axes.setdefault(dim, set()).update(cut)
     for eqn, _ in walk(graph):
-        if str(eqn.op) == "shard":
+        if eqn.op is SHARD:
             for dim, cut in eqn.params["split"]:
                 axes.setdefault(dim, set()).update(cut)
     return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
@@ -93,12 +95,14 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     """The dims that win in each value: what `md.prefer` says of it, or of what elementwise operations make of it."""
     found: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):
-        for _, sub in eqn.graphs():
+        for sub in eqn.graphs().values():
             found.update(preferences(sub))
     for eqn in reversed(graph.eqns):
-        if str(eqn.op) == "prefer":
+        if eqn.op is PREFER:
             found.setdefault(eqn.ins[0], eqn.params["names"])
-        elif eqn.op.rule is None and eqn.op.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+        elif (
+            eqn.operation.rule is None and eqn.operation.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found
+        ):
             for v in eqn.ins:
                 if set(v.shape) == set(eqn.outs[0].shape):
                     found.setdefault(v, found[eqn.outs[0]])
@@ -124,7 +128,7 @@ def add_output(scope: Scope, v: Var, path: str) -> Var:
     used = [axis for axes in wanted.values() for axis in axes]
     home = scope.home.get(v, Sharding()).whole()
     target = Sharding.of(wanted) if len(used) == len(set(used)) else home
-    return scope.get(v, target, Eqn("the result", (), (), {}, _made_at(scope, v)))
+    return scope.get(v, target, Reader("the result", _made_at(scope, v)))
 
 
 def _made_at(scope: Scope, v: Var) -> Where:
@@ -142,30 +146,22 @@ def lower(scope: Scope, eqn: Eqn) -> None:
 
 
 def _sends(eqns: Sequence[Eqn]) -> bool:
-    inner = [e for eqn in eqns for _, sub in eqn.graphs() for e, _ in walk(sub)]
-    return any(not isinstance(eqn.op, Op) and eqn.op.name != "slice" for eqn in (*eqns, *inner))
+    inner = [e for eqn in eqns for sub in eqn.graphs().values() for e, _ in walk(sub)]
+    return any(eqn.sends for eqn in (*eqns, *inner))
 
 
 def _lower(scope: Scope, eqn: Eqn) -> None:
-    op: Op = eqn.op
-    if op.control:
-        from .control import lower_cond, lower_scan, lower_while
-
-        {"scan": lower_scan, "while_loop": lower_while, "cond": lower_cond}[op.name](scope, eqn)
+    op = eqn.operation
+    if eqn.control is not None:
+        lower_control(scope, eqn, eqn.control, lower)
     elif not eqn.ins:
         scope.lazy[eqn.outs[0]] = eqn
-    elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
+    elif op is BROADCAST and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
         born = scope.lazy[eqn.ins[0]]
         params = {**born.params, "shape": eqn.outs[0].shape}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
-    elif op.name in ("prefer", "shard"):
-        views.place(scope, eqn)
-    elif op.name == "keep":
-        views.keep(scope, eqn)
-    elif op is CUT:
-        views.cut(scope, eqn)
-    elif op is RAGGED:
-        views.mark(scope, eqn)
+    elif op in views.PLACEMENTS:
+        views.PLACEMENTS[op](scope, eqn)
     elif op is RENAME and views.padded_otherwise(scope, eqn):
         views.rename_first(scope, eqn)
     else:
@@ -174,7 +170,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
-    op: Op = eqn.op
+    op = eqn.operation
     waiting = [
         v
         for v in dict.fromkeys(eqn.ins)
@@ -186,11 +182,11 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
     if any(scope.home[v].partial != axes for v in waiting):
         return ()
     others = [v for v in eqn.ins if v not in waiting]
-    if op.linear in ("joint", "padded") and not all(scope.is_zero(v) for v in others):
+    if op.linear in (Linear.JOINT, Linear.PADDED) and not all(scope.is_zero(v) for v in others):
         return ()
-    if op.linear == "branches" and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
+    if op.linear is Linear.BRANCHES and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
         return ()
-    if op.linear in ("each", "first", "second") and len(waiting) > 1:
+    if op.linear in (Linear.EACH, Linear.FIRST, Linear.SECOND) and len(waiting) > 1:
         return ()
     split = {axis for v in others if v in scope.home for axis in scope.home[v].split_axes + scope.home[v].partial}
     return () if split & set(axes) else axes
@@ -238,7 +234,8 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
-    setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
+    setting, op = scope.setting, eqn.operation
+    expansion = EXPANSIONS.get(op)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     claims = _claims(scope, eqn, labels, pending)
@@ -267,21 +264,19 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         if ring is not None and k == ring.operand:
             continue
         x = scope.get(v, demanded(v, names, assigned), eqn)
-        if eqn.op.mask is not None:
-            x = scope.masked(
-                x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
-            )
+        if op.mask is not None:
+            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), op.mask, eqn)
         ins.append(x)
     sums = expansion is None or expansion.sums
     summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
     outs: list[Var] = []
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         split = apply(names, assigned)
-        kind = eqn.op.reduce if summed else "sum"
+        kind = op.reduce if summed else "sum"
         outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
         if summed:
             over = ", ".join(repr(label) for label in gone if assigned.get(label))
-            scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
+            scope.reasons[v] = (f"{op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
     if ring is not None:
@@ -291,14 +286,14 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if expansion is not None and expansion.needed(scope, eqn, assigned):
         expansion.build(scope, eqn, ins, assigned, outs)
         return
-    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+    moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
     if moves is not None and assigned.get(moves.out.name):
         move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
     else:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if None in names.values() and not scope.home[v].partial:
-            settle(scope, v, eqn)
+            scope.shard_free_dims(v, eqn)
 
 
 def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
@@ -327,26 +322,10 @@ def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
 
     types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
     try:
-        eqn.op.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+        eqn.operation.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
     except MeshdslError as error:
         raise at(error, eqn.where) from None
     return assigned
-
-
-def settle(scope: Scope, v: Var, eqn: Eqn) -> None:
-    """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
-    home = scope.home[v]
-    split = dict(home.split)
-    for d in v.shape:
-        axes = scope.setting.layout.axes(d.name)
-        if d.name not in split and not any(axis in cut for cut in split.values() for axis in axes):
-            split[d.name] = axes
-    target = Sharding.of(split)
-    if target != home:
-        scope.get(v, target, eqn)
-        scope.home[v] = target
-        made = scope.versions[v]
-        scope.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
 
 
 def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:

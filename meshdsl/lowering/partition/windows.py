@@ -116,7 +116,7 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
         if last >= first:
             to = i * width + first * v.base_dilation - low
             pieces.append(Piece(0, first, to, last - first + 1, to_step=v.base_dilation))
-    fill = eqn.params.get("value", identity(eqn.op.mask, x.dtype))
+    fill = eqn.params.get("value", identity(eqn.operation.mask, x.dtype))
     split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
     fetched = Var(replaced(x.shape, dim, run), x.dtype, "", sharding)

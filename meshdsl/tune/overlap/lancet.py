@@ -19,7 +19,9 @@ from ...cost.machine import Machine
 from ...cost.network import Placement
 from ...cost.timeline import timeline
 from ...ir import Eqn, Var
+from ...lowering.collectives import AllToAll
 from ...lowering.program import Program
+from ...lowering.ragged import RaggedAllToAll
 from ...schedule.reorder import reorder
 from ...schedule.split import Cut, cuts_along, split
 from .list_schedule import list_schedule
@@ -108,7 +110,7 @@ class _Search:
 
     def groups(self) -> tuple[list[int], list[float]]:
         """Where each group of equations begins, and how long it takes; the end of the last one closes the list."""
-        exchanges = [t for t in self.tasks if t.sends and "all_to_all" in t.eqn.op.name]
+        exchanges = [t for t in self.tasks if t.sends and isinstance(t.eqn.op, AllToAll | RaggedAllToAll)]
         pairs = [self.place[t.eqn] for t in exchanges]
         inside = {i for a, b in pairwise(pairs[: len(pairs) // 2 * 2]) if pairs.index(a) % 2 == 0 for i in range(a, b)}
         whole = sum(t.seconds for t in self.tasks)

@@ -17,7 +17,7 @@ from ...cost.memory import memory
 from ...cost.network import Placement
 from ...cost.timeline import Timeline, timeline
 from ...errors import LayoutError, nearest
-from ...ir import Eqn, Op, Var
+from ...ir import Eqn, Var
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...schedule.fences import Held, fence, is_product, windows
@@ -292,7 +292,7 @@ class _Planner:
 
 
 def _collectives(parts: Parts) -> int:
-    return sum(not isinstance(eqn.op, Op) for eqn in parts.part)
+    return sum(eqn.collective is not None for eqn in parts.part)
 
 
 def kernels_with_products(program: Program) -> dict[Eqn, Held]:

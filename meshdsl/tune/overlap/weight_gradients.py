@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...cost.fusion import Send
+from ...lowering.collectives import AllToAll
+from ...lowering.ragged import RaggedAllToAll
 from .tasks import Task, Tasks
 
 __all__ = ["dw_schedule", "weight_gradients"]
@@ -27,7 +29,7 @@ def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
 
 
 def _exchanges(tasks: Tasks) -> list[Task]:
-    return [task for task in tasks.all if task.sends and "all_to_all" in task.eqn.op.name]
+    return [task for task in tasks.all if task.sends and isinstance(task.eqn.op, AllToAll | RaggedAllToAll)]
 
 
 def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
