@@ -224,12 +224,15 @@ def test_a_result_is_an_argument_as_it_lies() -> None:
     double = md.compile(lambda x: 2 * x, "r:8", "a:r")
     first = double(md.tensor(np.arange(10.0), "a"))
     assert (double(first).numpy() == 4 * np.arange(10)).all()
-    assert double._for([first])[0].place(first, *lie(double, first)) is first.stored
+    assert double._for([first])[0].arrays([first])[0] is first.stored
 
 
-def lie(compiled: md.Compiled, x: md.Tensor) -> tuple[Any, Any]:
-    stages = compiled._for([x])[0]
-    return stages.program.ins[0], stages.shardings[0]
+def test_compiled_refuses_a_donated_tensor_that_is_used_again() -> None:
+    step = md.compile(lambda x: x + 1, "r:2", "a:r", donate=0)
+    first = step(md.tensor(np.arange(4.0), "a"))
+    step(first)
+    with pytest.raises(md.ShapeError, match="argument x was donated to an earlier call"):
+        step(first)
 
 
 def test_donated_memory_is_taken_over() -> None:

@@ -14,7 +14,8 @@ import meshdsl as md
 from meshdsl.cost.network import place
 from meshdsl.ir import verify
 from meshdsl.lowering.asynchrony import FENCE, Start
-from meshdsl.lowering.program import Program, check
+from meshdsl.lowering.check import check
+from meshdsl.lowering.program import Program
 from meshdsl.schedule.fences import fence
 from meshdsl.schedule.split import PART, split
 from meshdsl.schedule.unroll import unroll
