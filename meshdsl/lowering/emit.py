@@ -9,6 +9,7 @@ Nothing is decided here. `check_vma=True` stays on: JAX checks our shardings by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from ..backend import Block, Jax, Local
 from ..dims import Shape
 from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
-from .asynchrony import FENCE, emit_fence
+from .asynchrony import FENCE, Start, emit_fence
 from .casts import varying
 from .program import Program
 
@@ -58,9 +59,12 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
 def _run(program: Graph, ins: Sequence[Any]) -> list[Any]:
     assert isinstance(program, Program)
     env: Env = dict(zip(program.ins, ins, strict=True))
-    for eqn in program.eqns:
+    planned = any(isinstance(eqn.op, Start) for eqn in program.eqns)
+    for number, eqn in enumerate(program.eqns):
         xs = [env[v] for v in eqn.ins]
-        env.update(zip(eqn.outs, _results(program, eqn, xs), strict=True))
+        # the number finds a planned equation again in a compiler's text
+        with jax.named_scope(f"eqn{number}") if planned else nullcontext():
+            env.update(zip(eqn.outs, _results(program, eqn, xs), strict=True))
     return [env[v] for v in program.outs]
 
 
