@@ -13,7 +13,7 @@ from typing import Any
 from ..lowering.asynchrony import Start
 from ..lowering.program import Program
 from ..schedule.fences import is_product, windows
-from .hlo import Instruction, bodies_of, called
+from .hlo import KINDS, Instruction, bodies_of, called
 
 __all__ = ["CompiledWindow", "compiled_windows"]
 
@@ -26,7 +26,7 @@ class CompiledWindow:
 
     collective: str
     where: str
-    asynchronous: bool  # it has a start and a done
+    asynchronous: bool  # it has a start and a done, or runs inside kernels
     planned: int  # products that the plan puts between them
     inside: int  # of these, how many the compiler left there
 
@@ -48,7 +48,7 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
     found: list[CompiledWindow] = []
     for start, eqns in windows(program).items():
         planned = {number[eqn] for eqn in eqns if is_product(eqn)}
-        begin, end = _span(order, number[start])
+        begin, end = _span(bodies, order, number[start])
         inside = set[int]().union(*numbers[begin:end]) if begin < end else set[int]()
         assert isinstance(start.op, Start)
         found.append(
@@ -66,14 +66,30 @@ def _numbers(bodies: dict[str, list[Instruction]], one: Instruction) -> set[int]
     return found
 
 
-def _span(order: list[Instruction], number: int) -> tuple[int, int]:
-    """The places of a collective's start and done; an empty span where it has none."""
-    for i, one in enumerate(order):
-        if one.opcode.endswith("-start") and str(number) in NUMBER.findall(one.rest):
-            done = (
-                j
-                for j in range(i + 1, len(order))
-                if order[j].opcode.endswith("-done") and one.name in order[j].operands
-            )
-            return i, next(done, i)
+def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number: int) -> tuple[int, int]:
+    """From a collective's start to behind its done; an empty span where it has none.
+
+    The TPU's compiler writes a start and a done, or begins the collective inside one kernel and ends it inside another.
+    """
+    starts = (i for i, one in enumerate(order) if _is(bodies, one, "start", number))
+    begin = next(starts, 0)
+    for i in range(begin + 1, len(order)):
+        if order[i].opcode.endswith("-done") and order[begin].name in order[i].operands:
+            return begin, i + 1
+        if _is(bodies, order[i], "done", number):
+            return begin, i + 1
     return 0, 0
+
+
+def _is(bodies: dict[str, list[Instruction]], one: Instruction, phase: str, number: int) -> bool:
+    """Whether an instruction starts a numbered collective, or ends it, itself or inside its kernel."""
+    if one.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(one.rest):
+        return True
+    for name in called(one):
+        inside = bodies.get(name, [])
+        if any(f"AsyncCollective{phase.title()}" in inner.rest for inner in inside):
+            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.rest) for inner in inside):
+                return True
+        elif any(_is(bodies, inner, phase, number) for inner in inside):
+            return True
+    return False
