@@ -151,7 +151,9 @@ class _Jax:
 
     @staticmethod
     def top_k(x: Any, k: int) -> Any:
-        """The k largest along the last axis with their indices; ties to the lowest index."""
+        """The k largest along the last axis with their indices, NaN first; ties to the lowest index."""
+        if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders NaN with its sign bit set below -inf
+            x = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
         return lax.top_k(x, k)
 
     @staticmethod
@@ -215,10 +217,11 @@ def _wide(x: Any) -> Any:
 
 
 def _total_order(x: Any) -> Any:
-    """Integers that compare as XLA's top_k compares: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    """Integers that compare as `top_k` compares: -inf < ... < -0 < 0 < ... < inf < NaN of either sign."""
     x = np.asarray(x)
     if x.dtype.kind in "iub":
         return x
+    x = np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x)
     bits = np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}")
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 

@@ -21,7 +21,7 @@ from .contraction import broadcast
 from .elementwise import as_dtype, cast, check_ordered, stop_gradient
 from .index_map import replaced
 from .reshape import refill, transpose, trim
-from .slicing import along, shift
+from .slicing import along, clipped, shift
 
 __all__ = [
     "PUT_ALONG", "TAKE_ALONG", "argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k",
@@ -55,9 +55,20 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
 
-    Raises `ShapeError` for several dims, and for one without a size.
+    Raises `ShapeError` for several dims, for one without a size, and for an integer dtype that cannot count so far.
     """
-    return bind1(IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
+    n = _new_dim(dim)
+
+    def counting() -> np.dtype:
+        kind = as_dtype(dtype)
+        if kind.kind in "iu" and n.size - 1 > np.iinfo(kind).max:
+            raise ShapeError(
+                f"md.iota of {n!r} does not fit into {kind.name}, which ends at {np.iinfo(kind).max}\n"
+                "  take a wider integer, for example md.iota(dim, 'int32')"
+            )
+        return kind
+
+    return bind1(IOTA, dim=n, dtype=located(counting))
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
@@ -87,13 +98,25 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
-    """Indices relative to this device's block of `over`, and which of them lie inside it."""
-    if i.dtype.itemsize > 4:
-        i = c.xp.clip(i, -1, over.size)  # before it wraps
-    i = c.xp.asarray(i, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
+    """Indices relative to this device's block of `over`, and which of them are inside it."""
+    i = clipped(c, i, -1, over.size) - c.xp.asarray(c.start(block, over), np.int32)
     real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
     inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
     return i, inside
+
+
+def _apart(over: Dim, i: Type) -> str:
+    """The label of the dim that is indexed into: its name, or another where the indices have that name too."""
+    return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
+
+
+def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
+    table = {d.name: _apart(over, i) if d == over else d.name for d in x.shape}
+    return Labels((table, _own(i.shape)), (_own(_take_type(x, i, over=over).shape),))
+
+
+def _own(shape: Shape) -> dict[str, str | None]:
+    return {d.name: d.name for d in shape}
 
 
 def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
@@ -124,6 +147,7 @@ _TAKE = Op(
     vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
     linear="first",
     reduce="sum",
+    rule=lambda x, i, *, over: _take_rule(x, i, over),
     fuses="pick",
 )
 
@@ -142,7 +166,8 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
     tensor(float32[group=2 n=2], [[20. 20.]
      [30.  0.]])
 
-    Split rows are looked up where they lie and summed over devices; nothing is gathered.
+    Split rows are looked up where they are stored and summed over devices; nothing is gathered. The indices may have
+    the name that is indexed into: `md.take(x, order, "row")` reorders the rows by an order along "row".
 
     Raises `ShapeError` for a dim that x lacks, and for indices that are no integers.
     """
@@ -156,6 +181,12 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
     if updates.dtype == np.dtype(bool):
         raise ShapeError("md.put_add does not add booleans; use md.cast(x, 'int32') first")
     return Type((*paired, over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
+
+
+def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
+    out = _scatter_type(i, updates, over=over, paired=paired).shape
+    made = {d.name: _apart(over, i) if d == over else d.name for d in out}
+    return Labels((_own(i.shape), _own(updates.shape)), (made,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
@@ -179,6 +210,7 @@ _SCATTER_ADD = Op(
     linear="second",
     reduce="sum",
     mask=0,
+    rule=lambda i, updates, *, over, paired: _scatter_rule(i, updates, over, paired),
 )
 
 
@@ -331,7 +363,7 @@ _TOP_K = Op(
 
 
 def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
-    """The k largest along a dim, in descending order, and their indices (int32); ties to the lowest index.
+    """The k largest along a dim, in descending order, and their indices (int32); NaN first, ties to the lowest index.
 
     >>> import meshdsl as md
     >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
