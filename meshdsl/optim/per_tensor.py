@@ -84,8 +84,8 @@ def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     >>> squares(md.tensor([3.0, 4.0], "io"), (md.Dim("io", 2),))
     tensor(float32[magnitude=2], [ 0. 25.])
 
-    The square of 1e20 overflows float32, a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the Euclidean
-    Norm of a Vector, 1978). Both sums are in one tensor, so that devices add them in one collective.
+    The square of 1e20 overflows float32, a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the
+    Euclidean Norm of a Vector, 1978). Both sums are in one tensor, so that devices add them in one collective.
     """
     limit, down = _limits(x.dtype)
     large = md.abs(x) > limit
@@ -108,7 +108,8 @@ def root_of_squares(parts: md.Tensor, count: int = 1) -> md.Tensor:
     _, down = _limits(parts.dtype)
     large, rest = md.unstack(parts, _KINDS)
     some = large > 0
-    return md.sqrt(md.where(some, large + rest * down * down, rest) / count) * md.where(some, md.cast(1 / down, parts.dtype), 1.0)
+    up = md.where(some, md.cast(1 / down, parts.dtype), 1.0)
+    return md.sqrt(md.where(some, large + rest * down * down, rest) / count) * up
 
 
 def _limits(dtype: Any) -> tuple[float, float]:
