@@ -205,6 +205,11 @@ class _Jax:
         return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
 
     @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        """What the branch with this number makes of the operands; all make the same shape."""
+        return lax.switch(index, branches, *xs)
+
+    @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
         """A long function of arrays, traced once for each shape and a function of its own in StableHLO."""
         return jax.jit(f)
@@ -368,6 +373,10 @@ class _NumPy:
         y = np.full([len(place) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
         np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[place[inside] // base]
         return y
+
+    @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        return branches[int(index)](*xs)
 
     @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
