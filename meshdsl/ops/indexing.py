@@ -194,7 +194,7 @@ def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape)
     order = [c.ins[1].position(d) for d in c.ins[0].shape]
     order += [k for k in range(len(c.ins[1].shape)) if k not in order]
     updates = c.xp.transpose(updates, order)
-    updates = updates.reshape((-1, *updates.shape[index.ndim :]))
+    updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
     total = rows * math.prod(c.outs[0].size(d) for d in paired)
     index = c.xp.where(inside, _numbered(c, index, c.ins[0], paired, rows), total)
@@ -306,6 +306,8 @@ def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     axis = c.ins[0].position(over)
     i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
+    if not x.shape[axis]:
+        return c.xp.zeros(c.outs[0].sizes, x.dtype)
     taken = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
     return c.xp.where(inside, taken, c.xp.zeros((), x.dtype))
 

@@ -111,7 +111,8 @@ def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, i
     x = c.xp.moveaxis(x, axis, 0)
     if inner and x.shape[0]:
         gaps = c.xp.full((x.shape[0], inner, *x.shape[1:]), value, x.dtype)
-        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((-1, *x.shape[1:]))[: x.shape[0] * (inner + 1) - inner]
+        n = x.shape[0] * (inner + 1)
+        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((n, *x.shape[1:]))[: n - inner]
     x = x[max(0, -low) : x.shape[0] - max(0, -high)]
     pads = [(max(0, low), max(0, high))] + [(0, 0)] * (x.ndim - 1)
     return c.xp.moveaxis(c.xp.pad(x, pads, constant_values=value), 0, axis)

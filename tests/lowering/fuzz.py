@@ -22,10 +22,9 @@ import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in 
 from meshdsl import backend
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
-from tests.laws import SIZES as NAMES
 from tests.laws import Row, rows, run
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, shrink, tensors
-from tests.lowering.test_layout_law import SIZES, weighted
+from tests.lowering.test_layout_law import drawn
 
 LAYOUTS_PER_SIZE = 10
 TRIES = 200
@@ -52,29 +51,28 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
     dtype = "float64" if row.dtypes[0] == "float32" else ""  # whole numbers stay exact for longer
     made = 0
     while made < wanted:
-        sizes = {name: rng.choice(SIZES) for name in NAMES}
-        arrays = row.arrays(numbers, sizes, dtype=dtype)
-        graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype))
-        right = run(graph, arrays, backend.NumPy)
-        known = tensors(graph)
+        case = drawn(row, rng, numbers, dtype)
+        with np.errstate(all="ignore"):
+            right = run(case.graph, case.arrays, backend.NumPy)
+        known = tensors(case.graph)
         for _ in range(min(LAYOUTS_PER_SIZE, wanted - made)):
             for _ in range(TRIES):
                 mesh = rng.choice(MESHES)
                 layout = Layout(dict(draw_layout(rng, mesh, known)))
                 try:
-                    program = partition(graph, Mesh(mesh), layout)
+                    program = partition(case.graph, Mesh(mesh), layout)
                     break
                 except md.LayoutError:
                     counts["illegal"] += 1
             else:
-                raise RuntimeError(f"no legal layout found for {row.name} {sizes}")
+                raise RuntimeError(f"no legal layout found for {row.name} {case}")
             made += 1
             counts["split"] += any(v.sharding.split for v in program.ins)
             counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.shape)
             counts["sends"] += bool(program.collectives)
-            got = md.simulate(program, *arrays)
+            got = md.simulate(program, *case.arrays)
             worst = max((error(a, b) for a, b in zip(got, right, strict=True)), default=0.0)
-            yield f"{row.name} {sizes} on {mesh} under {layout}", worst
+            yield f"{row.name} {case} on {mesh} under {layout}", worst
 
 
 def main() -> int:
