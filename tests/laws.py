@@ -105,11 +105,17 @@ class Row:
         return [_with_odd(rng, x) for x in found] if odd else found
 
     def make(
-        self, rng: np.random.Generator, sizes: Sizes = SIZES, integer: bool = True, dtype: str = ""
+        self,
+        rng: np.random.Generator,
+        sizes: Sizes = SIZES,
+        integer: bool = True,
+        dtype: str = "",
+        index: str = INDICES[0],
+        odd: bool = False,
     ) -> list[Tensor]:
         """The operands as concrete tensors."""
-        arrays = self.arrays(rng, sizes, integer, dtype)
-        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype), strict=True)]
+        arrays = self.arrays(rng, sizes, integer, dtype, index, odd)
+        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype, index), strict=True)]
 
     def graph(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> Graph:
         """The call traced; its results are the leaves of what it returns."""

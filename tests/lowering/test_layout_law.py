@@ -199,7 +199,7 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
     some = [row for row in ROWS[group::GROUPS] if row.exact]
     rng, random, mesh = Draw(group), np.random.default_rng(group), ON_DEVICES[group]
     sizes = {name: rng.choice([2, 3, 5, 6]) for name in NAMES}
-    operands = [row.make(random, sizes) for row in some]
+    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=rng.random() < 0.5) for row in some]
     counts = np.cumsum([0, *map(len, operands)])
 
     def everything(*xs: md.Tensor) -> Any:
