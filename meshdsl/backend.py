@@ -166,7 +166,10 @@ class _Jax:
 
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
-        return f(*xs)
+        """f of blocks that JAX types as varying along the same mesh axes: `jax.vjp` inside f wants no other."""
+        axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
+        missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
+        return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:

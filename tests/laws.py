@@ -350,6 +350,8 @@ def _binaries() -> Iterator[Row]:
     choose = (In("a", dtype="bool"), X, V)
     yield Row("where", md.where, choose, lambda c, x, y: np.where(c[:, None], x, y), dtypes=(*REAL, *INTS))
     yield Row("where_number", lambda c, x: md.where(c, x, 0), choose[:2], lambda c, x: np.where(c[:, None], x, 0))
+    larger = lambda x, y: md.map(lambda u, v: jnp.where(u > v, u * v, u + 2), x, y)
+    yield Row("map_exact", larger, plain, lambda x, y: np.where(x > y, x * y, x + 2), ("float32",))
     yield Row("map", lambda x, y: md.map(lambda u, v: jnp.hypot(u, v + 1), x, y), (In("a b", "positive"), In("b", "positive")), lambda x, y: np.hypot(x, y + 1), dtypes=("float32",), exact=False)
 
 

@@ -282,9 +282,7 @@ class Maker:
             return x
         new = Dim(self.rng.choice([self.fresh(x), d.name]), self.rng.choice(SIZES))
         index = self.index(md.iota(d) % new.size)
-        return md.put_add(
-            md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), index, x, new
-        )
+        return md.put_add(md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), index, x, new)
 
     def op_twin(self, x: Tensor) -> Tensor:
         """A value beside itself under another name."""
