@@ -1,7 +1,8 @@
 """The layout law at length: `python -m tests.lowering.fuzz --cases 20000 --programs 1000`.
 
 A case is one operation with its gradient, of random sizes, under a random mesh and layout; a program is several
-operations with their gradients. Inputs are small whole numbers, padding is NaN (the largest numbers, for integers), and
+operations with their gradients. Inputs are small whole numbers (in a third of the cases with NaN of either sign,
+infinities and -0.0 among them), indices are of any integer dtype, sizes may be 0, padding is NaN (the largest numbers, for integers), and
 results are compared bit for bit with the undivided function; operations that round, in float64, to a relative error of
 1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1 on any mismatch.
 """
@@ -69,6 +70,8 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
             made += 1
             counts["split"] += any(v.sharding.split for v in program.ins)
             counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.shape)
+            counts["empty"] += any(d.size == 0 for v in program.ins for d in v.shape)
+            counts["odd"] += case.odd
             counts["sends"] += bool(program.collectives)
             got = md.simulate(program, *case.arrays)
             worst = max((error(a, b) for a, b in zip(got, right, strict=True)), default=0.0)
@@ -111,6 +114,8 @@ def main() -> int:
         "cases_bitwise": counts["bitwise"],
         "cases_with_a_split_input": counts["split"],
         "cases_with_padding": counts["padded"],
+        "cases_with_an_empty_dim": counts["empty"],
+        "cases_with_odd_values": counts["odd"],
         "cases_that_send": counts["sends"],
         "layouts_refused": counts["illegal"],
         "largest_relative_error": worst,
