@@ -1,10 +1,11 @@
 """The layout law at length: `python -m tests.lowering.fuzz --cases 20000 --programs 1000`.
 
 A case is one operation with its gradient, of random sizes, under a random mesh and layout; a program is several
-operations with their gradients. Inputs are small whole numbers (in a third of the cases with NaN of either sign,
-infinities and -0.0 among them), indices are of any integer dtype, sizes may be 0, padding is NaN (the largest numbers, for integers), and
-results are compared bit for bit with the undivided function; operations that round, in float64, to a relative error of
-1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1 on any mismatch.
+operations with their gradients. Inputs are small whole numbers, in a third of the cases with NaN of either sign,
+infinities and -0.0 among them; indices have any integer dtype; sizes may be 0. Padding is NaN (the largest numbers, for
+integers), and results are compared bit for bit with the undivided function; operations that round, in float64, to a
+relative error of 1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1
+on any mismatch.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Drawn:
 def drawn(row: Row, rng: Draw, numbers: np.random.Generator, dtype: str = "") -> Drawn:
     """Sizes (0 too, where the operation takes it), a dtype for the indices, and values; all at random."""
     index = rng.choice(INDICES) if any(operand.dtype == INDEX for operand in row.ins) else INDICES[0]
-    odd = rng.random() < 0.3
+    odd = row.odd and rng.random() < 0.3
     while True:
         sizes = {name: rng.choice(SIZES) for name in NAMES}
         try:
@@ -199,7 +199,7 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
     some = [row for row in ROWS[group::GROUPS] if row.exact]
     rng, random, mesh = Draw(group), np.random.default_rng(group), ON_DEVICES[group]
     sizes = {name: rng.choice([2, 3, 5, 6]) for name in NAMES}
-    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=rng.random() < 0.5) for row in some]
+    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=row.odd and rng.random() < 0.5) for row in some]
     counts = np.cumsum([0, *map(len, operands)])
 
     def everything(*xs: md.Tensor) -> Any:
