@@ -124,7 +124,7 @@ DEAL = Op(
 def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
     """The hands that came, as one sorted block."""
     axis = c.ins[0].position(to)
-    length = to.size * items[0].shape[axis + 1]
+    length = items[0].shape[axis] * items[0].shape[axis + 1]
     return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], length, *x.shape[axis + 2 :])) for x in items), axis)
 
 

@@ -180,7 +180,8 @@ def _alone(op: Op) -> Op:
             return op.kernel(c, x, w, **{**params, "window": window})
 
         along = zip(range(len(sides)), params["window"], params["kernel"], strict=True)
-        return _uneven(c, *xs, [one for one, side in zip(along, sides, strict=True) if side == "kernel"], run)
+        split = [one for one, side in zip(along, sides, strict=True) if side == "kernel"]
+        return _uneven(c, xs[0], xs[1], split, run)
 
     def flops(ins: Any, outs: Any, *, result: Type, sides: tuple[str, ...], **params: Any) -> float:
         return op.flops(ins, outs, **params) if op.flops is not None else 0.0
