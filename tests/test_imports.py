@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = [
     ["errors"],
     ["units"],
+    ["primitives"],
     ["dims"],
     ["layouts"],
     ["backend"],
@@ -51,7 +52,8 @@ IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshd
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those is fine.
-INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "__init__"}
+# `primitives` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
+INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "primitives", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -122,7 +122,8 @@ class RaggedAllToAll:
         filled: Blocks = []
         for x, count in zip(blocks, sent, strict=True):
             slots = np.arange(x.shape[order[len(self.cells)]])
-            there = (slots < count).reshape((*count.shape[:-1], -1) + (1,) * (x.ndim - count.ndim))
+            there = slots < count
+            there = there.reshape(there.shape + (1,) * (x.ndim - count.ndim))
             filled.append(np.where(np.transpose(there, _back(order)), x, np.zeros((), x.dtype)))
         return self.padded.simulate(filled, shape, before, mesh)
 

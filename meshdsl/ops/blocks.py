@@ -37,6 +37,8 @@ BLOCK_CUMSUM = Op(
 
 def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> Any:
     axis = c.ins[0].position(dim)
+    if not c.ins[0].sizes[axis]:
+        return c.xp.zeros(c.outs[0].sizes, x.dtype)
     at = 0 if reverse else c.ins[0].sizes[axis] - 1
     return x[(slice(None),) * axis + (slice(at, at + 1),)]
 

@@ -6,7 +6,7 @@ A gradient rule is written as mathematics; `autodiff` sums its result over the d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local
-from ..dims import merge, show
+from ..dims import merge, names, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Type
+from ..primitives import mixing
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -520,10 +521,44 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
         derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
         return derivative
 
-    return tuple(map(slope(i), ct, *xs) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
+    # the derivative of an elementwise function is one
+    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
 
 
 _MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
+
+
+# What to write instead of a primitive inside md.map.
+_INSTEAD_OF = {
+    "argmax": "md.argmax", "argmin": "md.argmin", "concatenate": "md.concat", "conv_general_dilated": "md.conv",
+    "cumsum": "md.cumsum", "dot_general": "md.einsum", "dynamic_slice": "md.dynamic_slice", "gather": "md.take",
+    "iota": "md.iota", "random_bits": "md.random", "reduce_and": "md.all", "reduce_max": "md.max",
+    "reduce_min": "md.min", "reduce_or": "md.any", "reduce_prod": "md.prod", "reduce_sum": "md.sum",
+    "reshape": "md.reshape", "rev": "md.reverse", "slice": "md.slice", "sort": "md.sort", "top_k": "md.top_k",
+    "transpose": "md.transpose",
+}  # fmt: skip
+
+
+def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
+    """Raises `ShapeError` for a function whose result on a part of an array is not that part of its result."""
+    shape = broadcast_shape(*types)
+    sizes = tuple(d.size for d in shape)
+    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # the function's own errors come first
+    found = mixing(f, names(shape), [t.dtype for t in types])
+    if found is None:
+        return
+    if found.primitive in _INSTEAD_OF:
+        instead = f"use {_INSTEAD_OF[found.primitive]} outside the function"
+    elif found.primitive in ("", "dim_as_value"):
+        instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
+    else:
+        instead = "write it with md operations"
+    line = f" ({found.where})" if found.where else ""
+    raise ShapeError(
+        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {found.what}{line}\n"
+        f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
+        f"  {instead}"
+    )
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
@@ -533,11 +568,16 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
 
-    Raises `ShapeError` for a function that is not elementwise, and where no operand has the dims of the others.
+    The function is checked: every primitive that it uses must work element by element, for every shape.
+
+    Raises `ShapeError` for a function that is not elementwise, that reads the shape of its arguments or combines them
+    with an array, and where no operand has the dims of the others.
     """
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())
-    return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)
+    tensors = [as_tensor(x) for x in xs]
+    located(lambda: _check_elementwise(f, [x.type for x in tensors]))
+    return bind1(_MAP, *tensors, f=f)
 
 
 def _operand(x: Any) -> bool:

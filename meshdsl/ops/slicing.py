@@ -111,7 +111,8 @@ def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, i
     x = c.xp.moveaxis(x, axis, 0)
     if inner and x.shape[0]:
         gaps = c.xp.full((x.shape[0], inner, *x.shape[1:]), value, x.dtype)
-        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((-1, *x.shape[1:]))[: x.shape[0] * (inner + 1) - inner]
+        n = x.shape[0] * (inner + 1)
+        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((n, *x.shape[1:]))[: n - inner]
     x = x[max(0, -low) : x.shape[0] - max(0, -high)]
     pads = [(max(0, low), max(0, high))] + [(0, 0)] * (x.ndim - 1)
     return c.xp.moveaxis(c.xp.pad(x, pads, constant_values=value), 0, axis)
@@ -216,8 +217,14 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     return pad(x, d, by, -by, fill)
 
 
-def _clipped(c: Local, start: Any, dim: Dim, size: int) -> Any:
-    return c.xp.clip(c.xp.asarray(start, np.int32), 0, dim.size - size)
+def clipped(c: Local, i: Any, low: int, high: int) -> Any:
+    """Integers as int32, clipped to a range: before the cast where they can be beyond int32, else after it."""
+    i = c.xp.asarray(i)
+    if i.dtype.itemsize < 4 or i.dtype == np.dtype(np.int32):
+        return c.xp.clip(c.xp.asarray(i, np.int32), low, high)
+    if i.dtype.kind == "u":  # low is no number of the dtype where it is negative
+        return c.xp.asarray(c.xp.minimum(i, np.asarray(high, i.dtype)), np.int32)
+    return c.xp.asarray(c.xp.clip(i, low, high), np.int32)
 
 
 def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
@@ -230,7 +237,7 @@ def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
 def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
     """What of it lies here; zero elsewhere, which adds nothing to the sum over devices."""
     axis = c.ins[0].position(dim)
-    start = _clipped(c, start, dim, size)
+    start = clipped(c, start, 0, dim.size - size)
     if not c.ins[0].axes[axis]:
         return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
     index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
@@ -289,7 +296,7 @@ def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) 
     axis = c.ins[0].position(dim)
     part = find(dim.name, c.ins[1].shape)
     update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
-    start = _clipped(c, start, dim, part.size)
+    start = clipped(c, start, 0, dim.size - part.size)
     if not c.ins[0].axes[axis]:
         return c.xp.dynamic_update(x, update, start, axis) if part.size else x
     if not part.size:

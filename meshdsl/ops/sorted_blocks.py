@@ -93,7 +93,8 @@ def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> 
     axis = c.ins[0].position(run)
     made = []
     for x in items:
-        cut = (-1, to.size) if cyclic else (to.size, -1)
+        length = x.shape[axis] // to.size
+        cut = (length, to.size) if cyclic else (to.size, length)
         x = c.xp.reshape(x, (*x.shape[:axis], *cut, *x.shape[axis + 1 :]))
         made.append(c.xp.swapaxes(x, axis, axis + 1) if cyclic else x)
     return tuple(made)
@@ -123,7 +124,8 @@ DEAL = Op(
 def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
     """The hands that came, as one sorted block."""
     axis = c.ins[0].position(to)
-    return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :])) for x in items), axis)
+    length = items[0].shape[axis] * items[0].shape[axis + 1]
+    return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], length, *x.shape[axis + 2 :])) for x in items), axis)
 
 
 def _collected(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:

@@ -27,11 +27,12 @@ from ..ir import Eqn, Fuses, Linear, Op, Reduce, Type, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
+from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.reshape import RENAME, RESHAPE
 
 __all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
 
-WITH_RULES = (RENAME, RESHAPE)  # operations with a rule of their own that treat every block of a dim alike
+WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)  # operations with a rule of their own that treat every block of a dim alike
 
 
 def _resized(shape: Shape, dim: str, factor: float) -> Shape:

@@ -48,6 +48,8 @@ CASES = [
     case("a:2 b:3", "x:4 y:9", "min", 49, padded=False),
     case("a:2 b:3", "x:6 y:6 z:6", "sum", 573),
     case("a:2 b:4", "x:8 y:8 z:2", "max", 341, padded=False),
+    case("a:2 b:3", "x:0 y:7", "sum", 223),
+    case("a:2 b:3", "x:1 y:0", "min", 223),
 ]
 # three axes, thousands of pairs: one of the five runs by default
 LONG: dict[int, pytest.MarkDecorator] = dict.fromkeys((0, 2, 3, 4), pytest.mark.slow)

@@ -125,7 +125,9 @@ def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The groups that hold more than single elements, without their dims of size 1 (but for one on each side)."""
+    """The groups that hold more than single elements, without their dims of size 1; none where there is no element."""
+    if not size_of(target):
+        return []
     found: list[tuple[Shape, Shape]] = []
     for left, right in groups(source, target):
         left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)

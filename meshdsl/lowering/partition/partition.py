@@ -100,11 +100,10 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     for eqn in reversed(graph.eqns):
         if eqn.op is PREFER:
             found.setdefault(eqn.ins[0], eqn.params["names"])
-        elif (
-            eqn.operation.rule is None and eqn.operation.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found
-        ):
-            for v in eqn.ins:
-                if set(v.shape) == set(eqn.outs[0].shape):
+        elif eqn.control is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+            labels = labels_of(eqn)
+            for v, names in zip(eqn.ins, labels.ins, strict=True):
+                if names == labels.outs[0] and None not in names.values():
                     found.setdefault(v, found[eqn.outs[0]])
     return found
 
@@ -275,7 +274,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         kind = op.reduce if summed else "sum"
         outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
         if summed:
-            over = ", ".join(repr(label) for label in gone if assigned.get(label))
+            over = ", ".join(repr(label.rstrip("*")) for label in gone if assigned.get(label))
             scope.reasons[v] = (f"{op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
