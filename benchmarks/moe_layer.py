@@ -65,7 +65,7 @@ def main() -> int:
     jax.config.update("jax_num_cpu_devices", 8)
     step, state, target = compiled("index")
     sent = step.program(state, target).collectives
-    listed = [{"kind": c.kind, "axes": c.axes, "bytes": c.bytes, "cause": c.cause} for c in sent]
+    listed = [{"kind": c.kind, "axes": c.axes, "bytes": c.bytes, "cause": str(c.cause)} for c in sent]
     print(json.dumps({"figure": "collectives", "candidate": "meshdsl", "layout": LAYOUT, "collectives": listed}))
     steps = {
         "handwritten": from_executable(*baseline.handwritten()),

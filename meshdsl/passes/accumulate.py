@@ -80,4 +80,4 @@ def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
         case Linear.BRANCHES:
             return all(zeros[1:])
         case _:
-            return False
+            return eqn.op is CAST and all(zeros)

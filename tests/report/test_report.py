@@ -62,7 +62,7 @@ def test_dims_of_a_cause():
     step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:2", "io:rows")
     program = step.program(md.spec("batch:8 io:4"), md.spec("io:4 hidden:8"))
     line = cost(program).ledger.lines[-1]
-    assert (line.cause, dims_of(line)) == ("sum over 'io' of einsum", ("io",))
+    assert (str(line.cause), dims_of(line)) == ("sum over 'io' of einsum", ("io",))
 
 
 def test_the_text(found: Report):
