@@ -56,7 +56,9 @@ REFUSED: dict[str, tuple[optax.GradientTransformation, str]] = {
     "novograd": (optax.novograd(0.1), "optax.scale_by_novograd .*write the update"),
     "sm3": (optax.sm3(0.1), "optax.scale_by_sm3 .*reshape of"),
     "centralize": (optax.centralize(), "optax.centralize .*reduce_sum"),
-    "small and factored": (optax.scale_by_factored_rms(), "optax.scale_by_factored_rms .*the dims of .*md.optim.adafactor"),
+    "small and factored": (
+        optax.scale_by_factored_rms(), "optax.scale_by_factored_rms .*the dims of .*md.optim.adafactor"
+    ),
     "finite": (optax.apply_if_finite(optax.sgd(0.1), 2), "optax.apply_if_finite .*train_step.guard=True"),
     "add_noise": (optax.add_noise(0.1, 0.5, key=0), "optax.add_noise .*a random key.*md.random"),
     "needs the loss": (optax.polyak_sgd(), "needs more than gradients, state and parameters"),
