@@ -16,8 +16,8 @@ from ..ops.random import WORD
 from ..trace import tree
 from ..values import Tensor, spec_of, tensor
 from . import processes
-from .directory import lost_newest, step_numbers, unfinished
 from .device_put import device_put, targets
+from .directory import lost_newest, step_numbers, unfinished
 from .read import StepReader, open_step, step_name
 from .trees import check_fit, flat
 

@@ -122,7 +122,7 @@ def _requirements() -> dict[str, str]:
 
 def _in_range(version: str, required: str) -> bool:
     """
-    >>> _within("0.10.2", "<0.11,>=0.10.2"), _within("0.11.0", "<0.11,>=0.10.2"), _within("1.0", "")
+    >>> _in_range("0.10.2", "<0.11,>=0.10.2"), _in_range("0.11.0", "<0.11,>=0.10.2"), _in_range("1.0", "")
     (True, False, True)
     """
     numbers = _numbers(version)
