@@ -60,7 +60,8 @@ class Parts:
         if self.config.layers % self.every:
             raise md.ShapeError(
                 f"the number of layers must be a multiple of {self.every}, the layers per block; got "
-                f"{self.config.layers}\n  use {self.config.layers + self.every - self.config.layers % self.every} layers"
+                f"{self.config.layers}\n"
+                f"  use {self.config.layers + self.every - self.config.layers % self.every} layers"
             )
 
     @property

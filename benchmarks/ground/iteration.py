@@ -1,21 +1,21 @@
-"""GPT training on one node of A100, data and tensor parallel: the published seconds of an iteration against programs.
+"""GPT training on one node of A100 with data and tensor parallelism: published iteration times and predictions.
 
-The system measured is Megatron-DeepSpeed: fp16, activations checkpointed, fused Adam, 450 runs over five models
-(d_model, layers) x (tp, dp) x micro-batch x batch. For each (model, tp, dp, micro-batch) the train step of
-models/transformer.py is traced, partitioned on `data:dp model:tp`, and its ledger read. The micro-batches repeat the
-forward and backward part; the update, and the all_reduce of the gradients (one, as DeepSpeed buckets them), run once.
+The measured system is Megatron-DeepSpeed with fp16, activation checkpointing and fused Adam: 450 runs over five models
+(d_model, layers) x (tp, dp) x micro-batch x batch. For each (model, tp, dp, micro-batch), the train step of
+models/transformer.py is traced and partitioned on `data:dp model:tp`, and its costs are read. The forward and backward
+pass run once per micro-batch; the update and the all_reduce of the gradients (one, as DeepSpeed buckets them) run once.
 
-What differs: Megatron's recomputation runs all of a layer again, six all_reduces a layer; ours leaves out the last
-product and its all_reduce, whose results nobody reads, five a layer. Dropout is left out.
+Differences: Megatron recomputes whole layers, with six all_reduces per layer. meshdsl does not recompute the last
+product and its all_reduce, whose results are not used, and has five. Dropout is omitted.
 
-Two models of a step are fitted, on the rows of four (d_model, layers) at a time, and tested on those of the fifth.
+Two models of the step time are fitted on four of the (d_model, layers) at a time and tested on the fifth.
 
-compiled  what `compiled.cost` computes, for a compiler that fuses: each kernel takes its roofline plus a launch.
-eager     for a library that calls one equation after the other from Python, as the system measured does: a kernel takes
-          its roofline, or a launch for each equation in it that computes something, whichever is more.
+compiled  the model of `compiled.cost`, for a compiler that fuses: each kernel takes its roofline time plus a launch.
+eager     for a library that launches one equation at a time from Python, like the measured system: a kernel takes its
+          roofline time, or one launch per equation that computes something, whichever is more.
 
-Both have five parameters: the efficiency of products at two sizes, the bandwidth of memory (at most the data sheet's),
-the seconds of a launch, and a factor on the time of the tensor-parallel all_reduces.
+Both have five parameters: the efficiency of products at two sizes, the memory bandwidth (at most the data sheet's),
+the launch time, and a factor for the time of the tensor-parallel all_reduces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ START = {
 
 
 class Case(NamedTuple):
-    """One program: a model on a layout with a micro-batch."""
+    """A program: a model, a layout and a micro-batch size."""
 
     d_model: int
     layers: int
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One measurement."""
+    """A measurement."""
 
     case: Case
     batch: int
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
     @property
     def trips(self) -> float:
-        """How many micro-batches each replica does."""
+        """The number of micro-batches per replica."""
         return self.batch / self.case.micro_batch / self.case.dp
 
     @property
@@ -85,12 +85,12 @@ class Run(NamedTuple):
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """Runs of one model, on as many GPUs, with one batch: their layouts compete."""
+        """The key shared by runs of one model, number of GPUs and batch size, whose layouts are compared."""
         return (*self.model, self.case.tp * self.case.dp, self.batch)
 
 
 def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
-    """The measurements; one of another kind than expected is an error."""
+    """The measurements; raises an error for a row of another experiment."""
     found: list[Run] = []
     for row in rows:
         if row["group"] != "vtrain_single":
@@ -105,7 +105,7 @@ def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
 
 @dataclass(frozen=True)
 class Table:
-    """The kernels of all cases behind each other, and for each run which case it is."""
+    """The kernels of all cases, concatenated, and the case index of each run."""
 
     kernels: Work  # the forward and backward parts, concatenated
     starts: Array  # where each case begins
@@ -117,12 +117,12 @@ class Table:
     measured: Array
 
     def summed(self, values: Array) -> Array:
-        """Over the kernels of each case."""
+        """Sums over the kernels of each case."""
         return np.add.reduceat(values * self.kernels.trips, self.starts)
 
 
 def table(programs: Programs, measured: Sequence[Run]) -> tuple[Table, dict[Case, Work]]:
-    """Trace what is not known yet, and lay it out for the fit."""
+    """Traces the cases that are not cached, and builds the table for the fit."""
     cases = sorted({run.case for run in measured})
     works = {case: programs.work(case.workload, case.mesh, LAYOUT) for case in cases}
     network = md.machine("a100-p4de").network
@@ -151,13 +151,13 @@ def table(programs: Programs, measured: Sequence[Run]) -> tuple[Table, dict[Case
 
 
 def rates(x: Sequence[float] | Array) -> Rates:
-    """The device of these parameters; larger products are never less efficient."""
+    """The device for these parameters; larger products are at least as efficient as small ones."""
     efficiency = np.maximum.accumulate(x[:2]).tolist()
     return Rates(PEAK, VECTOR, x[2] * BANDWIDTH, tuple(zip(SIZES, efficiency, strict=True)))
 
 
 def predict(of: Table, eager: bool, x: Sequence[float] | Array) -> Array:
-    """Seconds of every run."""
+    """The predicted seconds of every run."""
     k = of.kernels
     device = device_seconds(rates(x), k.products, k.vector, k.moved)
     launch = x[3] * 1e-6
@@ -168,12 +168,12 @@ def predict(of: Table, eager: bool, x: Sequence[float] | Array) -> Array:
 
 
 def fit(of: Table, eager: bool, rows: Array) -> dict[str, float]:
-    """The parameters that meet these rows best."""
+    """The parameters that fit these rows best."""
     return solve(lambda x: np.log(predict(of, eager, x)[rows] / of.measured[rows]), START)
 
 
 def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
-    """How far off, how well ordered, and what is lost by taking the layout predicted to be best."""
+    """Errors, rank correlation, and the slowdown from choosing the layout that is predicted to be fastest."""
     from scipy.stats import kendalltau
 
     truth = np.array([run.seconds for run in measured])
@@ -195,7 +195,7 @@ def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
 
 
 def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
-    """All lines of this part."""
+    """The JSON lines of this part."""
     measured = runs(rows)
     of, works = table(programs, measured)
     models = np.array([measured[i].model for i in range(len(measured))])
@@ -217,7 +217,7 @@ def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str
 
 
 def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any]]:
-    """The arrays against the cost tool itself, on a machine file of the fitted figures."""
+    """Compares the arrays with the cost tool, on a machine file with the fitted figures."""
     import tempfile
     from pathlib import Path
 
