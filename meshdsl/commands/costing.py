@@ -68,11 +68,12 @@ def step_options(parser: argparse.ArgumentParser) -> None:
 
 def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add the option for overlapping communication with computation; `several` allows many values."""
+    values: dict[str, Any] = {"action": "append", "default": []} if several else {"default": "none"}
     parser.add_argument(
         "--overlap",
         choices=["none", "auto", "dw", "lancet", "list", "halves"],
         help="overlap of communication with computation (default none)" + "; may be repeated" * several,
-        **({"action": "append", "default": []} if several else {"default": "none"}),
+        **values,
     )
 
 
