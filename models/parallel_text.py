@@ -96,7 +96,7 @@ def _string(data: bytes, order: str, indices: int) -> str:
 
 
 class Text:
-    """Pairs of at most `source` and `length` ids, split into train and held-out pairs by a hash of one side.
+    """Pairs of at most `source` and `length` ids, split into train and held-out pairs by a hash of the text.
 
     >>> text = Text([Pair("fr", "Indice", "Index"), Pair("de", "Suche", "Search")], source=16, length=8)
     >>> rows = text.rows([Pair("de", "Suche", "Search")])
@@ -210,7 +210,7 @@ def _messages() -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def chrf(arrays: Iterable[str], wanted: Iterable[str], order: int = 6, beta: float = 2.0) -> float:
+def chrf(texts: Iterable[str], references: Iterable[str], order: int = 6, beta: float = 2.0) -> float:
     """The character n-gram F-score over all texts, from 0 to 100 (chrF, Popović, 2015).
 
     >>> chrf(["a table of contents"], ["a table of contents"]), round(chrf(["a table"], ["a table of contents"]), 1)
@@ -219,18 +219,18 @@ def chrf(arrays: Iterable[str], wanted: Iterable[str], order: int = 6, beta: flo
     Uses n-grams of up to `order` characters, without blanks. Precision and recall are averaged over n; recall has
     weight `beta`. An n for which no reference text has an n-gram is skipped.
     """
-    right, have, want = Counter[int](), Counter[int](), Counter[int]()
-    for a, b in zip(arrays, wanted, strict=True):
+    matches, text_counts, reference_counts = Counter[int](), Counter[int](), Counter[int]()
+    for a, b in zip(texts, references, strict=True):
         a, b = "".join(a.split()), "".join(b.split())
         for n in range(1, order + 1):
-            ours, theirs = (Counter(x[i : i + n] for i in range(len(x) - n + 1)) for x in (a, b))
-            right[n] += (ours & theirs).total()
-            have[n] += ours.total()
-            want[n] += theirs.total()
-    orders = [n for n in want if want[n]]
+            text_ngrams, reference_ngrams = (Counter(x[i : i + n] for i in range(len(x) - n + 1)) for x in (a, b))
+            matches[n] += (text_ngrams & reference_ngrams).total()
+            text_counts[n] += text_ngrams.total()
+            reference_counts[n] += reference_ngrams.total()
+    orders = [n for n in reference_counts if reference_counts[n]]
     if not orders:
         return 0.0
-    precision = sum(right[n] / max(1, have[n]) for n in orders) / len(orders)
-    recall = sum(right[n] / want[n] for n in orders) / len(orders)
+    precision = sum(matches[n] / max(1, text_counts[n]) for n in orders) / len(orders)
+    recall = sum(matches[n] / reference_counts[n] for n in orders) / len(orders)
     total = beta**2 * precision + recall
     return 100 * (1 + beta**2) * precision * recall / total if total else 0.0

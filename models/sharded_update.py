@@ -116,8 +116,8 @@ def predicted(setting: Setting, machine: str) -> dict[str, tuple[float, float]]:
     """For each mode: predicted seconds per step, and peak bytes per device.
 
     >>> small = SMALL[2]
-    >>> found = predicted(small, "tpu-v3")
-    >>> found["sharded"][1] < found["replicated"][1]
+    >>> by_mode = predicted(small, "tpu-v3")
+    >>> by_mode["sharded"][1] < by_mode["replicated"][1]
     True
     """
     results: dict[str, tuple[float, float]] = {}

@@ -152,21 +152,21 @@ class Score:
     chrf: float
 
 
-def scores(pairs: Iterable[Pair], made: Iterable[str]) -> dict[str, Score]:
+def scores(pairs: Iterable[Pair], outputs: Iterable[str]) -> dict[str, Score]:
     """The score of each language, and under "average" the unweighted mean over languages.
 
-    >>> made = scores([Pair("de", "Suche", "Search"), Pair("fr", "Indice", "Index")], ["Search", "Tip"])
-    >>> made["de"], made["average"]
+    >>> by_language = scores([Pair("de", "Suche", "Search"), Pair("fr", "Indice", "Index")], ["Search", "Tip"])
+    >>> by_language["de"], by_language["average"]
     (Score(pairs=1, exact=100.0, chrf=100.0), Score(pairs=2, exact=50.0, chrf=50.0))
     """
     by_language: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for pair, text in zip(pairs, made, strict=True):
+    for pair, text in zip(pairs, outputs, strict=True):
         by_language[pair.language].append((text, pair.english))
     score_by_language = {}
-    for language, texts in sorted(by_language.items()):
-        exact = 100 * sum(a == b for a, b in texts) / len(texts)
-        ours, wanted = zip(*texts, strict=True)
-        score_by_language[language] = Score(len(texts), exact, parallel_text.chrf(ours, wanted))
+    for language, matched in sorted(by_language.items()):
+        exact = 100 * sum(a == b for a, b in matched) / len(matched)
+        texts, references = zip(*matched, strict=True)
+        score_by_language[language] = Score(len(matched), exact, parallel_text.chrf(texts, references))
     n, every = max(1, len(score_by_language)), list(score_by_language.values())
     mean = Score(sum(s.pairs for s in every), sum(s.exact for s in every) / n, sum(s.chrf for s in every) / n)
     return {**score_by_language, "average": mean}

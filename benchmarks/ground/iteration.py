@@ -91,7 +91,7 @@ class Run(NamedTuple):
 
 def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
     """The measurements; raises an error for a row of another experiment."""
-    found: list[Run] = []
+    measurements: list[Run] = []
     for row in rows:
         if row["group"] != "vtrain_single":
             continue
@@ -99,8 +99,8 @@ def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
         if (m["seq"], m["heads"], p["pp"], p["recompute"]) != (LENGTH, HEADS, 1, "full"):
             raise ValueError(f"row {row['id']} is not of this experiment: {m} {p}")
         case = Case(m["d_model"], m["layers"], p["tp"], p["dp"], m["micro_batch"])
-        found.append(Run(case, m["global_batch"], row["measured"]["iter_time_ms"] * 1e-3))
-    return found
+        measurements.append(Run(case, m["global_batch"], row["measured"]["iter_time_ms"] * 1e-3))
+    return measurements
 
 
 @dataclass(frozen=True)
@@ -156,20 +156,20 @@ def rates(x: Sequence[float] | Array) -> Rates:
     return Rates(PEAK, VECTOR, x[2] * BANDWIDTH, tuple(zip(SIZES, efficiency, strict=True)))
 
 
-def predict(of: Table, eager: bool, x: Sequence[float] | Array) -> Array:
+def predict(data: Table, eager: bool, x: Sequence[float] | Array) -> Array:
     """The predicted seconds of every run."""
-    k = of.kernels
+    k = data.kernels
     device = device_seconds(rates(x), k.products, k.vector, k.moved)
     launch = x[3] * 1e-6
     kernels = np.maximum(device, launch * k.calls) if eager else device + launch
-    micro_batch = of.summed(kernels) + x[4] * of.sending
-    update = of.gradients + of.updating / (x[2] * BANDWIDTH)
-    return of.trips * micro_batch[of.case] + update[of.case]
+    micro_batch = data.summed(kernels) + x[4] * data.sending
+    update = data.gradients + data.updating / (x[2] * BANDWIDTH)
+    return data.trips * micro_batch[data.case] + update[data.case]
 
 
-def fit(of: Table, eager: bool, rows: Array) -> dict[str, float]:
+def fit(data: Table, eager: bool, rows: Array) -> dict[str, float]:
     """The parameters that fit these rows best."""
-    return solve(lambda x: np.log(predict(of, eager, x)[rows] / of.measured[rows]), START)
+    return solve(lambda x: np.log(predict(data, eager, x)[rows] / data.measured[rows]), START)
 
 
 def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
@@ -197,23 +197,23 @@ def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
 def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
     """The JSON lines of this part."""
     measured = runs(rows)
-    of, works = table(programs, measured)
+    data, works = table(programs, measured)
     models = np.array([measured[i].model for i in range(len(measured))])
     for name, eager in (("compiled", False), ("eager", True)):
         held_out = np.zeros(len(measured))
         for model in np.unique(models, axis=0):
             test = (models == model).all(axis=1)
-            found = fit(of, eager, ~test)
-            held_out[test] = predict(of, eager, list(found.values()))[test]
+            fitted = fit(data, eager, ~test)
+            held_out[test] = predict(data, eager, list(fitted.values()))[test]
             yield {"part": "iteration", "model_of_a_step": name, "held_out": model.tolist(),
                    **quality([r for r, t in zip(measured, test, strict=True) if t], held_out[test])}  # fmt: skip
         yield {"part": "iteration", "model_of_a_step": name, "held_out": "each in turn", **quality(measured, held_out)}
-        found = fit(of, eager, np.ones(len(measured), dtype=bool))
+        fitted = fit(data, eager, np.ones(len(measured), dtype=bool))
         yield {"part": "iteration", "model_of_a_step": name, "fitted_to": "all",
-               "parameters": {key: round(value, 3) for key, value in found.items()},
-               **quality(measured, predict(of, eager, list(found.values())))}  # fmt: skip
+               "parameters": {key: round(value, 3) for key, value in fitted.items()},
+               **quality(measured, predict(data, eager, list(fitted.values())))}  # fmt: skip
         if not eager:
-            yield from agreement(works, list(found.values()))
+            yield from agreement(works, list(fitted.values()))
 
 
 def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any]]:
@@ -229,6 +229,6 @@ def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any
             asynchronous=[],
         )  # fmt: skip
         for case in (min(works), max(works)):
-            found = report(case.workload, case.mesh, LAYOUT, machine=file)
+            cost = report(case.workload, case.mesh, LAYOUT, machine=file)
             yield {"part": "iteration", "agreement_with_compiled_cost": list(case),
-                   "difference": round(check(works[case], found, device), 6)}  # fmt: skip
+                   "difference": round(check(works[case], cost, device), 6)}  # fmt: skip

@@ -54,8 +54,8 @@ class Rates:
 
     def of_size(self, flops: Array) -> Array:
         """The fraction of the peak that products of this many FLOPs reach, as in `Machine.matmul_efficiency`."""
-        at, fraction = zip(*self.efficiency, strict=True)
-        return np.interp(np.log(np.maximum(flops, 1.0)), np.log(at), fraction)
+        index, fraction = zip(*self.efficiency, strict=True)
+        return np.interp(np.log(np.maximum(flops, 1.0)), np.log(index), fraction)
 
 
 def device_seconds(rates: Rates, products: Array, vector: Array, moved: Array) -> Array:
@@ -99,8 +99,8 @@ def report(workload: md.Workload, mesh: str, layout: str, machine: Any = "a100-p
     return step.cost(params, state, batch, machine=machine)
 
 
-def _work(found: md.Report) -> Work:
-    program, lines = found.program, found.ledger.lines
+def _work(cost: md.Report) -> Work:
+    program, lines = cost.program, cost.ledger.lines
     backward = [line.index for line in lines if line.backward]
     kernels: dict[int, list[Any]] = {}
     sends: list[tuple[str, tuple[str, ...], float, int]] = []
@@ -129,12 +129,12 @@ def _work(found: md.Report) -> Work:
     return Work(**{k: np.array(v) for k, v in columns.items()}, sends=tuple(sends), parameters=count)
 
 
-def check(work: Work, found: md.Report, rates: Rates) -> float:
+def check(work: Work, cost: md.Report, rates: Rates) -> float:
     """The relative difference between the arrays' device seconds and the cost tool's, on a machine with these rates."""
     ours = work.trips @ device_seconds(rates, work.products, work.vector, work.moved)
-    launches = work.trips.sum() * found.machine.launch
-    theirs = sum(cost.seconds for cost in found.timeline.costs if cost.line.collective is None) - launches
-    return abs(ours / theirs - 1)
+    launches = work.trips.sum() * cost.machine.launch
+    tool_seconds = sum(cost.seconds for cost in cost.timeline.costs if cost.line.collective is None) - launches
+    return abs(ours / tool_seconds - 1)
 
 
 def machine_file(folder: Path, base: str, **changes: Any) -> Path:
@@ -144,8 +144,8 @@ def machine_file(folder: Path, base: str, **changes: Any) -> Path:
     text = Path(md.machine(base).file).read_text(encoding="utf-8")
     lines = text.splitlines()
     for key, value in changes.items():
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
-        lines[at] = f"{key} = {json.dumps(value)}"
+        index = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
+        lines[index] = f"{key} = {json.dumps(value)}"
     file = folder / f"{base}-fitted.toml"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     tomllib.loads(file.read_text(encoding="utf-8"))
@@ -172,8 +172,9 @@ def solve(residuals: Callable[[Array], Array], start: Mapping[str, tuple[float, 
     from scipy.optimize import least_squares
 
     x0, low, high = (np.array(values) for values in zip(*start.values(), strict=True))
-    found = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=np.maximum(x0, 1e-3))
-    return dict(zip(start, found.x.tolist(), strict=True))
+    scale = np.maximum(x0, 1e-3)
+    solution = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=scale)
+    return dict(zip(start, solution.x.tolist(), strict=True))
 
 
 def mean(values: Sequence[float] | Array) -> float:

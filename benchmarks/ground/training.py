@@ -129,10 +129,10 @@ def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str
         if row["group"] in ("maxtext_v5e", "llmfoundry"):
             one = maxtext(row) if row["group"] == "maxtext_v5e" else llm_foundry(row)
             chips[one.chip].append(one)
-    for chip, there in chips.items():
-        estimates = [Estimate(r, programs.work(r.workload, r.mesh, r.layout)) for r in there]
+    for chip, chip_runs in chips.items():
+        estimates = [Estimate(r, programs.work(r.workload, r.mesh, r.layout)) for r in chip_runs]
         programs.save()
-        measured = np.array([r.seconds for r in there])
+        measured = np.array([r.seconds for r in chip_runs])
 
         def seconds(x: Any, estimates: list[Estimate] = estimates) -> Any:
             return np.array([estimate.seconds(float(x[0])) for estimate in estimates])
@@ -140,19 +140,19 @@ def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str
         def fit(keep: Any, measured: Any = measured, seconds: Any = seconds) -> dict[str, float]:
             return solve(lambda x: np.log(seconds(x) / measured)[keep], {"efficiency": (0.6, 0.05, 0.98)})
 
-        every = np.ones(len(there), dtype=bool)
-        sizes = np.array([(r.workload.config.d_model, r.workload.config.layers) for r in there])
-        held_out = np.zeros(len(there))
+        every = np.ones(len(chip_runs), dtype=bool)
+        sizes = np.array([(r.workload.config.d_model, r.workload.config.layers) for r in chip_runs])
+        held_out = np.zeros(len(chip_runs))
         for size in np.unique(sizes, axis=0):
             test = (sizes == size).all(axis=1)
             held_out[test] = seconds(list(fit(~test).values()))[test]
-        found = fit(every)
-        for how, estimate in (("all", seconds(list(found.values()))), ("the other models", held_out)):
+        fitted = fit(every)
+        for rows_fitted, estimate in (("all", seconds(list(fitted.values()))), ("the other models", held_out)):
             error = np.abs(estimate / measured - 1)
-            yield {"part": "training", "chip": chip, "fitted_to": how, "rows": len(there),
-                   "efficiency": round(found["efficiency"], 3), "mean_error": mean(error),
+            yield {"part": "training", "chip": chip, "fitted_to": rows_fitted, "rows": len(chip_runs),
+                   "efficiency": round(fitted["efficiency"], 3), "mean_error": mean(error),
                    "within_15%": mean(error <= 0.15), "worst": round(float(error.max()), 3)}  # fmt: skip
         by_model: dict[str, list[float]] = defaultdict(list)
-        for r, error in zip(there, seconds(list(found.values())) / measured - 1, strict=True):
+        for r, error in zip(chip_runs, seconds(list(fitted.values())) / measured - 1, strict=True):
             by_model[f"{r.workload.config.d_model}x{r.workload.config.layers}"].append(float(error))
         yield {"part": "training", "chip": chip, "mean_signed_error": {k: mean(v) for k, v in by_model.items()}}

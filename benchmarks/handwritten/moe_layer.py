@@ -46,11 +46,11 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray]:
     """Parameters and batch as unsharded float32 host arrays, equal for every candidate."""
     rng = np.random.default_rng(seed)
     sizes = {"model": MODEL, "gate": EXPERTS, "expert": EXPERTS, "hidden": HIDDEN, "group": GROUPS, "token": TOKENS}
-    made = {name: rng.standard_normal([sizes[d] for d in dims]).astype(np.float32) for name, dims in DIMS.items()}
+    values = {name: rng.standard_normal([sizes[d] for d in dims]).astype(np.float32) for name, dims in DIMS.items()}
     for name in ("gate", "wi"):
-        made[name] *= np.float32(MODEL**-0.5)
-    made["wo"] *= np.float32(HIDDEN**-0.5)
-    return made
+        values[name] *= np.float32(MODEL**-0.5)
+    values["wo"] *= np.float32(HIDDEN**-0.5)
+    return values
 
 
 def _at(mask: jax.Array, values: jax.Array) -> jax.Array:
@@ -140,7 +140,7 @@ def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Ar
     Its three annotations shard the slots by group when filled, by expert at the experts, and by group when returned.
     """
 
-    def lies(x: jax.Array, *axes: str | None) -> jax.Array:
+    def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return lax.with_sharding_constraint(x, P(*axes)) if annotated else x
 
     def loss_of(state: dict) -> jax.Array:
@@ -156,9 +156,9 @@ def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Ar
             here = mask[..., None] & (slot[..., None] == jnp.arange(CAPACITY))
             combine = combine + jnp.where(here, (weight / (p1 + p2))[..., None, None], 0)
         dispatch = (combine > 0).astype(x.dtype)
-        sent = lies(lies(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "rows"), "rows")
+        sent = constrain(constrain(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "rows"), "rows")
         h = jax.nn.relu(jnp.einsum("egcm,emh->egch", sent, wi))
-        out = lies(jnp.einsum("egch,ehm->egcm", h, wo), None, "rows")
+        out = constrain(jnp.einsum("egch,ehm->egcm", h, wo), None, "rows")
         y = jnp.einsum("gsec,egcm->gsm", combine, out)
         balance = jnp.sum(jnp.mean(mask1, 1, dtype=p.dtype) * jnp.mean(p, 1), -1)
         return jnp.mean(jnp.square(y - target)) + AUX * EXPERTS * jnp.mean(balance)

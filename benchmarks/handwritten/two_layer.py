@@ -84,7 +84,7 @@ def update(params: dict, grads: dict) -> dict:
 
 
 def data(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over all: every gradient is all-reduced."""
+    """batch sharded over all: every gradient is all-reduced."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = h @ v - target
@@ -97,7 +97,7 @@ def data(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array
 
 
 def model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """hidden over all: only y is all-reduced."""
+    """hidden sharded over all: only y is all-reduced."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = lax.psum(h @ v, "all") - target
@@ -109,7 +109,7 @@ def model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Arra
 
 
 def data_model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over rows, hidden over cols: y is all-reduced over cols, gradients over rows."""
+    """batch sharded over rows, hidden over cols: y is all-reduced over cols, gradients over rows."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = lax.psum(h @ v, "cols") - target
@@ -122,7 +122,7 @@ def data_model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax
 
 
 def three_d(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over rows, hidden over cols, io over planes: x w and dy v' are also all-reduced over planes."""
+    """batch sharded over rows, hidden over cols, io over planes: x w and dy v' are also all-reduced over planes."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(lax.psum(x @ w, "planes") + bias)
     error = lax.psum(h @ v, "cols") - target

@@ -61,12 +61,12 @@ def from_optax(transformation: Any) -> Optimizer:
         check_update(params, grads, state, "optax")
         traced = plan_for(params)
         leaves, structure = jax.tree.flatten(params)
-        before = [state["optax"][path] for path in traced.paths]
+        old_state = [state["optax"][path] for path in traced.paths]
         dims = [p.dims for p in leaves]
-        results = traced.update.run([*jax.tree.leaves(grads), *before, *leaves], [*dims, *traced.state])
-        after = [md.cast(p + u, p.dtype) for p, u in zip(leaves, results, strict=False)]
+        results = traced.update.run([*jax.tree.leaves(grads), *old_state, *leaves], [*dims, *traced.state])
+        new_params = [md.cast(p + u, p.dtype) for p, u in zip(leaves, results, strict=False)]
         inner = dict(zip(traced.paths, results[len(leaves) :], strict=True))
-        return structure.unflatten(after), {"step": state["step"] + 1, "optax": inner}
+        return structure.unflatten(new_params), {"step": state["step"] + 1, "optax": inner}
 
     return Optimizer(init, update)
 
@@ -96,11 +96,11 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
                 "  draw them with md.random, which gives the same numbers under every layout"
             )
     state_paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(state)]
-    update_jaxpr, (_, after) = _update(transformation, params, state)
-    if jax.tree.structure(after) != jax.tree.structure(state):
+    update_jaxpr, (_, new_state) = _update(transformation, params, state)
+    if jax.tree.structure(new_state) != jax.tree.structure(state):
         raise md.MeshdslError(
             "the update of the optax transformation changes the structure of its state\n"
-            f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(after)}"
+            f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(new_state)}"
         )
     if len(set(state_paths)) < len(state_paths):
         paths = ", ".join(sorted(state_paths))
@@ -134,10 +134,10 @@ def _state_dims(
     """The dims of each state array, inferred from the parameters that it is combined with."""
     n = len(types)
     names = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(n)))]
-    before, after = update.ins[n : len(update.ins) - n], update.outs[n:]
+    old_state, new_state = update.ins[n : len(update.ins) - n], update.outs[n:]
     pairs = list(zip(update.ins[:n], update.outs[:n], strict=True))
     pairs += list(zip(update.ins[:n], update.ins[len(update.ins) - n :], strict=True))
-    pairs += list(zip(before, after, strict=True))
+    pairs += list(zip(old_state, new_state, strict=True))
     group_of = update.groups(pairs)
     dims_by_group: dict[Any, tuple[Dims, str]] = {}
     for value, kind, name in zip(update.ins, types, names, strict=False):
@@ -149,7 +149,7 @@ def _state_dims(
                 "  write the update with md operations: md.optim.Optimizer(init, update) is two functions"
             )
     dims_of: list[Dims] = []
-    for value, path in zip(before, state_paths, strict=True):
+    for value, path in zip(old_state, state_paths, strict=True):
         if value.shape and group_of(value) not in dims_by_group:
             raise md.MeshdslError(
                 f"{maker} cannot be used: the dims of its state array {path!r} of shape {value.shape} are unknown\n"

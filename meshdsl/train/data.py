@@ -1,8 +1,9 @@
 """The built-in text data: the Python standard library's own text, as bytes.
 
 It consists of prose (`pydoc_data.topics`) and source files. A hash of a document's name decides its split, so the
-splits share no document, and adding a document moves no other. A batch is a pure function of (split, seed, step, batch,
-length), so any step's batch can be created again. On average half of the windows start in prose and half in source.
+splits share no document, and adding a document does not change the split of others. A batch is a pure function of
+(split, seed, step, batch, length), so any step's batch can be created again. On average half of the windows start in
+prose and half in source.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def _wide(x: md.Tensor) -> Any:
 
 def _sum(terms: Sequence[md.Tensor], dtype: Any) -> md.Tensor:
     """The sum of the terms, accumulated in at least float32 and cast to `dtype`."""
-    wide = [md.cast(term, _wide(term)) for term in terms]
-    return md.cast(sum(wide[1:], wide[0]), dtype)
+    widened = [md.cast(term, _wide(term)) for term in terms]
+    return md.cast(sum(widened[1:], widened[0]), dtype)
 
 
 def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:

@@ -58,10 +58,11 @@ def moe_layer(
     it is `aux_weight` times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2
     (ST-MoE, Zoph et al., 2022).
 
-    The gate's product and softmax are computed in float32. `router` and `options` are those of `md.nn.moe.route`, or a
-    preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the preset's, else
-    "mesh_tf") and `capacity_factor`, or `eval_capacity_factor` if `train` is false. In training with a key, the inputs
-    of the gate are multiplied by U(1 - jitter, 1 + jitter), and second choices may be rejected at random.
+    The gate's product and softmax are computed in at least float32. `router` and `options` are those of
+    `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
+    preset's, else "mesh_tf") and `capacity_factor`, or `eval_capacity_factor` if `train` is false. In training with a
+    key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second choices may be rejected at
+    random.
 
     Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
     `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are

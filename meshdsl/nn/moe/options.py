@@ -21,7 +21,7 @@ __all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "
 _POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
 _NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
 _AUX: tuple[Any, ...] = ("E2_mean", "paper", "none")
-_NUMBER, _WHOLE = "a number from 0", "an integer from 0"
+_NUMBER, _INTEGER = "a number from 0", "an integer from 0"
 _GIVEN = object()  # any tensor
 
 # ROUTERS: the options of each router and their defaults. _VALUES: the allowed values of each option.
@@ -43,7 +43,7 @@ _VALUES: Mapping[str, Any] = {
     "score": ("top1", "sum"),
     "rejected_second_uses_slot": (False, True),
     "threshold": _NUMBER,
-    "k": _WHOLE,
+    "k": _INTEGER,
     "token_ids": _GIVEN,
     "table": _GIVEN,
     "ids": _GIVEN,
@@ -110,14 +110,14 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         if isinstance(allowed, tuple) and value not in allowed:
             shown = ", ".join(repr(v) for v in allowed if v is not None)
             raise md.ShapeError(f"the router option {name!r} must be one of {shown}; got {value!r}")
-        if allowed in (_NUMBER, _WHOLE) and not _is_number(value, whole=allowed is _WHOLE):
+        if allowed in (_NUMBER, _INTEGER) and not _is_number(value, integer=allowed is _INTEGER):
             raise md.ShapeError(f"the router option {name!r} must be {allowed}; got {value!r}")
     return router, {**known, **given}
 
 
-def _is_number(value: object, whole: bool = False) -> bool:
-    """Whether the value is a number (or an integer if `whole`) of at least 0; false for NaN and booleans."""
-    kinds = int | np.integer if whole else int | float | np.integer | np.floating
+def _is_number(value: object, integer: bool = False) -> bool:
+    """Whether the value is a number (or an integer if `integer`) of at least 0; false for NaN and booleans."""
+    kinds = int | np.integer if integer else int | float | np.integer | np.floating
     return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= 0)
 
 
