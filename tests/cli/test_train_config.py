@@ -230,7 +230,7 @@ def test_resume_of_a_finished_run_and_of_another_model(tmp_path: Path):
     run = here(*ODD, *options, "--steps", "2", "--set", "io=5")
     assert run.code == 2
     assert "was saved with another model or optimizer" in run.err and "config.io was 3, now it is 5" in run.err
-    assert "params/w: is float32[io=3] there, and this run has float32[io=5]" in run.err
+    assert "params/w: is float32[io=3] in the checkpoint and float32[io=5] in this run" in run.err
 
 
 def test_train_errors_for_a_full_disk(tmp_path: Path):
