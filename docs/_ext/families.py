@@ -12,6 +12,7 @@ TITLES = {
     "dims": "Dims",
     "ops.elementwise": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
+    "ops.extremes": "Contractions, reductions and broadcasting",
     "ops.reshape": "Shape",
     "ops.slicing": "Slices and moves along a dim",
     "ops.joining": "Joining",
@@ -27,6 +28,8 @@ TITLES = {
     "layouts": "Meshes and layouts",
     "compile": "Programs",
     "lowering": "Programs",
+    "tune.weight_update": "Programs",
+    "tune.overlap.plan": "Programs",
     "report.report": "Cost",
     "search": "Cost",
     "cost.memory": "Memory",
@@ -43,22 +46,22 @@ TITLES = {
 
 def families() -> dict[str, list[str]]:
     """The public names by title; the names of a public module are listed under `md.<module>`, as `<module>.<name>`."""
-    found: dict[str, list[str]] = {title: [] for title in dict.fromkeys(TITLES.values())}
+    names_by_title: dict[str, list[str]] = {title: [] for title in dict.fromkeys(TITLES.values())}
     for home, names in md._HOMES.items():
-        found.setdefault(TITLES.get(home, home), []).extend(names)
+        names_by_title.setdefault(TITLES.get(home, home), []).extend(names)
     for module in md._MODULES:
-        found |= _of_module(module)
-    return found
+        names_by_title |= _of_module(module)
+    return names_by_title
 
 
 def _of_module(path: str) -> dict[str, list[str]]:
     """The names of a module by title; its submodules follow, each under its own title."""
     names = [f"{path}.{name}" for name in documented(path).__all__]
     modules = [name for name in names if isinstance(documented(name), types.ModuleType)]
-    found = {f"md.{path}": [name for name in names if name not in modules]}
+    names_by_title = {f"md.{path}": [name for name in names if name not in modules]}
     for module in modules:
-        found |= _of_module(module)
-    return found
+        names_by_title |= _of_module(module)
+    return names_by_title
 
 
 def documented(name: str) -> Any:
