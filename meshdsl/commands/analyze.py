@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from ..report.html import page
 
-        write(options.html, page({options.layout or "layout": report}))
+        write(options.html, page(_beside(options, report)))
     if options.trace:
         from ..report.trace_events import trace_events
 
@@ -42,3 +42,12 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(report if plan is None else f"{report}\n\n{plan}")
     return exit_code(report)
+
+
+def _beside(options: argparse.Namespace, report: Any) -> dict[str, Any]:
+    """The reports of one page: the layout; with an overlap plan, the step without it comes first."""
+    if options.overlap == "none":
+        return {options.layout or "layout": report}
+    mode, options.overlap = options.overlap, "none"
+    _, before = report_for(options, *workload_mesh_layout(options))
+    return {"none": before, mode: report}
