@@ -100,10 +100,10 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
         if live.isdisjoint(eqn.outs):
             continue
         live.update(eqn.ins)
-        if not isinstance(eqn.op, Op):
+        if eqn.collective is not None:
             v = eqn.ins[0]
             local = math.prod(extents.local_shape(v.shape, v.sharding, mesh)) * v.dtype.itemsize
-            sent += eqn.op.bytes_sent(local, mesh)
+            sent += eqn.collective.bytes_sent(local, mesh)
     return sent
 
 
