@@ -45,6 +45,7 @@ format: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.lowering.fuzz --cases $(CASES) --programs $(PROGRAMS)
+	$(BIN)/python -m tests.search.bounds_law --programs $(PROGRAMS)
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" $(ARGS)
 
 bench: $(VENV)/.dev

@@ -85,7 +85,11 @@ def steps(program: Program) -> tuple[Step, ...]:
 
     Values are named by what holds them: a view (`rename`, `reshape` of a block, ...) by the value it is a view of.
     """
-    return tuple(_Fusion(program).steps())
+    made: tuple[Step, ...] | None = program.__dict__.get("_steps")  # asked for by every reader of the cost
+    if made is None:
+        made = tuple(_Fusion(program).steps())
+        object.__setattr__(program, "_steps", made)
+    return made
 
 
 def holders(graph: Graph) -> dict[Var, Var]:

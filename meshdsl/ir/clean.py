@@ -23,7 +23,13 @@ def dce(graph: G) -> G:
         eqn = _without_unused_operands(_without_unused_rows(eqn, live).map_graphs(dce))
         kept.append(eqn)
         live.update(eqn.ins)
-    return graph.replace(eqns=tuple(reversed(kept)))
+    kept.reverse()
+    return graph if _same(kept, graph.eqns) else graph.replace(eqns=tuple(kept))
+
+
+def _same(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
+    """Whether these are the same objects: an unchanged graph stays the same object, and its cost is not taken again."""
+    return len(eqns) == len(others) and all(a is b for a, b in zip(eqns, others, strict=True))
 
 
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
@@ -39,6 +45,8 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
         if not more:
             break
         used |= more
+    if len(used) == len(body.outs):
+        return eqn
     gone = set(range(n)) - used
     outs = [i for i in range(len(body.outs)) if i in used]
     ins = [i for i in range(len(body.ins)) if i - held not in gone or not held <= i < held + n]
@@ -64,6 +72,8 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
     body, consts, n = loop.body, loop.consts, loop.carries
     read = {v for inner in body.eqns for v in inner.ins} | set(body.outs)
     used = [i for i, v in enumerate(body.ins) if v in read or consts <= i < consts + n]
+    if len(used) == len(body.ins):
+        return eqn
     body = body.replace(ins=tuple(body.ins[i] for i in used))
     eqn = eqn.replace(ins=tuple(eqn.ins[i] for i in used))
     return eqn.with_control(body=body, consts=sum(i < consts for i in used))
@@ -75,7 +85,9 @@ def cse(graph: G) -> G:
     seen: dict[Hashable, Eqn] = {}
     kept: list[Eqn] = []
     for eqn in graph.eqns:
-        eqn = eqn.replace(ins=tuple(same.get(v, v) for v in eqn.ins)).map_graphs(cse)
+        if not same.keys().isdisjoint(eqn.ins):
+            eqn = eqn.replace(ins=tuple(same.get(v, v) for v in eqn.ins))
+        eqn = eqn.map_graphs(cse)
         key = _key(eqn)
         if key is not None and key in seen:
             same.update(zip(eqn.outs, seen[key].outs, strict=True))
@@ -83,6 +95,8 @@ def cse(graph: G) -> G:
         if key is not None:
             seen[key] = eqn
         kept.append(eqn)
+    if _same(kept, graph.eqns):
+        return graph
     return graph.replace(eqns=tuple(kept), outs=tuple(same.get(v, v) for v in graph.outs))
 
 

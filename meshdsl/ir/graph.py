@@ -178,9 +178,10 @@ class Eqn:
         return self.replace(params={**self.params, "control": dataclasses.replace(self.control, **changes)})
 
     def map_graphs(self, change: Callable[[Any], Graph]) -> Eqn:
-        """A copy with every graph changed; the equation itself when it holds none."""
+        """A copy with every graph changed; the equation itself when none is."""
         graphs = self.graphs()
-        return self.with_control(**{key: change(graph) for key, graph in graphs.items()}) if graphs else self
+        changed = {key: change(graph) for key, graph in graphs.items()}
+        return self if all(changed[key] is graph for key, graph in graphs.items()) else self.with_control(**changed)
 
 
 @dataclass(frozen=True, eq=False)

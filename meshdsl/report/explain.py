@@ -7,11 +7,11 @@ from typing import Any
 
 from ..cost.comm_groups import dims_of, record_of
 from ..cost.ledger import Line
-from ..cost.moves import Move, dims, moves_text
 from ..errors import MeshdslError, nearest
 from ..ir import walk
 from ..layouts import Layout
 from ..units import percent, seconds, show_bytes
+from .layout_edits import LayoutEdit, dims, edits_text
 from .report import Report
 from .schema import plain
 from .show import sent_table
@@ -68,7 +68,7 @@ def _is_at(where: str, asked: str) -> bool:
     return where == asked or where.endswith("/" + asked)
 
 
-def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
+def collective_text(report: Report, number: int, found: Sequence[LayoutEdit]) -> str:
     """One collective: what asks for it, why, what it costs, and which moves remove it."""
     cost = report.sends[number]
     line, record = cost.line, record_of(cost.line)
@@ -115,7 +115,7 @@ def _because(report: Report, line: Line) -> str:
     return given + words.get(record.kind, f"devices along {axes} exchange blocks")
 
 
-def removes(move: Move, line: Line) -> bool:
+def removes(move: LayoutEdit, line: Line) -> bool:
     """Whether a move is legal and leaves no collective of the line's place, pass and dims."""
     if move.report is None:
         return False
@@ -123,7 +123,7 @@ def removes(move: Move, line: Line) -> bool:
     return all(key != (c.line.where, c.line.backward, dims_of(c.line)) for c in move.report.sends)
 
 
-def _removed_by(report: Report, line: Line, removing: Sequence[Move]) -> Iterator[str]:
+def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> Iterator[str]:
     what = " ".join(dims_of(line)) or "it"
     if not removing:
         yield f"no single move removes what {what} asks for at this line"
@@ -133,7 +133,7 @@ def _removed_by(report: Report, line: Line, removing: Sequence[Move]) -> Iterato
     yield table(["move", "effect"], rows, "<<", shrink=0)
 
 
-def dim_text(report: Report, name: str, found: Sequence[Move]) -> str:
+def dim_text(report: Report, name: str, found: Sequence[LayoutEdit]) -> str:
     """One dim: where it lies, what has it, what it makes the program send, and where else it could be."""
     layout = report.layout or Layout()
     axes = layout.axes(name)
@@ -150,7 +150,7 @@ def dim_text(report: Report, name: str, found: Sequence[Move]) -> str:
     ]
     if sends:
         lines += ["", sent_table(report, sends)]
-    return "\n".join([*lines, "", moves_text(found)])
+    return "\n".join([*lines, "", edits_text(found)])
 
 
 def _values(report: Report) -> Iterator[Any]:
@@ -168,7 +168,7 @@ def binding_text(report: Report) -> str:
     return f"bound by {report.constraint}: {share} of the step waits for it; memory is {room} full"
 
 
-def to_dict(report: Report, numbers: Sequence[int], found: Sequence[Move]) -> dict[str, Any]:
+def to_dict(report: Report, numbers: Sequence[int], found: Sequence[LayoutEdit]) -> dict[str, Any]:
     """What was explained, as plain values for JSON."""
     lines = [(number, report.sends[number]) for number in numbers]
     return plain(

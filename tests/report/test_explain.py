@@ -7,8 +7,8 @@ import json
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.moves import Move, dims, moves, moves_text, options
 from meshdsl.report import explain
+from meshdsl.report.layout_edits import LayoutEdit, dims, edits_text, layout_edits, options
 from meshdsl.report.report import Report
 from meshdsl.report.tables import WIDTH
 
@@ -28,11 +28,11 @@ def recost(layout: md.Layout) -> Report:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Move]:
-    return moves(BASE, recost)
+def found() -> list[LayoutEdit]:
+    return layout_edits(BASE, recost)
 
 
-def test_every_change_of_one_dim_is_there_once(found: list[Move]):
+def test_every_change_of_one_dim_is_there_once(found: list[LayoutEdit]):
     assert dims(BASE) == ["batch", "hidden", "io", "out"]
     assert options(BASE) == [(), ("rows",), ("cols",), ("rows", "cols")]
     asked = {(move.dim, move.after) for move in found}
@@ -40,14 +40,14 @@ def test_every_change_of_one_dim_is_there_once(found: list[Move]):
     assert ("batch", ("rows",)) not in asked and ("hidden", ("cols",)) not in asked
 
 
-def test_a_move_costs_what_its_layout_costs(found: list[Move]):
+def test_a_move_costs_what_its_layout_costs(found: list[LayoutEdit]):
     (move,) = (move for move in found if (move.dim, move.after) == ("batch", ()))
     assert move.report is not None
     alone = md.compile(mlp, "rows:2 cols:4", "hidden:cols").cost(X, W1, W2)
     assert (move.report.seconds, move.report.peak_bytes) == (alone.seconds, alone.peak_bytes)
 
 
-def test_the_best_first_and_the_illegal_last(found: list[Move]):
+def test_the_best_first_and_the_illegal_last(found: list[LayoutEdit]):
     legal = [move for move in found if move.report is not None]
     times = [move.report.seconds for move in legal if move.report is not None]
     assert times == sorted(times)
@@ -55,16 +55,16 @@ def test_the_best_first_and_the_illegal_last(found: list[Move]):
     assert {move.dim for move in found[len(legal) :]}, "batch and hidden are in one tensor"
 
 
-def test_the_text_of_moves(found: list[Move]):
-    text = moves_text(found)
+def test_the_text_of_moves(found: list[LayoutEdit]):
+    text = edits_text(found)
     assert "split hidden no more (now cols)" in text
     assert "batch and hidden to 'rows', and both are in" in text
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert repr(found[-1]).startswith("<Move: map ") and "illegal: " in repr(found[-1])
-    assert moves_text([]) == "there is nowhere else to map it"
+    assert repr(found[-1]).startswith("<LayoutEdit: map ") and "illegal: " in repr(found[-1])
+    assert edits_text([]) == "there is nowhere else to map it"
 
 
-def test_a_collective(found: list[Move]):
+def test_a_collective(found: list[LayoutEdit]):
     (number,) = explain.find(BASE, "0")
     text = explain.collective_text(BASE, number, found)
     assert text.startswith("collective 0: all_reduce(sum) over cols of 524 kB, once a step\n")
@@ -80,7 +80,7 @@ def test_a_collective(found: list[Move]):
     assert explain.dims_behind(BASE, [0]) == ["hidden"]
 
 
-def test_a_dim(found: list[Move]):
+def test_a_dim(found: list[LayoutEdit]):
     mine = [move for move in found if move.dim == "hidden"]
     text = explain.dim_text(BASE, explain.check_dim(BASE, "hidden"), mine)
     assert text.startswith("hidden = 1024, split over cols (1024 / 4)\n  arguments that have it: 2, ")
@@ -103,11 +103,11 @@ def test_what_binds():
     assert "of the step waits for it" in explain.binding_text(BASE)
     tight = STEP.cost(X, W1, W2, limit=1e6)
     assert explain.binding_text(tight).startswith("bound by memory: ")
-    worse = moves(tight, lambda layout: STEP.under(STEP.mesh, layout).cost(X, W1, W2, limit=1e6), ["io"])
+    worse = layout_edits(tight, lambda layout: STEP.under(STEP.mesh, layout).cost(X, W1, W2, limit=1e6), ["io"])
     assert all("does not fit" in move.effect for move in worse if move.report is not None)
 
 
-def test_json(found: list[Move]):
+def test_json(found: list[LayoutEdit]):
     record = explain.to_dict(BASE, [0], found)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["collectives"][0]["dims"] == ["hidden"]

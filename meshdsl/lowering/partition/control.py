@@ -62,10 +62,11 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower) -> S
         if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
     ]
     pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
-    scope = Scope(outer.setting, body, Demand(body, is_body=True, zero=zero, pending=pending))
+    demand = outer.once(("demand", body, *zero, None, *pending), lambda: Demand(body, True, zero, pending))
+    scope = Scope(outer.setting, body, demand)
     for v, how in zip(body.ins, given, strict=True):
         if isinstance(how, Eqn):
-            scope.lazy[v] = dataclasses.replace(how, outs=(v,))
+            scope.lazy[v] = outer.once(("unborn", how, v), lambda v=v, how=how: dataclasses.replace(how, outs=(v,)))
         else:
             scope.define(v, how)
             if how.partial:
@@ -112,10 +113,26 @@ def lower_control(scope: Scope, eqn: Eqn, control: Control, lower: Lower) -> Non
 
 def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     """Find the carry's sharding, build the body once more with it, and add the loop."""
-    body, consts, carries = loop.body, loop.consts, loop.carries
+    consts, carries = loop.consts, loop.carries
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
-    inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
+    start = [as_given(scope, v) for v in eqn.ins[consts : consts + carries]]
+    zero = [scope.is_zero(v) for v in eqn.ins[consts : consts + carries]]
+    memo = scope.setting.memo
+    key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), *held, *start, *rows, *zero)
+    fixed, built, program = scope.once(key, lambda: _solve(scope, eqn, loop, held, rows, lower))
+    _add_loop(scope, eqn, loop, program, held, fixed, rows, built)
+
+
+def _solve(
+    scope: Scope, eqn: Eqn, loop: Scan, held: Sequence[Given], rows: Sequence[Given], lower: Lower
+) -> tuple[list[Sharding], Scope, Program]:
+    """The carry's shardings, the body built with them, and its program."""
+    body, consts, carries = loop.body, loop.consts, loop.carries
+    inner_rows = [
+        scope.once(("row", g, v), lambda g=g, v=v: row_of(g, v))
+        for g, v in zip(rows, body.ins[consts + carries :], strict=True)
+    ]
 
     def attempt(carry: Sequence[Given]) -> Scope:
         return _build(scope, body, [*held, *carry, *inner_rows], lower)
@@ -131,8 +148,7 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
         if _sent(inside) < _sent(pending):
             built, fixed = other, whole
     ys = [natural(built, v) for v in body.outs[carries:]]
-    program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
-    _add_loop(scope, eqn, loop, program, held, fixed, rows, built)
+    return fixed, built, _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
 
 
 def _fixed_point(

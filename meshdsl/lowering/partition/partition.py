@@ -33,7 +33,17 @@ from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
 from .scope import Reader, Scope, Setting
 
-__all__ = ["add_input", "add_output", "lower", "partition", "preferences"]
+__all__ = [
+    "add_input",
+    "add_output",
+    "assemble",
+    "extents_of",
+    "lower",
+    "lower_graph",
+    "partition",
+    "preferences",
+    "shard_splits",
+]
 
 
 def partition(
@@ -61,33 +71,46 @@ def partition(
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
-    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
-    scope = Scope(setting, graph)
-    ins = tuple(add_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
-    scope.made_in.update(scope.home)
-    for eqn in graph.eqns:
-        lower(scope, eqn)
-    outs = tuple(
-        add_output(scope, v, path) for v, path in zip(graph.outs, results or [""] * len(graph.outs), strict=True)
+    setting = Setting(
+        mesh, layout, extents_of(mesh, layout, shard_splits(graph)), preferences(graph), gather_limit, problems
     )
+    scope = Scope(setting, graph)
+    ins, outs = lower_graph(scope, results)
     if setting.problems:
         raise all_in_one(setting.problems, mesh, asked)
     if homes is not None:
         homes.update(scope.made_in)
-    program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    return check(verify(dce(cse(program)), "partition"), "partition")
+    return check(verify(assemble(scope, ins, outs), "partition"), "partition")
 
 
-def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
+def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """Lower the whole graph of a scope; the inputs and results of its program."""
+    graph = scope.graph
+    ins = tuple(add_input(scope, v, scope.setting.layout.for_path(v.name)) for v in graph.ins)
+    scope.made_in.update(scope.home)
+    for eqn in graph.eqns:
+        lower(scope, eqn)
+    paths = results or [""] * len(graph.outs)
+    return ins, tuple(add_output(scope, v, path) for v, path in zip(graph.outs, paths, strict=True))
+
+
+def assemble(scope: Scope, ins: tuple[Var, ...], outs: tuple[Var, ...]) -> Program:
+    """The program of a scope that was lowered."""
+    setting = scope.setting
+    return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=setting.mesh, extents=setting.extents)))
+
+
+def shard_splits(graph: Graph) -> list[dict[str, Axes]]:
+    """What every `md.shard` of a graph asks for."""
+    return [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
+
+
+def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]]) -> Extents:
     """Every dim is stored as a multiple of all the axes that cut it anywhere."""
     axes: dict[str, set[str]] = {}
-    for rules in (layout.rules, *layout.overrides.values()):
+    for rules in (layout.rules, *layout.overrides.values(), *shards):
         for dim, cut in rules.items():
             axes.setdefault(dim, set()).update(cut)
-    for eqn, _ in walk(graph):
-        if eqn.op is SHARD:
-            for dim, cut in eqn.params["split"]:
-                axes.setdefault(dim, set()).update(cut)
     return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
 
 
@@ -136,6 +159,14 @@ def _made_at(scope: Scope, v: Var) -> Where:
 
 def lower(scope: Scope, eqn: Eqn) -> None:
     """Add one graph equation to the program being built."""
+    memo = scope.setting.memo
+    if memo is None:
+        _lower_now(scope, eqn)
+    else:
+        memo.lower(scope, eqn, _lower_now)
+
+
+def _lower_now(scope: Scope, eqn: Eqn) -> None:
     n = len(scope.eqns)
     _lower(scope, eqn)
     scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)

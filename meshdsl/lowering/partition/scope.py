@@ -8,8 +8,9 @@ Reshards are shared: every step of a plan is a version that later consumers may 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ...dims import Dim
 from ...errors import InternalError, Where
@@ -20,9 +21,12 @@ from ...ops.masking import MASK, identity
 from ...trace import FULL
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
 from .demand import Demand
+from .memo import Memo
 from .planner import cost, plan
 
 __all__ = ["Reader", "Scope", "Setting"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Setting:
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+    memo: Memo | None = None  # of a search, which lowers one graph under many layouts
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,14 @@ class Scope:
         self.made_in: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
         self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and the line that made it so
 
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """The value of `make`; with a memo, the one made for this key before."""
+        memo = self.setting.memo
+        return make() if memo is None else memo.once(self, key, make)
+
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """A program variable for the first version of a graph value."""
-        made = Var(v.shape, v.dtype, name or v.name, sharding)
+        made = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
         self.versions[v] = [made]
         self.home[v] = sharding
         return made

@@ -1,6 +1,6 @@
-"""What one change of the layout would do: a move maps one dim elsewhere and leaves the rest of the layout alone.
+"""The effect of single changes of a layout: a `LayoutEdit` changes the axes of one dim.
 
-Nothing about a move is guessed: each is partitioned and costed like the layout itself, or is illegal and says why.
+Each edit is compiled and costed like the layout itself, or is illegal and says why.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ..errors import LayoutError
 from ..ir import walk
 from ..layouts import Layout
 from ..layouts.sharding import Axes
-from ..report.differences import signed_bytes, signed_percent
-from ..report.report import Report
-from ..report.schema import plain
-from ..report.tables import cut, table
 from ..units import seconds, show_bytes
+from .differences import signed_bytes, signed_percent
+from .report import Report
+from .schema import plain
+from .tables import cut, table
 
-__all__ = ["Move", "dims", "moves", "moves_text", "options"]
+__all__ = ["LayoutEdit", "dims", "layout_edits", "edits_text", "options"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Move:
+class LayoutEdit:
     """One dim mapped elsewhere, and what comes of it."""
 
     dim: str
@@ -41,7 +41,7 @@ class Move:
         return f"map {self.dim} to {to}" + (f" instead of {','.join(self.before)}" if self.before else "")
 
     def __repr__(self) -> str:
-        return f"<Move: {self}: {self.effect}>"
+        return f"<LayoutEdit: {self}: {self.effect}>"
 
     @property
     def effect(self) -> str:
@@ -83,12 +83,12 @@ def dims(report: Report) -> list[str]:
     return list(dict.fromkeys([*rules, *found]))
 
 
-def moves(
+def layout_edits(
     report: Report,
     recost: Callable[[Layout], Report],
     among: Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> list[Move]:
+) -> list[LayoutEdit]:
     """Every change of where one dim is mapped, the best first. `recost` gives the report of another layout."""
     layout = report.layout or Layout()
     rules = {dim: axes for dim, axes in layout.on(report.mesh).rules.items() if axes}
@@ -98,7 +98,7 @@ def moves(
         for after in options(report)
         if after != rules.get(dim, ())
     ]
-    found: list[Move] = []
+    found: list[LayoutEdit] = []
     for done, (dim, after) in enumerate(asked):
         progress(done, len(asked))
         changed = Layout({**rules, dim: after} if after else _without(rules, dim), overrides=layout.overrides)
@@ -106,7 +106,7 @@ def moves(
             other, reason = recost(changed), ""
         except LayoutError as error:
             other, reason = None, str(error)
-        found.append(Move(dim, rules.get(dim, ()), after, report, other, reason))
+        found.append(LayoutEdit(dim, rules.get(dim, ()), after, report, other, reason))
     progress(len(asked), len(asked))
     return sorted(found, key=lambda move: move.rank)
 
@@ -115,7 +115,7 @@ def _without(rules: Mapping[str, Axes], dim: str) -> dict[str, Axes]:
     return {name: axes for name, axes in rules.items() if name != dim}
 
 
-def moves_text(found: Sequence[Move], top: int = 12) -> str:
+def edits_text(found: Sequence[LayoutEdit], top: int = 12) -> str:
     """Moves ranked, and those that are illegal with their reasons."""
     if not found:
         return "there is nowhere else to map it"
@@ -142,7 +142,7 @@ def moves_text(found: Sequence[Move], top: int = 12) -> str:
     return "\n".join(lines)
 
 
-def _figures(move: Move) -> list[str]:
+def _figures(move: LayoutEdit) -> list[str]:
     report = move.report
     assert report is not None
     return [
@@ -153,7 +153,7 @@ def _figures(move: Move) -> list[str]:
     ]
 
 
-def reason_of(move: Move) -> str:
+def reason_of(move: LayoutEdit) -> str:
     """What conflicts, shortened from the error; its first line where it is another one."""
     lines = [line.strip() for line in move.reason.splitlines() if line.strip()]
     for line in lines:
@@ -163,6 +163,6 @@ def reason_of(move: Move) -> str:
     return lines[0] if lines else ""
 
 
-def _same(move: Move) -> bool:
+def _same(move: LayoutEdit) -> bool:
     found = move.report
     return found is not None and (found.seconds, found.peak_bytes) == (move.base.seconds, move.base.peak_bytes)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.cost import overrides as module
-from meshdsl.cost.eliminate import Tables
-from meshdsl.cost.meets import meets
-from meshdsl.cost.parameters import parameters
 from meshdsl.layouts import layout as layouts
+from meshdsl.search import overrides as module
+from meshdsl.search.eliminate import Tables
+from meshdsl.search.interacting import interacting_inputs
+from meshdsl.search.parameters import parameters
 from meshdsl.units import show_bytes
 
 
@@ -127,7 +127,7 @@ def test_tables_that_miss_what_meets_are_found_out(monkeypatch: pytest.MonkeyPat
     compiled = md.compile(f, mesh, "", donate=donate)
     full = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=None, limit=2.5e6)
     assert full.made.pairs == 1 and full.error == pytest.approx(0, abs=1e-9)
-    monkeypatch.setattr(module, "meets", lambda *_: set())
+    monkeypatch.setattr(module, "interacting_inputs", lambda *_: set())
     blind = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=None, limit=2.5e6)
     assert blind.made.pairs == 0 and blind.made.programs < full.made.programs
     assert blind.best.fits and full.best.seconds <= blind.best.seconds
@@ -216,7 +216,7 @@ def test_inputs_meet_inside_loops_and_around_them():
     graph = md.compile(f, "all:1").graph(md.spec("n:2 a:4"), weight, weight, weight, md.spec("a:4 c:4"))
     names = {v: i for i, v in enumerate(graph.ins)}
     around = {(0, 3), (1, 3)}  # what the carry starts from and what it comes back as lie alike
-    assert meets(graph, names) == {(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), *around}
+    assert interacting_inputs(graph, names) == {(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), *around}
 
 
 def test_a_path_in_a_path_is_told_apart():

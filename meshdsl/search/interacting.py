@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ..ir import Eqn, Graph, Scan, Var, While
 
-__all__ = ["meets"]
+__all__ = ["interacting_inputs"]
 
 REACH = 1  # operations that are neither elementwise nor a view
 KEEPS = ("map", "view")
@@ -20,14 +20,14 @@ KEEPS = ("map", "view")
 Reached = dict[int, int]  # by number of the input: how many such operations lie between
 
 
-def meets(graph: Graph, groups: Mapping[Var, int]) -> set[tuple[int, int]]:
+def interacting_inputs(graph: Graph, groups: Mapping[Var, int]) -> set[tuple[int, int]]:
     """Pairs `i < j` of groups of inputs that meet.
 
     >>> import meshdsl as md
     >>> f = lambda x, w, v, u: md.dot(md.dot(md.dot(x, w, "a"), v, "b"), u, "c")
     >>> specs = md.spec("n:2 a:2"), md.spec("a:2 b:2"), md.spec("b:2 c:2"), md.spec("c:2 d:2")
     >>> graph = md.compile(f, "all:1").graph(*specs)
-    >>> sorted(meets(graph, {v: i for i, v in enumerate(graph.ins)}))
+    >>> sorted(interacting_inputs(graph, {v: i for i, v in enumerate(graph.ins)}))
     [(0, 1), (0, 2), (1, 2), (2, 3)]
     """
     found: set[tuple[int, int]] = set()

@@ -4,13 +4,12 @@ A variable is a parameter: an input, with everything else that its path names (i
 layers that are stacked are one. Its choices are to stay as it is, or to have one or two of its dims split over axes
 that the layout leaves free in it.
 
-Measured, from real programs: what each choice costs alone, and what any two choices cost together where their
-parameters meet (`meets`). Exact: the choice of the least sum of these tables, by elimination (`eliminate`); under a
-limit of memory, the best choice that the Lagrangian meets and single changes improve, with the gap to its bound, which
-no choice of the tables within the limit is below. Neither: that costs add up. So the program of what was chosen is
-partitioned and costed, and that cost is what is reported, with how far off the sum was; where it does not fit, memory
-is asked for again, less what was missing. What is returned is the best of all programs that were costed and fit, the
-layout itself among them, so it is never worse than the layout where that fits.
+Measured, from real programs: the cost of each choice alone, and of any two choices together whose parameters interact
+(`interacting_inputs`). Exact: the choice with the least sum of these tables, by elimination (`eliminate`); under a
+limit of memory, the best choice found by a Lagrangian and by single changes, with the gap to a bound on every choice of
+the tables. Assumed: costs add up beyond pairs. So the program of the chosen overrides is compiled and costed, and that
+cost is reported, with the error of the sum; where it does not fit, the choice is repeated with that much less memory.
+The result is the best of all programs that were costed and fit, the layout itself among them.
 """
 
 from __future__ import annotations
@@ -22,20 +21,16 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..report.evaluate import cost
-from ..report.report import Report
 from ..units import show_bytes
 from .eliminate import Tables
-from .found import Entry
-from .machine import Machine
-from .meets import meets
-from .network import place
-from .overridden import Made, Overridden
+from .evaluate import Assignment, Entry, Problem, check_objective, evaluate
+from .interacting import interacting_inputs
+from .override_result import Made, OverrideResult
 from .parameters import Parameter, Rules, overriding, parameters, splits
-from .search import OBJECTIVES, Problem
 
 __all__ = ["overrides"]
 
@@ -53,20 +48,19 @@ def overrides(
     limit: float | None = None,
     tensors: Collection[str] | None = None,
     choices: int | None = 3,
-    assignment: Mapping[str, str | Sequence[str]] | None = None,
-) -> Overridden:
+    assignment: Assignment | None = None,
+) -> OverrideResult:
     """The best overrides of a layout for a problem; see `md.search_overrides`."""
     started = time.perf_counter()
-    if objective not in OBJECTIVES:
-        raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
+    check_objective(objective)
     if choices is not None and choices < 1:
         raise LayoutError(f"each tensor needs at least 1 choice besides staying as it is; got choices={choices}")
-    real = _Real(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)
+    real = _Programs(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)
     before = real.entry({})  # an illegal layout says so here
     found = parameters(problem.graph, problem.results or (), tensors)
     options = [list(splits(each, layout, mesh)) for each in found]
     kept = [[{}, *real.best(each, given, choices)] for each, given in zip(found, options, strict=True)]
-    pairs = meets(problem.graph, {v: i for i, each in enumerate(found) for v in each.members})
+    pairs = interacting_inputs(problem.graph, {v: i for i, each in enumerate(found) for v in each.members})
     tables = real.tables(found, kept, pairs)
     room = real.limit - before.peak_bytes
     capped = tables.within(room)
@@ -82,7 +76,7 @@ def overrides(
         chosen.append(again)
     cost_of, load_of = tables.amounts(capped.picks)
     best, picked = real.answer()
-    return Overridden(
+    return OverrideResult(
         problem.title,
         machine,
         objective,
@@ -110,7 +104,7 @@ def overrides(
 Chosen = tuple[tuple[str, tuple[tuple[str, Axes], ...]], ...]  # by pattern: its rules, sorted
 
 
-class _Real:
+class _Programs:
     """Programs of the layout with overrides, each partitioned and costed once."""
 
     def __init__(
@@ -121,11 +115,11 @@ class _Real:
         machine: Machine,
         objective: str,
         limit: float,
-        assignment: Mapping[str, str | Sequence[str]] | None,
+        assignment: Assignment | None,
     ):
         self.problem, self.mesh, self.layout, self.machine = problem, mesh, layout, machine
         self.objective, self.limit = objective, limit
-        self.placement = place(machine.network, mesh, assignment)
+        self.assignment = assignment
         self.entries: dict[Chosen, Entry] = {}
         self.illegal: set[Chosen] = set()
         self.single: set[Chosen] = set()
@@ -142,21 +136,7 @@ class _Real:
             added = {p: {**self.layout.overrides.get(p, {}), **rules} for p, rules in given.items()}
             kept = {p: rules for p, rules in self.layout.overrides.items() if p not in added}
             layout = Layout(self.layout.rules, overrides={**kept, **added})  # those that come last win
-
-            def report() -> Report:
-                program = self.problem.program(self.mesh, layout)
-                return cost(
-                    program,
-                    self.machine,
-                    donated=[program.ins[n] for n in self.problem.donated],
-                    placement=self.placement,
-                    limit=self.limit,
-                    layout=layout,
-                    title=self.problem.title,
-                )
-
-            r = report()
-            self.entries[key] = Entry(self.mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, report)
+            self.entries[key] = evaluate(self.problem, self.mesh, layout, self.machine, self.limit, self.assignment)
         return self.entries[key]
 
     def look(self, given: Mapping[str, Rules]) -> Entry | None:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..cost.machine import Machine
 from ..layouts.sharding import Axes
 from ..report.schema import plain
 from ..report.tables import table
 from ..units import seconds, show_bytes
-from .found import Entry, heading
-from .machine import Machine
+from .evaluate import Entry
+from .result import heading
 
-__all__ = ["Made", "Overridden"]
+__all__ = ["Made", "OverrideResult"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Made:
 
 
 @dataclass(frozen=True, eq=False)
-class Overridden:
+class OverrideResult:
     """The best overrides of a layout. `print(found)` shows it; `best.layout` is an argument of `md.compile`.
 
     `predicted`, `predicted_bytes`, `bound` and `gap` are of the tables: what their best choice should cost, and what
@@ -100,7 +101,7 @@ class Overridden:
         before, best = self.before, self.best
         parts = [
             f"{self.title or 'search'} on {self.machine.name}: the best overrides by {self.objective}\n"
-            f"  mesh    {before.mesh}\n  layout  {before.layout or '(everything whole)'}",
+            f"  mesh    {before.mesh}\n  layout  {before.layout or '(everything replicated)'}",
             table(
                 ("", "time", "", "memory", "sent"),
                 [_row("the layout", before, before), _row("with overrides", best, before)],

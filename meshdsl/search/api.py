@@ -1,28 +1,32 @@
-"""`md.search` looks for the best layouts of a function: over a mesh or every mesh of so many devices, on a machine.
+"""`md.search` finds the best layouts of a function on a mesh, or on every mesh of so many devices, of a machine.
 
-`md.search_overrides` starts from one layout and looks for the best splits of single parameters beyond its rules.
+`md.search_overrides` starts from one layout and finds the best splits of single parameters beyond its rules.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from .compile import Compiled, compile
-from .cost.found import Found
-from .cost.machine import Machine
-from .cost.machine import machine as machine_named
-from .cost.overridden import Overridden
-from .cost.overrides import overrides
-from .cost.search import Problem
-from .cost.search import search as hunt
-from .cost.space import meshes
-from .errors import LayoutError, MeshdslError, ShapeError, at, caller
-from .layouts import Layout, Mesh
-from .trace import tree
-from .values import spec
+from ..compile import Compiled, compile
+from ..cost.machine import Machine
+from ..cost.machine import machine as machine_named
+from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
+from ..layouts import Layout, Mesh
+from ..report.report import Report
+from ..trace import tree
+from ..tune.weight_update import WeightUpdate
+from ..values import spec
+from .anytime import SearchRequest
+from .anytime import search as search_layouts
+from .evaluate import Assignment, Problem
+from .override_result import OverrideResult
+from .overrides import overrides
+from .result import Progress, SearchResult
+from .space import meshes
 
 __all__ = ["search", "search_overrides"]
 
@@ -42,44 +46,49 @@ def search(
     orders: bool = False,
     most_axes: int = 3,
     runners_up: int = 4,
-    front: bool = True,
+    front: bool = False,
     tolerance: float = 0.01,
+    time_limit: float | None = 60.0,
+    patience: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
-) -> Found:
-    """The best layouts of a function, provably: each candidate's program is costed, or excluded by a bound.
+) -> SearchResult:
+    """The best layouts of a function, with a bound on all others: `gap` is 0 where the best is proven.
 
     >>> import meshdsl as md
     >>> def two_layers(x, w, v):
     ...     return md.dot(md.relu(md.dot(x, w, "io")), v, "hidden")
     >>> args = md.spec("batch:8192 io:1024"), md.spec("io:1024 hidden:4096"), md.spec("hidden:4096 io:1024")
-    >>> found = md.search(two_layers, *args, mesh="all:8", machine="tpu-v5e")
-    >>> str(found.best.layout)
-    'batch:all'
+    >>> result = md.search(two_layers, *args, mesh="all:8", machine="tpu-v5e")
+    >>> str(result.best.layout), result.gap
+    ('batch:all', 0.0)
 
-    `f` is a function with its arguments or their specs, what `md.compile` returned (its options are kept, its mesh and
+    `f` is a function with its arguments or their specs, the result of `md.compile` (its options are kept, its mesh and
     layout are not), or a workload, whose training step is laid out. `mesh` is one mesh or several to choose from;
-    `devices` stands for every mesh of so many devices with up to `most_axes` axes, in every order.
+    `devices` means every mesh of so many devices with up to `most_axes` axes, in every order.
 
     `objective` is "seconds", "peak_bytes" or "wire_bytes"; layouts that need more than `limit` bytes on a device, by
-    default what the machine has, are out. `layout` holds rules and overrides that every candidate keeps; `dims` and
+    default the machine's memory, are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
     `axes` restrict the others. A dim takes one axis or `several`, in the order of the mesh or in all `orders`. Where a
-    mesh has too many layouts, and neither was said, dims take one axis each, and then those of no argument none:
-    `left_out` says so. The front of time and memory is of all layouts, whatever the limit; `tolerance` says how
-    closely, as a fraction.
+    mesh has too many layouts and neither was given, dims take one axis each, and then only dims of arguments are split:
+    `left_out` says so.
 
-    Raises `LayoutError` where no layout is legal or none fits, with the reasons and the least memory found; for dims
-    and axes that are not there; and for a mesh that the machine has no room for.
+    The search takes at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
+    without anything better (None: it goes on), and can be interrupted; the result is then the best so far, and `gap`
+    says how much better another candidate can be at most. `progress` is called about
+    twice a second. `front` asks for the trade of time against memory among all layouts, whatever the limit, to within
+    the fraction `tolerance`; it can take much longer.
+
+    Raises `LayoutError` where no layout is legal or none fits, with the reasons and the least memory found; for unknown
+    dims and axes; and for a mesh larger than the machine.
     """
     try:
         compiled, args = _compiled(f, args, donate)
         on = machine if isinstance(machine, Machine) else machine_named(machine)
-        return hunt(
-            _problem(f, compiled, args),
-            _meshes(mesh, devices, most_axes, on),
-            on,
+        request = SearchRequest(
             objective=objective,
-            limit=limit,
+            limit=on.hbm if limit is None else limit,
             fixed=layout if isinstance(layout, Layout) else Layout(layout),
             dims=_names(dims),
             axes=_names(axes),
@@ -88,7 +97,12 @@ def search(
             runners_up=runners_up,
             front=front,
             tolerance=tolerance,
-            assignment=assignment,
+            time_limit=time_limit,
+            patience=patience,
+            progress=progress,
+        )
+        return search_layouts(
+            _problem(f, compiled, args), _meshes(mesh, devices, most_axes, on), on, request, assignment
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -106,7 +120,7 @@ def search_overrides(
     choices: int | None = 3,
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
-) -> Overridden:
+) -> OverrideResult:
     """The best splits of single parameters beyond a layout's rules, as overrides of it.
 
     >>> import meshdsl as md
@@ -114,8 +128,8 @@ def search_overrides(
     ...     loss = lambda params: md.mean(md.square(md.dot(x, params["w"], "io")))
     ...     return {"w": params["w"] - 0.1 * md.grad(loss)(params)["w"]}
     >>> args = {"w": md.spec("io:4096 hidden:4096")}, md.spec("batch:512 io:4096")
-    >>> found = md.search_overrides(step, *args, mesh="rows:4", layout="batch:rows", objective="peak_bytes")
-    >>> found.best.peak_bytes < found.before.peak_bytes, found.best.layout
+    >>> result = md.search_overrides(step, *args, mesh="rows:4", layout="batch:rows", objective="peak_bytes")
+    >>> result.best.peak_bytes < result.before.peak_bytes, result.best.layout
     (True, Layout('batch:rows', overrides={'w': {'io': ('rows',)}}))
 
     `f` and its arguments are as in `md.search`. A parameter is an input that comes back among the results, unless
@@ -150,15 +164,15 @@ def search_overrides(
 
 def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
     stages, _ = compiled._for(args)
-    return Problem(
-        stages.graph,
-        lambda mesh, layout: compiled.under(mesh, layout).program(*args),
-        donated=stages.donated,
-        title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
-        results=_paths(stages),
-        gather_limit=compiled.gather_limit,
-        plain=compiled.updates.mode == "replicated",
-    )
+    title = getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", "")
+    options = compiled.options
+    plain = options.weight_update == WeightUpdate() and options.overlap.mode == "none"
+
+    def cost(mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None) -> Report:
+        report = compiled.under(mesh, layout).cost(*args, machine=machine, limit=limit, assignment=assignment)
+        return dataclasses.replace(report, title=title)
+
+    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), options.gather_limit, plain)
 
 
 def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tuple[Compiled, tuple[Any, ...]]:

@@ -1,0 +1,139 @@
+"""A `Memo` lowers equal equations once for many layouts of one graph on one mesh.
+
+Lowering an equation depends on the equation, on the axes of the dims that it mentions, and on the state of its operands
+(versions, default sharding, unmaterialized or not, whether a pending sum should be deferred). It changes the scope and
+nothing else. A memo keeps that change and applies it again. Program variables are shared between the layouts, so states
+compare by identity.
+
+Requires that the layouts differ in their rules only (same overrides, `gather_limit` and hints), and that the graph has
+none of the operations that read more than that: see `memoisable`. The first problem of a layout ends its lowering:
+`IllegalError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...control import KEEP
+from ...control.region import LOCAL
+from ...ir import Eqn, Graph, Var, walk
+from ...layouts import Layout, Sharding
+from ...layouts.sharding import Axes
+from ...ops.ragged import RAGGED
+
+if TYPE_CHECKING:
+    from .scope import Scope
+
+__all__ = ["IllegalError", "Memo", "memoisable"]
+
+T = TypeVar("T")
+
+
+class IllegalError(Exception):
+    """The layout is illegal for the graph; which problem it has, `partition` says."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """What lowering one equation did to its scope."""
+
+    eqns: tuple[Eqn, ...]
+    values: tuple[tuple[Var, Any], ...]  # states of operands and results afterwards
+    received: tuple[Var, ...]
+    sends: bool
+
+
+def memoisable(graph: Graph) -> bool:
+    """Whether every equation is lowered from its operands alone.
+
+    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values, and leaves equations dead.
+    """
+    return not any(eqn.op in (LOCAL, KEEP, RAGGED) for eqn, _ in walk(graph))
+
+
+class Memo:
+    """Changes and variables made so far; None where a layout was illegal."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Any] = {}
+        self._changes: dict[Any, _Change | None] = {}
+        self._names: dict[Eqn, tuple[str, ...]] = {}
+
+    def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T:
+        """The value of `make` for this key; raises `IllegalError` where making it finds a problem."""
+        value = self._made.get(key, self)
+        if value is self:
+            self._made[key] = None
+            value = self._made[key] = _legal(scope, make)
+        if value is None:
+            raise IllegalError
+        return value
+
+    def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]:
+        """The axes of every dim that an equation mentions, inside its bodies too."""
+        names = self._names.get(eqn)
+        if names is None:
+            inner = [e for sub in eqn.graphs().values() for e, _ in walk(sub)]
+            shapes = [v.shape for e in (eqn, *inner) for v in (*e.ins, *e.outs)]
+            names = self._names[eqn] = tuple(dict.fromkeys(d.name for shape in shapes for d in shape))
+        return tuple([layout.rules.get(d) for d in names])
+
+    def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None:
+        """Lower an equation, or apply what lowering it did before from the same state.
+
+        Raises `IllegalError` where that finds a problem of the layout.
+        """
+        if eqn.control is not None:  # its bodies are remembered, not what is around them
+            _legal(scope, lambda: lower(scope, eqn))
+            return
+        key = (eqn, self.rules(eqn, scope.setting.layout), *[_state(scope, v) for v in eqn.ins])
+        if key not in self._changes:
+            self._changes[key] = None
+            self._changes[key] = _watched(scope, eqn, lower)
+            return
+        change = self._changes[key]
+        if change is None:
+            raise IllegalError
+        scope.eqns.extend(change.eqns)
+        for v, state in change.values:
+            _restore(scope, v, state)
+        scope.received.update(change.received)
+        scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
+        if change.sends:
+            scope.sent_for.update(eqn.outs)
+
+
+def _legal(scope: Scope, make: Callable[[], T]) -> T:
+    problems = len(scope.setting.problems)
+    value = make()
+    if len(scope.setting.problems) > problems:
+        raise IllegalError
+    return value
+
+
+def _state(scope: Scope, v: Var) -> Any:
+    home: Sharding | None = scope.home.get(v)
+    waits = home is not None and bool(home.partial) and scope.demand.waits(v)
+    return tuple(scope.versions.get(v, ())), home, scope.lazy.get(v), scope.reasons.get(v), waits
+
+
+def _restore(scope: Scope, v: Var, state: Any) -> None:
+    versions, home, lazy, reason, _ = state
+    if versions:
+        scope.versions[v] = list(versions)
+    if home is not None:
+        scope.home[v] = home
+    if lazy is not None:
+        scope.lazy[v] = lazy
+    if reason is not None:
+        scope.reasons[v] = reason
+
+
+def _watched(scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> _Change:
+    n, received = len(scope.eqns), set(scope.received)
+    _legal(scope, lambda: lower(scope, eqn))
+    values = tuple((v, _state(scope, v)) for v in dict.fromkeys((*eqn.ins, *eqn.outs)))
+    sends = any(v in scope.sent_for for v in eqn.outs)
+    return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)

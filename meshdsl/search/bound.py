@@ -1,0 +1,245 @@
+"""Lower bounds of what a layout costs, from its rules alone: nothing is lowered.
+
+A *partial* layout leaves dims undecided (option -1). Its bound holds for every completion.
+
+Seconds. Every einsum, convolution and elementwise operation of the graph is in the program, once per trip of the loops
+around it. An axis splits at most one label of it, so its FLOPs on one device are at least the global ones over the
+sizes of all axes that occur in the layout, and `roofline` charges a kernel at least its products and its elementwise
+FLOPs. All kernels share one lane, so their times add up. No kernel holds two reductions (`fusion`), and none writes the
+results of two equations: a kernel is launched for each product inside loops, and outside for each product or for each
+equation that makes a result, whichever are more. Equations that placement operations make equal may be merged, and are
+counted once; what a `keep` may replace, and arms of conditionals, are not counted.
+
+Memory. An input is split by its rules at most, as `add_input` gives it one of their claims. So is a result, unless two
+of its dims claim one axis: then it is split by all axes of the layout at most. Inputs stay for the whole run, results
+too, and a result takes the place of at most one donated input, of equal size.
+
+Bytes sent: none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..control import KEEP
+from ..cost.machine import Machine
+from ..cost.roofline import TRANSCENDENTAL
+from ..ir import Eqn, Fuses, Graph, Product, Scan, Var, While, cse, dce, operations
+from ..layouts.layout import matches
+from ..lowering.partition.expansions import EXPANSIONS
+from ..lowering.partition.partition import shard_splits
+from ..ops.placement import PREFER, SHARD
+from .space import Space
+
+__all__ = ["Amounts", "RuleBound", "loops", "rule_bound"]
+
+UNDECIDED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Amounts:
+    """One number per layout for each objective."""
+
+    seconds: np.ndarray
+    peak_bytes: np.ndarray
+    wire_bytes: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Work:
+    """FLOPs of one equation on all devices together, and how often it runs."""
+
+    kind: str  # matmul, conv, vector
+    flops: float
+    dtype: np.dtype[Any]
+    slow: bool  # transcendental
+    trips: int
+    loop: int | None  # the number of the loop of the top level that it is in
+
+
+@dataclass(frozen=True, eq=False)
+class RuleBound:
+    """The bound of every layout of a space."""
+
+    graph: Graph
+    space: Space
+    machine: Machine
+    donated: frozenset[Var]
+    results: tuple[str, ...]
+    work: tuple[_Work, ...]
+    makers: int  # equations of the top level, no loops or views, that make a result
+    pinned: int  # the axes that occur in every layout, as bits
+    plain: bool  # whether programs are what `partition` makes; else every bound is 0
+    _least: dict[int, tuple[float, dict[int, float]]] = field(default_factory=dict[int, Any], repr=False)
+
+    def of(self, rows: np.ndarray) -> Amounts:
+        """The bounds of layouts given as rows of options; -1 where a dim is undecided."""
+        if not self.plain:
+            return Amounts(*np.zeros((3, len(rows))))
+        used = np.full(len(rows), self.pinned, np.int64)
+        for masks, options in zip(self._masks, rows.T, strict=True):
+            used |= masks[options]
+        kinds, which = np.unique(used, return_inverse=True)
+        seconds = np.array([self.least(int(mask))[0] for mask in kinds])[which]
+        ways = np.array([self.ways(int(mask)) for mask in kinds])[which]
+        return Amounts(seconds, self._memory(rows, ways), np.zeros(len(rows)))
+
+    def used(self, row: Sequence[int]) -> int:
+        """The axes that occur in a layout, as bits."""
+        return self.pinned | int(np.bitwise_or.reduce([0, *(m[n] for m, n in zip(self._masks, row, strict=True))]))
+
+    def ways(self, used: int) -> int:
+        """The devices that these axes can split something over."""
+        sizes = self.space.mesh.axes
+        return math.prod(n for axis, n in sizes.items() if used & self.space.bits[axis])
+
+    def least(self, used: int) -> tuple[float, dict[int, float]]:
+        """Seconds with these axes; and the part of them in each loop, by its number."""
+        if used not in self._least:
+            ways, launch = self.ways(used), self.machine.launch
+            parts, products = defaultdict[int | None, float](float), 0
+            for each in self.work:
+                launched = each.kind != "vector"
+                products += launched and each.loop is None
+                seconds = _seconds(each, ways, self.machine) + launch * (launched and each.loop is not None)
+                parts[each.loop] += seconds * each.trips
+            total = sum(parts.values()) + launch * max(products, self.makers)
+            self._least[used] = total, {n: part for n, part in parts.items() if n is not None}
+        return self._least[used]
+
+    @cached_property
+    def _masks(self) -> list[np.ndarray]:
+        """By dim and option the axes; undecided, all that it could have."""
+        return [np.append(masks, np.bitwise_or.reduce(masks)) for masks in self.space.masks]
+
+    def _memory(self, rows: np.ndarray, ways: np.ndarray) -> np.ndarray:
+        ins = {v: self._local(v, v.name, rows)[0] for v in self.graph.ins}
+        outs = np.zeros(len(rows))
+        for v, path in zip(self.graph.outs, self.results, strict=True):
+            local, contested = self._local(v, path, rows)
+            anyhow = math.prod(d.size for d in v.shape) * v.dtype.itemsize / ways
+            outs += np.where(contested, np.minimum(local, anyhow), local)
+        zero = np.zeros(len(rows))
+        kept = sum((local for v, local in ins.items() if v not in self.donated), zero)
+        return np.maximum(sum(ins.values(), zero), kept + outs)
+
+    def _local(self, v: Var, path: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes of a value on one device when its rules split it; whether two dims claim one axis."""
+        space, mesh = self.space, self.space.mesh
+        fixed = space.fixed.on(mesh)
+        own = {d: cut for pattern, rule in fixed.overrides.items() if matches(path, pattern) for d, cut in rule.items()}
+        local, used = np.full(len(rows), float(v.dtype.itemsize)), np.zeros(len(rows), np.int64)
+        contested = np.zeros(len(rows), bool)
+        for d in v.shape:
+            if d.name in space.dims and d.name not in own:
+                i = space.dims.index(d.name)
+                counts = np.array([mesh.count(cut) for cut in space.options[i]])
+                pieces, mask = np.append(counts, counts.max())[rows[:, i]], self._masks[i][rows[:, i]]
+            else:
+                cut = own.get(d.name, fixed.axes(d.name))
+                pieces, mask = np.array(mesh.count(cut)), np.array(sum(space.bits[axis] for axis in cut))
+            contested |= (used & mask) != 0
+            used |= mask
+            local *= -(-d.size // pieces)
+        return local, contested
+
+
+def rule_bound(
+    graph: Graph,
+    space: Space,
+    machine: Machine,
+    donated: Sequence[int] = (),
+    results: Sequence[str] | None = None,
+    plain: bool = True,
+) -> RuleBound:
+    """The bounds of all layouts of a space on a machine; `donated` are inputs by number, `results` the results' paths.
+
+    >>> import meshdsl as md
+    >>> from meshdsl.search.space import space
+    >>> graph = md.compile(lambda x, w: md.dot(x, w, "io"), "all:4").graph(md.spec("n:8 io:8"), md.spec("io:8 h:8"))
+    >>> candidates = space(graph, md.Mesh("all:4"))
+    >>> bound = rule_bound(graph, candidates, md.machine("tpu-v5e"))
+    >>> whole, rows, undecided = bound.of(np.array([[0, 0, 0], [1, 0, 0], [-1, -1, -1]])).peak_bytes.tolist()
+    >>> whole, rows, undecided  # x, w and the result have 256 bytes each
+    (768.0, 384.0, 48.0)
+    """
+    fixed = space.fixed.on(space.mesh)
+    rules = (fixed.rules, *fixed.overrides.values(), *shard_splits(graph))
+    axes = {axis for rule in rules for cut in rule.values() for axis in cut}
+    pinned = sum(bit for axis, bit in space.bits.items() if axis in axes)
+    paths = tuple(results) if results else ("",) * len(graph.outs)
+    given = frozenset(graph.ins[i] for i in donated)
+    sure = _certain(graph)
+    sure_outs = set(sure.outs)
+    makers = sum(_kind(eqn) != "" and not sure_outs.isdisjoint(eqn.outs) for eqn in sure.eqns)
+    return RuleBound(graph, space, machine, given, paths, tuple(_work(sure)), makers, pinned, plain)
+
+
+def _certain(graph: Graph) -> Graph:
+    """The equations that are in every program: without what a `keep` may replace, and without equal ones."""
+    same: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        ins = tuple(same.get(v, v) for v in eqn.ins)
+        if eqn.op in (PREFER, SHARD):
+            same[eqn.outs[0]] = ins[0]
+            continue
+        eqns.append(eqn.replace(ins=() if eqn.op is KEEP else ins).map_graphs(_certain))
+    outs = tuple(same.get(v, v) for v in graph.outs)
+    return dce(cse(graph.replace(eqns=tuple(eqns), outs=outs)))
+
+
+def loops(graph: Graph) -> list[Eqn]:
+    """The loops of the top level; a loop's number is its place here."""
+    return [eqn for eqn in graph.eqns if isinstance(eqn.control, Scan | While)]
+
+
+def _work(graph: Graph, trips: int = 1, loop: int | None = None) -> Iterator[_Work]:
+    numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
+    for eqn in graph.eqns:
+        if eqn in numbers:
+            for sub in eqn.graphs().values():
+                yield from _work(sub, trips * eqn.trips, numbers[eqn] if loop is None else loop)
+            continue
+        kind = _kind(eqn)
+        if kind:
+            flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
+            dtype = (eqn.ins if kind != "vector" else eqn.outs)[0].dtype
+            yield _Work(kind, flops, dtype, str(eqn.op) in TRANSCENDENTAL, trips, loop)
+
+
+def _kind(eqn: Eqn) -> str:
+    op = eqn.operation
+    if op.product is Product.CONV:
+        return "conv"
+    if op.product is Product.MATMUL:
+        return "matmul" if len(eqn.ins) == 2 else ""
+    plain = op.fuses is Fuses.MAP and op.rule is None and op not in EXPANSIONS
+    return "vector" if plain and eqn.ins and eqn.control is None else ""
+
+
+def _seconds(work: _Work, ways: int, machine: Machine) -> float:
+    """The least seconds of one trip without launches, where its FLOPs are divided by at most so many devices."""
+    flops = work.flops / ways
+    vector = flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)
+    if work.kind == "vector":
+        return vector
+    curve = (machine.convolution if work.kind == "conv" else ()) or machine.efficiency
+    computing = machine.conv_seconds if work.kind == "conv" else machine.matmul_seconds
+    best = max((y for _, y in curve), default=1.0)
+    product = computing(flops, work.dtype) if _rises(curve) else flops / (machine.peak_of(work.dtype) * best)
+    return min(product, vector)  # a product whose sum has one term left is elementwise
+
+
+def _rises(curve: Sequence[tuple[float, float]]) -> bool:
+    """Whether efficiency never falls, and seconds never fall, as FLOPs grow."""
+    pairs = list(pairwise(curve))
+    return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)

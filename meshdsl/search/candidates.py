@@ -1,0 +1,124 @@
+"""The candidates of one mesh: for each listed layout its bound, and what became of it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from functools import cached_property
+
+import numpy as np
+
+from ..cost.machine import Machine
+from ..cost.network import Placement
+from .bound import UNDECIDED, rule_bound
+from .evaluate import Problem
+from .result import Counts
+from .screen import ILLEGAL, Screen
+from .space import Row, Space
+
+__all__ = ["Candidates", "Status"]
+
+
+class Status(enum.IntEnum):
+    """What became of a layout."""
+
+    UNSEEN = 0
+    COSTED = 1
+    ILLEGAL = 2
+    OVER = 3  # it needs more memory than the limit, by its bound
+
+
+class Candidates:
+    """The layouts of one mesh. Where there are too many to list, one bound covers all of them."""
+
+    def __init__(self, problem: Problem, space: Space, machine: Machine, placement: Placement, objective: str):
+        self.space, self.placement, self.objective = space, placement, objective
+        self.rules = rule_bound(problem.graph, space, machine, problem.donated, problem.results, problem.plain)
+        self.screen = Screen(
+            problem.graph, space.mesh, machine, placement, problem.results, problem.gather_limit, problem.plain
+        )
+        listed = space.rows
+        self.listed = listed is not None
+        self.rows = np.zeros((0, len(space.dims)), np.int8) if listed is None else listed
+        self.amounts = self.rules.of(self.rows)  # by rules alone
+        self.peaks = self.amounts.peak_bytes
+        self.bounds = getattr(self.amounts, objective).copy()
+        self.status = np.zeros(len(self.rows), np.int8)
+        self.bounded: dict[Row, float] = {}  # by the screen
+
+    def row(self, i: int) -> Row:
+        """One listed layout."""
+        return tuple(self.rows[i].tolist())
+
+    def index(self, row: Row) -> int | None:
+        """The place of a layout in the list; None where there is no list."""
+        if not self.listed:
+            return None
+        return int(np.searchsorted(self._numbers, int(np.dot(row, self._weights))))
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        sizes = [len(cuts) for cuts in self.space.options]
+        return np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))], np.int64)
+
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        return self.rows.astype(np.int64) @ self._weights  # ascending, as rows are listed in this order
+
+    def screened(self, row: Row, enough: float) -> float:
+        """The bound of a layout with its loops lowered; gives up above `enough`."""
+        i = self.index(row)
+        bound = self.bounded.get(row)
+        if bound is None:
+            alone = self.by_rules(row)
+            layout = self.space.layout(row)
+            bound = self.screen.bound(layout, self.rules, self.rules.used(row), self.objective, enough)
+            if bound < enough < math.inf and self.screen.usable and self.objective != "peak_bytes":
+                bound = max(bound, self.screen.exact(layout, self.objective, enough))
+            bound = self.bounded[row] = max(alone[self.objective], bound)
+        if i is not None:
+            self.bounds[i] = bound
+            if bound == ILLEGAL:
+                self.status[i] = Status.ILLEGAL
+        return bound
+
+    def by_rules(self, row: Row) -> dict[str, float]:
+        """The bounds of one layout by rules alone, by objective."""
+        i = self.index(row)
+        amounts, at = (self.rules.of(np.array([row])), 0) if i is None else (self.amounts, i)
+        return {name: float(values[at]) for name, values in vars(amounts).items()}
+
+    def claims(self, row: Row) -> dict[str, float]:
+        """The best known bounds of a layout, by objective."""
+        bounds = self.by_rules(row)
+        return {**bounds, self.objective: max(bounds[self.objective], self.bounded.get(row, 0.0))}
+
+    def mark(self, row: Row, status: Status) -> None:
+        """Note what became of a layout."""
+        i = self.index(row)
+        if i is not None:
+            self.status[i] = status
+
+    def open_bound(self, limit: float, least: float) -> float:
+        """The least bound of the layouts that may fit and were not costed; infinite where there is none."""
+        if not self.listed:
+            return float(getattr(self.rules.of(np.full((1, len(self.space.dims)), UNDECIDED)), self.objective)[0])
+        unseen = (self.status == Status.UNSEEN) & (self.peaks <= limit)
+        return float(self.bounds[unseen].min(initial=math.inf))
+
+    def counts(self, limit: float, worst: float) -> Counts:
+        """What became of the candidates."""
+        by_status = Counter(self.status.tolist())
+        unseen = self.status == Status.UNSEEN
+        over = unseen & (self.peaks > limit)
+        excluded = unseen & ~over & (self.bounds * (1 - 1e-9) >= worst)
+        listed = len(self.rows) if self.listed else self.space.size
+        return Counts(
+            candidates=self.space.size,
+            illegal=self.space.size - listed + by_status[Status.ILLEGAL],
+            over_memory=int(over.sum()) + by_status[Status.OVER],
+            excluded=int(excluded.sum()),
+            costed=by_status[Status.COSTED],
+            unseen=int((unseen & ~over & ~excluded).sum()) if self.listed else self.space.size,
+        )

@@ -1,0 +1,85 @@
+"""The cost of one layout, as `Compiled.cost` reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..cost.machine import Machine
+from ..errors import LayoutError
+from ..ir import Graph
+from ..layouts import Layout, Mesh
+from ..report.report import Report
+
+__all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
+
+Assignment = Mapping[str, str | Sequence[str]]  # of mesh axes to hardware axes
+OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A graph to find a layout for, how it is compiled, and which of its inputs are donated."""
+
+    graph: Graph
+    cost: Callable[..., Report]  # (mesh, layout, machine, limit, assignment); LayoutError for an illegal layout
+    donated: tuple[int, ...] = ()
+    title: str = ""
+    results: tuple[str, ...] | None = None  # their paths
+    gather_limit: float | None = None
+    plain: bool = True  # whether programs are what `partition` makes, and no more than numbers is bucketed: the bounds
+    # hold only then
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One layout on one mesh, with the cost of its program on one device."""
+
+    mesh: Mesh
+    layout: Layout
+    seconds: float
+    peak_bytes: int
+    wire_bytes: int
+    fits: bool
+    _cost: Callable[[], Report] = field(repr=False)
+
+    @cached_property
+    def report(self) -> Report:
+        """What `Compiled.cost` returns for it; compiled again when first asked for."""
+        return self._cost()
+
+    @property
+    def outcome(self) -> tuple[float, int, int]:
+        """Seconds, peak bytes, bytes sent."""
+        return self.seconds, self.peak_bytes, self.wire_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "mesh": dict(self.mesh.axes),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "wire_bytes": self.wire_bytes,
+            "fits": self.fits,
+        }
+
+
+def evaluate(
+    problem: Problem, mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None
+) -> Entry:
+    """The cost of a layout on a mesh; raises `LayoutError` for an illegal one."""
+
+    def report() -> Report:
+        return problem.cost(mesh, layout, machine, limit, assignment)
+
+    r = report()
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, report)
+
+
+def check_objective(objective: str) -> None:
+    """Raises `LayoutError` for an unknown objective."""
+    if objective not in OBJECTIVES:
+        raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")

@@ -1,0 +1,244 @@
+"""The result of a search and its text: the best layout, those after it, time against memory, and single changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Protocol
+
+from ..cost.machine import Machine
+from ..report.layout_edits import LayoutEdit, reason_of
+from ..report.schema import SCHEMA_VERSION, plain
+from ..report.tables import table
+from ..units import seconds, show_bytes
+from .evaluate import Entry
+
+__all__ = ["Counts", "Progress", "SearchResult", "heading"]
+
+NEAR = 8  # edits of each kind that are shown; `SearchResult.edits` has all
+
+
+class _Result(Protocol):
+    """The fields that the results of both searches have."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    @property
+    def objective(self) -> str: ...
+
+    @property
+    def limit(self) -> float: ...
+
+
+def heading(result: _Result) -> dict[str, Any]:
+    """The first fields of a result's JSON."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "title": result.title,
+        "machine": result.machine.name,
+        "objective": result.objective,
+        "limit_bytes": result.limit,
+    }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of every candidate: the last five add up to `candidates`."""
+
+    meshes: int = 0
+    candidates: int = 0  # every combination of one option for each dim, on every mesh
+    illegal: int = 0  # two dims of a tensor would share an axis, or partition refuses them for another reason
+    over_memory: int = 0  # by a bound
+    excluded: int = 0  # by a bound that is no better than the worst layout shown
+    costed: int = 0  # exactly
+    unseen: int = 0  # neither, when the search stopped; those illegal among them are not known
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
+
+    def __str__(self) -> str:
+        unseen = f", {self.unseen:,} not looked at" if self.unseen else ""
+        return (
+            f"{self.candidates:,} candidates on {self.meshes} mesh{'es' * (self.meshes > 1)}: "
+            f"{self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
+            f"{self.excluded:,} excluded by a bound, {self.costed:,} costed{unseen}"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search has come. `print` shows one line."""
+
+    seconds: float
+    counts: Counts
+    best: Entry | None
+    objective: str
+    bound: float
+
+    def __str__(self) -> str:
+        if self.best is None:
+            return f"{self.seconds:.0f} s: nothing costed yet"
+        fits = "" if self.best.fits else " (over the limit)"
+        return (
+            f"{self.seconds:.0f} s: {self.counts.costed:,} costed, {self.counts.unseen:,} to go; best "
+            f"{_amount(getattr(self.best, self.objective), self.objective)}{fits} with '{self.best.layout}' on "
+            f"'{self.best.mesh}', gap {gap(getattr(self.best, self.objective), self.bound):.1%}"
+        )
+
+
+def gap(best: float, bound: float) -> float:
+    """How much less than `best` a cost can be that is at least `bound`, as a fraction."""
+    return max(0.0, 1 - bound / best) if best else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best layouts found. `print` shows them; `best.layout` and `best.mesh` are arguments of `md.compile`."""
+
+    title: str
+    machine: Machine
+    objective: str
+    limit: float
+    best: Entry
+    runners_up: tuple[Entry, ...]
+    front: tuple[Entry, ...]  # no layout costed is faster and needs less memory; the fastest first; empty if not asked
+    tolerance: float  # what is missing of a proven front is within this fraction of it, in time and in memory
+    counts: Counts
+    bound: float  # no candidate that fits costs less by the objective
+    stopped: str  # why the search ended early; empty when it looked at everything
+    seconds: float  # that the search took
+    left_out: tuple[str, ...]  # layouts that were no candidates, as there would have been too many
+    _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
+
+    @property
+    def gap(self) -> float:
+        """How much better than `best` another candidate can be at most, as a fraction; 0: `best` is proven best.
+
+        Layouts in `left_out` were no candidates.
+        """
+        return gap(getattr(self.best, self.objective), self.bound)
+
+    @cached_property
+    def edits(self) -> tuple[LayoutEdit, ...]:
+        """The best layout with one dim changed, each way; costed when first asked for, the best first."""
+        return self._edits()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return plain(
+            {
+                **heading(self),
+                "best": self.best.to_dict(),
+                "runners_up": [entry.to_dict() for entry in self.runners_up],
+                "front": [entry.to_dict() for entry in self.front],
+                "front_tolerance": self.tolerance,
+                "edits": [edit.to_dict() for edit in self.edits],
+                "counts": vars(self.counts),
+                "bound": self.bound,
+                "gap": self.gap,
+                "stopped": self.stopped,
+                "search_seconds": self.seconds,
+                "left_out": list(self.left_out),
+            }
+        )
+
+    def __str__(self) -> str:
+        return _shown(self)
+
+
+def _shown(found: SearchResult) -> str:
+    """The text of `print(found)`."""
+    best = found.best
+    parts = [
+        f"{found.title or 'search'} on {found.machine.name}: the best layout by {found.objective}",
+        f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything replicated)'}\n  {_figures(best)}",
+        _proof(found),
+    ]
+    if found.left_out:
+        parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
+                     + "\n  ".join(found.left_out))  # fmt: skip
+    if found.runners_up:
+        parts.append("then\n" + _entries(found.runners_up, best))
+    if len(found.front) > 1:
+        within = f", to within {found.tolerance:.0%}" if found.tolerance else ""
+        within = ", of the layouts costed" if found.stopped else within
+        parts.append(f"time against memory{within}\n" + _entries(found.front, best))
+    legal = [near for near in found.edits if near.report is not None]
+    illegal = [near for near in found.edits if near.report is None]
+    if legal:
+        parts.append("one dim changed\n" + _changes(legal[:NEAR], best) + _more(legal))
+    if illegal:
+        parts.append("illegal with one dim changed\n" + _reasons(illegal[:NEAR]) + _more(illegal))
+    return "\n\n".join(parts)
+
+
+def _proof(found: SearchResult) -> str:
+    how = f"proven: {found.counts}" if not found.stopped else f"stopped by {found.stopped}: {found.counts}"
+    best, least = (_amount(n, found.objective) for n in (getattr(found.best, found.objective), found.bound))
+    open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if found.gap else ""
+    return f"{how}; gap {found.gap:.0%}, {seconds(found.seconds)}{open_gap}"
+
+
+def _amount(n: float, objective: str) -> str:
+    return seconds(n) if objective == "seconds" else show_bytes(n)
+
+
+def _figures(entry: Entry) -> str:
+    over = "" if entry.fits else ", over the limit"
+    sent = f"{show_bytes(entry.wire_bytes)} sent"
+    return f"{seconds(entry.seconds)} a step, {show_bytes(entry.peak_bytes)} on each device{over}, {sent}"
+
+
+def _entries(entries: Iterable[Entry], best: Entry) -> str:
+    rows = [
+        (
+            seconds(entry.seconds),
+            _change(entry.seconds, best.seconds),
+            show_bytes(entry.peak_bytes) + ("" if entry.fits else " !"),
+            show_bytes(entry.wire_bytes),
+            str(entry.mesh),
+            str(entry.layout) or "(everything replicated)",
+        )
+        for entry in entries
+    ]
+    return table(("time", "", "memory", "sent", "mesh", "layout"), rows, ">>>><<")
+
+
+def _changes(edits: Iterable[LayoutEdit], best: Entry) -> str:
+    rows = [
+        (
+            f"{each.dim}: {_axes(each.before)} -> {_axes(each.after)}",
+            _change(entry.seconds, best.seconds),
+            _difference(entry.peak_bytes - best.peak_bytes) + ("" if entry.fits else " !"),
+            _difference(entry.wire_bytes - best.wire_bytes),
+        )
+        for each in edits
+        if (entry := each.report) is not None
+    ]
+    return table(("change", "time", "memory", "sent"), rows, "<>>>")
+
+
+def _reasons(near: Iterable[LayoutEdit]) -> str:
+    rows = [(f"{each.dim}:{','.join(each.after)}", reason_of(each)) for each in near]
+    return table(("change", "why not"), rows, "<<")
+
+
+def _axes(axes: Iterable[str]) -> str:
+    return ",".join(axes) or "whole"
+
+
+def _change(now: float, before: float) -> str:
+    return f"{now / before - 1:+.1%}" if before else ""
+
+
+def _difference(n: int) -> str:
+    return ("+" if n > 0 else "-" if n < 0 else "") + show_bytes(abs(n))
+
+
+def _more(near: list[LayoutEdit]) -> str:
+    return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""

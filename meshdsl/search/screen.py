@@ -1,0 +1,179 @@
+"""Tighter bounds of one layout, by the compiler itself: first with its loops lowered, then with its whole program.
+
+A loop holds the compute lane for its trips times the span of its body (`schedule`), whatever is around it, and its body
+is the program that `lower_scan` makes from the shardings that arrive. So the seconds of a program are at least those of
+its loops and, of everything else, the bound by rules: all of it shares the compute lane. What its loops send it sends.
+
+Then only the equations that a loop depends on are lowered, each once for all layouts that agree on it
+(`lowering.memo`). `exact` lowers all of them, and schedules the program. Both require `memoisable`: then no pass after
+the loops removes anything from their bodies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..cost.lanes import Schedule
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.network import Placement, full_bytes, timed_as
+from ..ir import Eqn, Graph, Scan, Var
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from ..lowering.partition.demand import Demand
+from ..lowering.partition.memo import IllegalError, Memo, memoisable
+from ..lowering.partition.partition import (
+    add_input,
+    assemble,
+    extents_of,
+    lower,
+    lower_graph,
+    preferences,
+    shard_splits,
+)
+from ..lowering.partition.scope import Scope, Setting
+from ..schedule.bucket_collectives import bucket_collectives
+from .bound import RuleBound, loops
+
+__all__ = ["ILLEGAL", "Screen"]
+
+ILLEGAL = math.inf
+
+
+class Screen:
+    """The loops of one graph on one mesh, under many layouts."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        machine: Machine,
+        placement: Placement,
+        results: tuple[str, ...] | None = None,
+        gather_limit: float | None = None,
+        plain: bool = True,
+    ):
+        self.graph, self.mesh, self.machine, self.placement = graph, mesh, machine, placement
+        self.results, self.gather_limit = results, gather_limit
+        self.usable = plain and memoisable(graph)
+        self.cone = _cone(graph) if self.usable else ()
+        self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
+        self.dims = tuple(dict.fromkeys(d.name for v in _values(self.cone) for d in v.shape))
+        self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
+        self.demand = Demand(graph, is_body=False)
+        self.costs: dict[Program, tuple[float, float]] = {}  # of a body: seconds and bytes sent
+        self.bounds: dict[Any, float] = {}
+
+    def bound(self, layout: Layout, rules: RuleBound, used: int, objective: str, enough: float) -> float:
+        """At least so many seconds, or bytes sent; `ILLEGAL` for an illegal layout.
+
+        Gives up when the bound reaches `enough`. `rules` bounds what is outside of loops; `used` are its axes.
+        """
+        if not self.cone or objective == "peak_bytes":
+            return 0.0
+        key = (objective, used, *[layout.rules.get(d) for d in self.dims])
+        if key not in self.bounds:
+            try:
+                self.bounds[key] = self._bound(layout, rules.least(used), objective, enough)
+            except IllegalError:
+                self.bounds[key] = ILLEGAL
+        return self.bounds[key]
+
+    def _scope(self, layout: Layout) -> Scope:
+        ruled = layout.on(self.mesh)
+        extents = extents_of(self.mesh, ruled, self.shards)
+        setting = Setting(self.mesh, ruled, extents, self.hints, self.gather_limit, {}, memo=self.memo)
+        return Scope(setting, self.graph, self.demand)
+
+    def _bound(self, layout: Layout, least: tuple[float, dict[int, float]], objective: str, enough: float) -> float:
+        scope = self._scope(layout)
+        seconds, inside = least
+        total = seconds if objective == "seconds" else 0.0
+        for eqn in self.cone:
+            for v in eqn.ins:
+                if v not in scope.home and v not in scope.lazy:
+                    self._input(scope, v)
+            lower(scope, eqn)
+            if isinstance(eqn.control, Scan):
+                took, sent = self._loop(scope.eqns)
+                total += max(took - inside.get(self.numbers[eqn], 0.0), 0.0) if objective == "seconds" else sent
+                if total >= enough:
+                    break
+        return total
+
+    def exact(self, layout: Layout, objective: str, enough: float) -> float:
+        """The seconds, or the bytes sent, of the layout's program, or a bound that reaches `enough`."""
+        scope = self._scope(layout)
+        try:
+            ins, outs = lower_graph(scope, self.results)
+        except IllegalError:
+            return ILLEGAL
+        program = assemble(scope, ins, outs)
+        if objective == "seconds":
+            least = self._after_loops(program)
+            if least >= enough:
+                return least
+        lines = ledger(bucket_collectives(program))
+        if objective == "wire_bytes":
+            return lines.wire_bytes
+        return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps).seconds
+
+    def _after_loops(self, program: Program) -> float:
+        """Seconds of the loops, which run one after another, and then of what the last one's results are sent over.
+
+        Single numbers are left out: they may be sent together.
+        """
+        last = max(
+            (i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)), default=len(program.eqns)
+        )
+        after: set[Var] = set()
+        lanes: dict[tuple[str, ...], float] = defaultdict(float)
+        for i, eqn in enumerate(program.eqns[last:]):
+            if i and after.isdisjoint(eqn.ins):
+                continue
+            after.update(eqn.outs)
+            if eqn.sends and eqn.ins[0].shape:
+                record = program.record(eqn, 1)
+                size = full_bytes(record, self.mesh.count(record.axes))
+                lanes[record.axes] += self.placement.seconds(timed_as(record), record.axes, size)
+        loops_take = sum(self._loop([program.eqns[i]])[0] for i in at)
+        return loops_take + max(lanes.values(), default=0.0)
+
+    def _input(self, scope: Scope, v: Var) -> None:
+        rules = scope.setting.layout.for_path(v.name)
+        key = ("input", v, *(rules.get(d.name) for d in v.shape))
+        made = scope.once(key, lambda: add_input(scope, v, rules))
+        scope.versions[v], scope.home[v] = [made], made.sharding
+
+    def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
+        """Seconds, and bytes sent, of the loop lowered last."""
+        loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
+        assert isinstance(body, Program)
+        if body not in self.costs:
+            lines = ledger(body)
+            span = Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps)
+            self.costs[body] = span.seconds, lines.wire_bytes
+        seconds, sent = self.costs[body]
+        return seconds * loop.trips, sent * loop.trips
+
+
+def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:
+    """Every value that these mention, inside their bodies too."""
+    for eqn in eqns:
+        yield from (*eqn.ins, *eqn.outs)
+        for sub in eqn.graphs().values():
+            yield from (*sub.ins, *_values(sub.eqns))
+
+
+def _cone(graph: Graph) -> tuple[Eqn, ...]:
+    """The loops of a graph and the equations they depend on, in order."""
+    needed: set[Var] = set()
+    cone: list[Eqn] = []
+    for eqn in reversed(graph.eqns):
+        if isinstance(eqn.control, Scan) or not needed.isdisjoint(eqn.outs):
+            cone.append(eqn)
+            needed.update(eqn.ins)
+    return tuple(reversed(cone))

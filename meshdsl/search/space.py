@@ -1,0 +1,229 @@
+"""The candidates of a search: every way to give the dims of a graph axes of a mesh, without the surely illegal ones.
+
+A dim takes one axis or several, and never more blocks than it has elements. Left out are layouts that give one axis to
+two dims of one input. Anything else that makes a layout illegal, partition says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, permutations
+
+import numpy as np
+
+from ..errors import LayoutError, nearest
+from ..ir import Graph, walk
+from ..layouts import Layout, Mesh
+from ..layouts.layout import matches
+from ..layouts.sharding import Axes
+from ..lowering.partition.partition import preferences
+
+__all__ = ["MOST", "Row", "Space", "meshes", "prune_space", "sizes_of", "space"]
+
+FEW = 20_000  # candidates of one mesh, up to which none is left out
+MOST = 4_000_000  # candidates of one mesh, up to which they are listed
+
+Row = tuple[int, ...]  # a layout: the number of an option for each dim of its space
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The layouts of one mesh: an option for each dim, where no two dims of one input share an axis."""
+
+    mesh: Mesh
+    fixed: Layout  # rules and overrides that every layout has
+    dims: tuple[str, ...]
+    options: tuple[tuple[Axes, ...], ...]  # by dim; the first one replicates it
+    apart: frozenset[frozenset[str]]  # pairs of dims of one input
+
+    @property
+    def size(self) -> int:
+        """All combinations of options."""
+        return math.prod(map(len, self.options))
+
+    @cached_property
+    def rows(self) -> np.ndarray | None:
+        """Every layout as the numbers of its options, int8 [layouts, dims]; None where there are more than `MOST`."""
+        return self.listed(MOST)
+
+    def listed(self, most: int) -> np.ndarray | None:
+        """The same; None where there are more than `most`."""
+        rows = np.zeros((1, 0), np.int8)
+        for i, d in enumerate(self.dims):
+            taken = np.zeros(len(rows), np.int64) | self._fixed_beside(d)
+            for j in self._beside[i]:
+                taken |= self.masks[j][rows[:, j]]
+            at, option = np.nonzero((taken[:, None] & self.masks[i][None, :]) == 0)
+            if len(at) > most:
+                return None
+            rows = np.concatenate([rows[at], option[:, None].astype(np.int8)], axis=1)
+        return rows
+
+    def allows(self, row: Row) -> bool:
+        """Whether no two dims of one input share an axis in this layout."""
+        masks = [int(self.masks[i][n]) for i, n in enumerate(row)]
+        fixed = any(mask & self._fixed_beside(d) for mask, d in zip(masks, self.dims, strict=True))
+        return not fixed and not any(masks[i] & masks[j] for i, js in enumerate(self._beside) for j in js)
+
+    @cached_property
+    def bits(self) -> dict[str, int]:
+        """A bit for each axis of the mesh."""
+        return {axis: 1 << i for i, axis in enumerate(self.mesh.axes)}
+
+    @cached_property
+    def masks(self) -> list[np.ndarray]:
+        """For each dim the axes of its options, as bits."""
+        return [np.array([sum(self.bits[a] for a in cut) for cut in given], np.int64) for given in self.options]
+
+    @cached_property
+    def _beside(self) -> list[list[int]]:
+        """For each dim the earlier ones that share an input with it."""
+        return [[j for j in range(i) if frozenset((d, self.dims[j])) in self.apart] for i, d in enumerate(self.dims)]
+
+    def _fixed_beside(self, d: str) -> int:
+        """The axes that fixed rules give to dims that share an input with this one."""
+        rules = self.fixed.on(self.mesh).rules.items()
+        used = {axis for other, cut in rules if frozenset((d, other)) in self.apart for axis in cut}
+        return sum(self.bits[axis] for axis in used)
+
+    def layout(self, row: Row) -> Layout:
+        """One layout, rules in the order of the fixed ones and then of the dims."""
+        rules = {d: options[i] for d, options, i in zip(self.dims, self.options, row, strict=True) if options[i]}
+        return Layout({**self.fixed.rules, **rules}, overrides=self.fixed.overrides)
+
+    def row(self, layout: Layout) -> Row:
+        """The numbers of a layout's options. Requires that it is one of this space."""
+        return tuple(options.index(layout.axes(d)) for d, options in zip(self.dims, self.options, strict=True))
+
+
+def space(
+    graph: Graph,
+    mesh: Mesh,
+    *,
+    fixed: Layout | None = None,
+    dims: Collection[str] | None = None,
+    axes: Collection[str] | None = None,
+    several: bool = True,
+    orders: bool = False,
+) -> Space:
+    """The layouts of a graph on a mesh.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:2 cols:4", "")
+    >>> graph = step.graph(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32"))
+    >>> candidates = space(graph, md.Mesh("rows:2 cols:4"))
+    >>> candidates.dims, candidates.options[0]
+    (('batch', 'io', 'hidden'), ((), ('rows',), ('cols',), ('rows', 'cols')))
+    >>> candidates.size, len(candidates.rows)
+    (64, 25)
+
+    `fixed` are rules and overrides that every layout keeps. `dims` are the dims to choose for, by default all of the
+    graph, and `axes` the axes to give them, by default all; `several` lets a dim take more than one, in the order of
+    the mesh or, with `orders`, in every order. Raises `LayoutError` for unknown dims and axes.
+    """
+    fixed = fixed or Layout()
+    sizes = sizes_of(graph)
+    _check(sizes, mesh, fixed, dims, axes)
+    allowed = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
+    free = [d for d in sizes if d not in fixed.rules and (dims is None or d in dims)]
+    options = {d: tuple(_options(sizes[d], allowed, mesh, several, orders)) for d in free}
+    options = {d: cuts for d, cuts in options.items() if len(cuts) > 1}
+    return Space(mesh, fixed, tuple(options), tuple(options.values()), frozenset(_apart(graph, fixed)))
+
+
+def prune_space(
+    graph: Graph,
+    mesh: Mesh,
+    *,
+    fixed: Layout | None = None,
+    dims: Collection[str] | None = None,
+    axes: Collection[str] | None = None,
+    several: bool | None = None,
+    orders: bool = False,
+) -> tuple[Space, str]:
+    """The candidates, and what was left out because there would be too many: several axes for a dim, then dims of no
+    argument.
+
+    Nothing is left out that was asked for: several axes where `several` is None only, dims where `dims` is None.
+    """
+    split = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
+    more = several is True or (several is None and len(split) > 1)
+    attempts = [(more, dims, "")]
+    one = "several axes for one dim" if several is None and more else ""
+    if one:
+        attempts.append((False, dims, one))
+    if dims is None and split:
+        least, rules = min(mesh.axes[a] for a in split), fixed.rules if fixed is not None else {}
+        of_inputs = {d.name for v in graph.ins for d in v.shape if d.name not in rules and d.size >= least}
+        others = [d for d, n in sizes_of(graph).items() if d not in of_inputs and d not in rules and n >= least]
+        text = f"the dims of no argument: {', '.join(others)}"
+        if others:
+            attempts.append((several is True, of_inputs, "; ".join(filter(None, (one, text)))))
+    for last, (many, names, left_out) in enumerate(attempts, 1 - len(attempts)):
+        candidates = space(graph, mesh, fixed=fixed, dims=names, axes=axes, several=many, orders=orders)
+        most = MOST if several is not None else FEW
+        if last == 0 or candidates.listed(most) is not None:
+            return candidates, left_out
+    raise AssertionError("the last attempt is always taken")
+
+
+def sizes_of(graph: Graph) -> dict[str, int]:
+    """The dims of a graph with their largest sizes, inputs first; those of size 1 cannot be split."""
+    sizes: dict[str, int] = {}
+    inner = [v for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs)]
+    for d in (d for v in (*graph.ins, *inner) for d in v.shape):
+        sizes[d.name] = max(d.size, sizes.get(d.name, 0))
+    return {name: n for name, n in sizes.items() if n > 1}
+
+
+def _check(
+    sizes: Mapping[str, int], mesh: Mesh, fixed: Layout, dims: Collection[str] | None, axes: Collection[str] | None
+) -> None:
+    problems = [f"dim {d!r} is to be searched; {nearest(d, sizes)}" for d in dims or () if d not in sizes]
+    problems += [f"axis {a!r} is to be searched; {nearest(a, mesh.axes)}" for a in axes or () if a not in mesh.axes]
+    both = [d for d in dims or () if d in fixed.rules]
+    problems += [f"dim {d!r} has a fixed rule, and is to be searched; give one of the two" for d in both]
+    if problems:
+        raise LayoutError("\n".join(problems))
+
+
+def _options(size: int, axes: Sequence[str], mesh: Mesh, several: bool, orders: bool) -> Iterator[Axes]:
+    for n in range(len(axes) + 1 if several else 2):
+        yield from (cut for cut in (permutations if orders else combinations)(axes, n) if mesh.count(cut) <= size)
+
+
+def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
+    """The pairs of dims that some input has both of, neither overridden there: they cannot share an axis."""
+    hints = preferences(graph)
+    pairs: set[frozenset[str]] = set()
+    for v in graph.ins:
+        if v not in hints:  # md.prefer may settle it; partition knows
+            own = {d for pattern, rule in fixed.overrides.items() if matches(v.name, pattern) for d in rule}
+            pairs.update(map(frozenset, combinations([d.name for d in v.shape if d.name not in own], 2)))
+    return pairs
+
+
+def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "z", "u", "v", "w")) -> list[Mesh]:
+    """Every mesh of so many devices with at most so many axes, in every order.
+
+    >>> [str(mesh) for mesh in meshes(8)]
+    ['x:8', 'x:2 y:4', 'x:4 y:2', 'x:2 y:2 z:2']
+    """
+    if not isinstance(devices, int) or devices < 1:
+        raise LayoutError(f"a mesh has at least 1 device, got {devices!r}")
+    if not 1 <= most_axes <= len(names):
+        raise LayoutError(f"a mesh of the search has from 1 to {len(names)} axes, got {most_axes!r}")
+
+    def shapes(n: int, k: int) -> Iterator[tuple[int, ...]]:
+        if k == 1:
+            yield (n,)
+            return
+        for first in range(2, n // 2 + 1):
+            if n % first == 0:
+                yield from ((first, *rest) for rest in shapes(n // first, k - 1))
+
+    every = [shape for k in range(1, most_axes + 1) for shape in shapes(devices, k)]
+    return [Mesh(dict(zip(names, shape, strict=False))) for shape in every]

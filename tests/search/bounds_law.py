@@ -1,0 +1,132 @@
+"""The bounds law: no bound of a search exceeds the cost it bounds. `python -m tests.search.bounds_law --programs 2000`.
+
+Drawn are programs and models, meshes of up to 4,096 devices, machines, and layouts with some dims undecided. For each
+layout the bound by rules, the bound of every partial layout that it completes, the bound with loops lowered and the
+memoised program are compared with the report of `Compiled.cost`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from meshdsl.cost.network import place
+from meshdsl.search.api import _problem
+from meshdsl.search.bound import UNDECIDED
+from meshdsl.search.candidates import Candidates
+from meshdsl.search.evaluate import OBJECTIVES, Entry, evaluate
+from meshdsl.search.screen import ILLEGAL
+from meshdsl.search.space import Row, space
+from models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
+from tests.lowering.programs import MESHES, program
+
+MACHINES = ("tpu-v5e", "tpu-v5p", "tpu-v4", "h100", "a100-p4de", "v100-p3dn")
+LARGE = ("x:64", "x:16 y:16", "x:256 y:8", "x:8 y:32 z:4", "x:512 y:8")
+ROUNDING = 1e-9
+
+
+def drawn(seed: int) -> tuple[Callable[..., Any], Sequence[Any], str, str]:
+    """A function, its arguments, a mesh and a machine, from a seed."""
+    rng = random.Random(seed)
+    if rng.random() < 0.25:
+        return modelled(rng)
+    mesh = rng.choice([*MESHES, *LARGE])
+    f, args = program(seed, rng.randint(1, 12), mesh)
+    return f, args, mesh, machine_for(rng, mesh)
+
+
+def modelled(rng: random.Random) -> tuple[Any, Sequence[Any], str, str]:
+    """A training step of a model, on a large mesh or a small one."""
+    lm = transformer.lm.replace(
+        batch=rng.choice([16, 256]), length=rng.choice([32, 512]), remat=rng.choice([False, True, "collectives"])
+    )
+    workload = rng.choice([lm, mlp.mlp, resnet.digits, seq2seq.seq2seq, moe_transformer.moe, gpt_moe.gpt_moe])
+    mesh = rng.choice([*LARGE, "x:8", "x:2 y:4"])
+    return workload, (), mesh, machine_for(rng, mesh)
+
+
+def machine_for(rng: random.Random, mesh: str) -> str:
+    """A machine with room for the mesh."""
+    fits = [name for name in MACHINES if md.machine(name).network.size >= md.Mesh(mesh).size]
+    return rng.choice(fits or ["tpu-v5p"])
+
+
+def violations(f: Any, args: Sequence[Any], mesh: str, machine: str, layouts: int, seed: int) -> Counter[str]:
+    """Check random layouts of one function; raises `AssertionError` for a bound above a cost."""
+    from meshdsl.search.api import _compiled
+
+    rng, on = random.Random(seed), md.machine(machine)
+    compiled, args = _compiled(f, tuple(args), ())
+    problem = _problem(f, compiled, args)
+    grid = md.Mesh(mesh)
+    candidates = {
+        name: Candidates(problem, space(problem.graph, grid), on, place(on.network, grid), name) for name in OBJECTIVES
+    }
+    any_of = candidates["seconds"]
+    counts: Counter[str] = Counter(functions=1)
+    for _ in range(4 * layouts):
+        row = tuple(rng.choice([0, 0, rng.randrange(len(cuts))]) for cuts in any_of.space.options)
+        if not any_of.space.allows(row) or counts["layouts"] == layouts:
+            continue
+        try:
+            entry = evaluate(problem, grid, any_of.space.layout(row), on, math.inf, None)
+        except md.LayoutError:
+            entry = None
+        counts["illegal" if entry is None else "layouts"] += 1
+        for name, one in candidates.items():
+            check(one, row, entry, name, rng)
+            counts["bounds"] += 4
+    return counts
+
+
+def check(candidates: Candidates, row: Row, entry: Entry | None, objective: str, rng: random.Random) -> None:
+    """Every bound of one layout by one objective."""
+    layout = candidates.space.layout(row)
+    partial = [UNDECIDED if rng.random() < 0.5 else n for n in row]
+    rows = np.array([row, partial, [UNDECIDED] * len(row)])
+    by_rules = getattr(candidates.rules.of(rows), objective)
+    used = candidates.rules.used(row)
+    with_loops = candidates.screen.bound(layout, candidates.rules, used, objective, math.inf)
+    if entry is None:
+        assert not candidates.screen.usable or candidates.screen.exact(layout, "seconds", math.inf) == ILLEGAL, layout
+        return
+    true = getattr(entry, objective)
+    bounds = {"rules": by_rules[0], "partial": by_rules[1], "nothing decided": by_rules[2], "loops": with_loops}
+    if candidates.screen.usable and objective != "peak_bytes":
+        assert candidates.screen.exact(layout, objective, math.inf) == true, (objective, layout)
+        bounds["after the loops"] = candidates.screen.exact(layout, objective, 0.0)
+    for name, bound in bounds.items():
+        assert bound * (1 - ROUNDING) <= true, f"{name}: {objective} {bound} > {true} of '{layout}' on {entry.mesh}"
+
+
+def main() -> int:
+    """Print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--layouts", type=int, default=3, help="legal layouts of each")
+    parser.add_argument("--seed", type=int, default=20261122)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    total: Counter[str] = Counter()
+    for seed in range(options.seed, options.seed + options.programs):
+        try:
+            total += violations(*drawn(seed), options.layouts, seed)
+        except AssertionError as error:
+            total["violations"] += 1
+            print(f"{seed}: {error}", file=sys.stderr, flush=True)
+    print(json.dumps({"figure": "bounds", **total, "violations": total["violations"]}))
+    return int(bool(total["violations"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Bounds are below the cost of every layout, decided or not, and a memoised program costs what the real one costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import meshdsl as md
+from tests.search.bounds_law import drawn, violations
+from tests.search.test_search import CASES
+
+
+def convolutions(x: Any, w: Any) -> Any:
+    """The gradient of two convolutions: both exchange the same halo."""
+
+    def loss(w: Any) -> Any:
+        y = md.conv(x, w, {"height": "kh"}, "batch height out")
+        return md.mean(md.square(y) * md.conv(x, md.tanh(w), {"height": "kh"}, "batch height out"))
+
+    return md.grad(loss)(w)
+
+
+CONVOLUTIONS = (md.spec("batch:8 height:16 color:4"), md.spec("kh:3 color:4 out:8"))
+
+
+@pytest.mark.parametrize("case", [*CASES, "convolutions"])
+def test_bounds_are_below_the_cost_of_layouts(case: str):
+    f, args, mesh, _ = {**CASES, "convolutions": (convolutions, CONVOLUTIONS, "x:2 y:2", None)}[case]
+    counts = violations(f, args, mesh, "tpu-v5e", 8, seed=1)
+    assert counts["layouts"] == 8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_are_below_the_cost_of_random_programs(seed: int):
+    assert violations(*drawn(seed), 1, seed)["bounds"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 400))
+def test_bounds_are_below_the_cost_of_many_random_programs(seed: int):
+    assert violations(*drawn(seed), 3, seed)["bounds"]
