@@ -126,9 +126,8 @@ class Screen:
 
         Single numbers are left out: they may be sent together.
         """
-        last = max(
-            (i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)), default=len(program.eqns)
-        )
+        at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
+        last = at[-1] if at else len(program.eqns)
         after: set[Var] = set()
         lanes: dict[tuple[str, ...], float] = defaultdict(float)
         for i, eqn in enumerate(program.eqns[last:]):
