@@ -156,8 +156,8 @@ def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
         donated=stages.donated,
         title=getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", ""),
         results=_paths(stages),
-        gather_limit=compiled.gather_limit,
-        plain=compiled.updates.mode == "replicated",
+        gather_limit=compiled.options.gather_limit,
+        plain=compiled.options.weight_update.mode == "replicated",
     )
 
 
