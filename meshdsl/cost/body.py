@@ -19,6 +19,7 @@ from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import control
 from ..lowering.partition.control import Given
+from ..lowering.partition.demand import Body as LoopBody
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.partition import lower, settle
 from ..lowering.partition.scope import Scope
@@ -122,13 +123,11 @@ class Body:
         What `asked` holds of a row is part of its class, and an argument of the action.
         """
         table = self.table
-        table.need(names)
+        table.need([*names, *(d for v in ins for demand in self.demand.values for d in demand.dims(v))])
         dims = tuple(d for d in table.dims if d in names)
         cuts = table.cuts(dims)
-        columns = [cuts, self.demand, *(self.states[v] for v in ins), *asked]
-        found = table.map(
-            lambda cut, demand, *rest: self._class(key, dims, cut, demand, ins, outs, rest, action), *columns
-        )
+        columns = [cuts, self._deferred(ins), *(self.states[v] for v in ins), *asked]
+        found = table.map(lambda cut, *rest: self._class(key, dims, cut, ins, outs, rest, action), *columns)
         for i, v in enumerate((*ins, *outs)):
             self.states[v] = found.to(lambda made, i=i: made.states[i])
         table.drop(found, lambda made: made.problem)
@@ -139,18 +138,17 @@ class Body:
         key: Any,
         dims: tuple[str, ...],
         cut: tuple[Axes, ...],
-        demand: Demand,
         ins: Sequence[Var],
         outs: Sequence[Var],
         rest: Sequence[Any],
         action: Callable[..., Any],
     ) -> Made:
-        classes = self.classes
-        states, asked = rest[: len(ins)], rest[len(ins) :]
-        waits = tuple(_pending(state) and demand.waits(v) for v, state in zip(ins, states, strict=True))
-        memo = (key, dims, cut, waits, *rest)
+        classes, deferred = self.classes, rest[0]
+        states, asked = rest[1 : len(ins) + 1], rest[len(ins) + 1 :]
+        memo = (key, dims, cut, *rest)
         if memo not in classes.memo:
             setting = classes.setting(dims, cut)
+            demand = _Decided(deferred, self.demand.values[0].users)
             scope = classes.installed(setting, self.graph, demand, list(zip(ins, states, strict=True)))
             before = tuple(tuple(scope.versions.get(v, ())) for v in ins)
             try:
@@ -175,6 +173,26 @@ class Body:
                 pieces=bool(pieces),
             )
         return classes.memo[memo]
+
+    def _deferred(self, ins: Sequence[Var]) -> Column[frozenset[Var]]:
+        """The operands whose sums are left pending: a minimum cut of their region, which depends on all its dims."""
+        table, states = self.table, [self.states[v] for v in ins]
+        unsure = [v for v, column in zip(ins, states, strict=True) if any(map(_pending, column.values))]
+        names = {d for v in unsure for demand in self.demand.values for d in demand.dims(v)}
+        if not names:
+            return table.constant(frozenset())
+        dims = tuple(d for d in table.dims if d in names)
+
+        def decided(cut: tuple[Axes, ...], demand: Demand, *states: State) -> frozenset[Var]:
+            setting = self.classes.setting(dims, cut)
+            known = {
+                v: state.home.partial if _pending(state) else ()
+                for v, state in zip(ins, states, strict=True)
+                if state.home is not None
+            }
+            return frozenset(v for v, axes in known.items() if axes and demand.should_defer(v, known, setting))
+
+        return table.map(decided, table.cuts(dims), self.demand, *states)
 
     def seen(self, v: Var, f: Callable[[Scope, Var], Any]) -> Column[Any]:
         """What a function of a scope and a value says of this one."""
@@ -209,13 +227,13 @@ class Body:
                 self.ends = [a.merged(rows, b) for a, b in zip(self.ends, other.ends, strict=True)]
             self.table.bad[rows] |= other.table.bad
 
-    def inner(self, graph: Graph, table: Table, given: Sequence[Column[Given]]) -> Body:
+    def inner(self, graph: Graph, use: LoopBody, table: Table, given: Sequence[Column[Given]]) -> Body:
         """A body lowered from inputs that arrive so."""
         arrives = table.constant(((), ()))
         for i, how in enumerate(given):
             if any(_kind(value) for value in how.values):
                 arrives = table.map(lambda so_far, g, i=i: _arriving(so_far, g, i), arrives, how)
-        demand = arrives.to(lambda found: self.classes.demand(graph, *found))
+        demand = arrives.to(lambda found: self.classes.demand(graph, use, *found))
         states = {v: how.to(lambda g, v=v: self.classes.given(v, g)) for v, how in zip(graph.ins, given, strict=True)}
         body = Body(self.classes, table, graph, demand, states)
         body.run()
@@ -267,12 +285,14 @@ class Body:
         rows = [self.seen(v, control.as_stacked) for v in stacked]
         inner = [g.to(lambda g, v=v: self.classes.row(g, v)) for g, v in zip(rows, body.ins[consts + n :], strict=True)]
 
+        use = LoopBody(consts, n, eqn.params["trips"])
+
         def attempt(carry: Sequence[Column[Any]], only: np.ndarray | None = None) -> Body:
             given, table = [*held, *carry, *inner], self.table
             if only is not None:
                 table = self.table.subset(only)
                 given = [table.take(c, only) for c in given]
-            return self.inner(body, table, given)
+            return self.inner(body, use, table, given)
 
         carry: list[Column[Given]] = [self.seen(v, control.as_given) for v in init]
         built = attempt(carry)
@@ -353,6 +373,18 @@ class Body:
         return Plain(None, (), (v,), self.made(key, [d.name for d in v.shape], [], [v], define, result))
 
 
+@dataclass(frozen=True)
+class _Decided:
+    """A demand whose answers are known."""
+
+    deferred: frozenset[Var]
+    users: Mapping[Var, list[Eqn]]
+
+    def should_defer(self, v: Var, pending: Any, setting: Any) -> bool:
+        """As decided."""
+        return v in self.deferred
+
+
 def _partial(s: Sharding) -> bool:
     return bool(s.partial)
 
@@ -367,12 +399,14 @@ def _kind(given: Given) -> str:
 def _arriving(so_far: tuple[Any, Any], given: Given, i: int) -> tuple[Any, Any]:
     zero, pending = so_far
     what = _kind(given)
-    return (*zero, i) if what == "zero" else zero, (*pending, i) if what == "pending" else pending
+    if isinstance(given, Sharding):
+        return zero, (*pending, (i, given.partial)) if what == "pending" else pending
+    return (*zero, i) if what == "zero" else zero, pending
 
 
 def _pending(state: State) -> bool:
     home = state.home
-    return home is not None and bool(home.partial) and all(s.partial for s, _ in state.versions)
+    return home is not None and bool(home.partial) and home.kind == "sum" and all(s.partial for s, _ in state.versions)
 
 
 def _names(eqn: Eqn) -> list[str]:

@@ -18,6 +18,7 @@ from ..layouts import Extents, Layout, Sharding
 from ..layouts.sharding import Axes
 from ..lowering.partition import control
 from ..lowering.partition.control import Given
+from ..lowering.partition.demand import Body as LoopBody
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.partition import preferences
 from ..lowering.partition.scope import Scope, Setting
@@ -120,14 +121,14 @@ class Classes:
         row = control.row_of(given, inner)
         return self.canonical(dataclasses.replace(row, outs=(inner,))) if isinstance(row, Eqn) else row
 
-    def demand(self, graph: Graph, zero: tuple[int, ...], pending: tuple[int, ...]) -> Demand:
-        """What becomes of pending sums in a body whose inputs of these numbers are zeros, or pending."""
+    def demand(
+        self, graph: Graph, use: LoopBody, zero: tuple[int, ...], pending: tuple[tuple[int, Axes], ...]
+    ) -> Demand:
+        """The demand of a loop body whose inputs of these numbers are zeros, or pending over these axes."""
         key = graph.ins, zero, pending
         if key not in self.demands:
             ins = graph.ins
-            self.demands[key] = Demand(
-                graph, is_body=True, zero=[ins[i] for i in zero], pending=[ins[i] for i in pending]
-            )
+            self.demands[key] = Demand(graph, use, [ins[i] for i in zero], {ins[i]: axes for i, axes in pending})
         return self.demands[key]
 
     def state(self, versions: tuple[tuple[Sharding, bool], ...], home: Any, lazy: Eqn | None, sent: bool) -> State:
@@ -150,7 +151,7 @@ class Classes:
         lazy = self.canonical(scope.lazy[v]) if v in scope.lazy else None
         return self.state(versions, scope.home.get(v), lazy, v in scope.sent_for)
 
-    def installed(self, setting: Setting, graph: Graph, demand: Demand, values: Sequence[tuple[Var, State]]) -> Scope:
+    def installed(self, setting: Setting, graph: Graph, demand: Any, values: Sequence[tuple[Var, State]]) -> Scope:
         """A scope in which these values lie so, and nothing has been made."""
         scope = Scope(setting, graph, demand)
         for v, state in values:

@@ -31,7 +31,7 @@ class Joint(Classes):
     ):
         super().__init__(graph, space, gather_limit)
         self.table = Table(space)
-        demand = self.table.constant(Demand(graph, is_body=False))
+        demand = self.table.constant(Demand(graph))
         self.body = Body(self, self.table, graph, demand)
         for v in graph.ins:
             self.body.point(("input", v), [], [v], lambda scope, v=v: add_input(scope, v, _rules(scope, v.name)))

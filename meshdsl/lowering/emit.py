@@ -23,7 +23,7 @@ from ..layouts import Mesh, Sharding
 from .casts import varying
 from .program import Program
 
-__all__ = ["block", "emit", "partition_spec"]
+__all__ = ["block", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 
@@ -44,7 +44,7 @@ def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) 
     out_specs = [partition_spec(v.shape, v.sharding) for v in program.outs]
 
     def device(*xs: Any) -> list[Any]:
-        return _run(program, xs)
+        return run_equations(program, xs)
 
     return jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
@@ -54,7 +54,8 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
     return [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vars]
 
 
-def _run(program: Program, ins: Sequence[Any]) -> list[Any]:
+def run_equations(program: Program, ins: Sequence[Any]) -> list[Any]:
+    """The results of a program's equations on arrays: inside `shard_map`, one device's blocks."""
     env: Env = dict(zip(program.ins, ins, strict=True))
     for eqn in program.eqns:
         xs = [env[v] for v in eqn.ins]
@@ -89,7 +90,7 @@ def _scan(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     init = [varying(x, v.sharding.varying) for x, v in zip(xs[held : held + n], body.outs[:n], strict=True)]
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
-        outs = _run(body, [*xs[:held], *carry, *rows])
+        outs = run_equations(body, [*xs[:held], *carry, *rows])
         carried = [varying(x, v.sharding.varying) for x, v in zip(outs[:n], body.outs[:n], strict=True)]
         return carried, outs[n:]
 
@@ -109,8 +110,8 @@ def _while(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
         return [varying(x, v.sharding.varying) for x, v in zip(carry, body.outs, strict=True)]
 
     return lax.while_loop(
-        lambda carry: _run(test, [*xs[:held], *carry])[0],
-        lambda carry: carried(_run(body, [*xs[:held], *carry])),
+        lambda carry: run_equations(test, [*xs[:held], *carry])[0],
+        lambda carry: carried(run_equations(body, [*xs[:held], *carry])),
         carried(xs[held:]),
     )
 
@@ -118,7 +119,7 @@ def _while(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
 def _cond(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     def branch(program: Program) -> Callable[..., list[Any]]:
         def run(*args: Any) -> list[Any]:
-            outs = _run(program, args)
+            outs = run_equations(program, args)
             return [varying(x, v.sharding.varying) for x, v in zip(outs, program.outs, strict=True)]
 
         return run

@@ -14,7 +14,7 @@ from ...ir import Eqn, Graph, Var, cse, dce
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
-from .demand import Demand
+from .demand import Body, Demand
 from .partition import lower, settle
 from .scope import Scope
 
@@ -56,14 +56,14 @@ def as_stacked(scope: Scope, v: Var) -> Given:
     return given.with_split(v.shape[0].name, ())
 
 
-def _build(outer: Scope, body: Graph, given: Sequence[Given]) -> Scope:
+def _build(outer: Scope, body: Graph, given: Sequence[Given], use: Body | None = None) -> Scope:
     zero = [
         v
         for v, g in zip(body.ins, given, strict=True)
         if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
     ]
-    pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
-    scope = Scope(outer.setting, body, Demand(body, is_body=True, zero=zero, pending=pending))
+    pending = {v: g.partial for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial}
+    scope = Scope(outer.setting, body, Demand(body, use, zero, pending))
     for v, how in zip(body.ins, given, strict=True):
         if isinstance(how, Eqn):
             scope.lazy[v] = dataclasses.replace(how, outs=(v,))
@@ -104,10 +104,11 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
     consts, carries = eqn.params["consts"], eqn.params["carries"]
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
+    use = Body(consts, carries, eqn.params["trips"])
     inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry, *inner_rows])
+        return _build(scope, body, [*held, *carry, *inner_rows], use)
 
     fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
     if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
@@ -192,7 +193,7 @@ def lower_while(scope: Scope, eqn: Eqn) -> None:
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry])
+        return _build(scope, body, [*held, *carry], Body(consts, len(carry), 1))
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
         given: list[Given] = [*held, *carry]

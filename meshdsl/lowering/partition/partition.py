@@ -179,12 +179,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
     op: Op = eqn.op
-    waiting = [
-        v
-        for v in dict.fromkeys(eqn.ins)
-        if scope.home.get(v, Sharding()).partial and scope.home[v].kind == "sum" and scope.whole_version(v) is None
-    ]
-    if not waiting or not all(may_stay_pending(eqn, v) and scope.demand.waits(v) for v in waiting):
+    waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
+    if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
     axes = scope.home[waiting[0]].partial
     if any(scope.home[v].partial != axes for v in waiting):

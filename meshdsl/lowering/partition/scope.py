@@ -44,7 +44,7 @@ class Scope:
     def __init__(self, setting: Setting, graph: Graph, demand: Demand | None = None):
         self.setting = setting
         self.graph = graph
-        self.demand = demand or Demand(graph, is_body=False)
+        self.demand = demand or Demand(graph)
         self.eqns: list[Eqn] = []
         self.versions: dict[Var, list[Var]] = {}
         self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
@@ -64,6 +64,16 @@ class Scope:
     def is_zero(self, v: Var) -> bool:
         """Whether the value is zeros that are not stored yet, and so may be pending over any axes."""
         return v in self.lazy and self.lazy[v].op is FULL and self.lazy[v].params["value"] == 0
+
+    def should_defer(self, v: Var, eqn: Eqn) -> bool:
+        """Whether an operand whose sum is pending should stay so for the operations that can take it pending."""
+        pending = {x: self.home[x].partial if self.is_pending(x) else () for x in eqn.ins if x in self.home}
+        return self.demand.should_defer(v, pending, self.setting)
+
+    def is_pending(self, v: Var) -> bool:
+        """Whether a value is a sum that no version of it has finished."""
+        home = self.home.get(v)
+        return home is not None and bool(home.partial) and home.kind == "sum" and self.whole_version(v) is None
 
     def whole_version(self, v: Var) -> Sharding | None:
         """The sharding of a version with nothing pending, if one exists."""
