@@ -148,7 +148,7 @@ class Body:
         memo = (key, dims, cut, *rest)
         if memo not in classes.memo:
             setting = classes.setting(dims, cut)
-            demand = _Decided(deferred, self.demand.values[0].users)
+            demand = _Decided(deferred, self.demand.values[0].users, self.demand.values[0].unmade)
             scope = classes.installed(setting, self.graph, demand, list(zip(ins, states, strict=True)))
             before = tuple(tuple(scope.versions.get(v, ())) for v in ins)
             try:
@@ -369,7 +369,7 @@ class Body:
             elif stacked:
                 settle(scope, v, eqn)
 
-        key = ("result", v.shape, v.dtype, stacked)
+        key = ("result", v.shape, v.dtype, stacked, self.classes.row_dims.get(v, ()))
         return Plain(None, (), (v,), self.made(key, [d.name for d in v.shape], [], [v], define, result))
 
 
@@ -379,6 +379,7 @@ class _Decided:
 
     deferred: frozenset[Var]
     users: Mapping[Var, list[Eqn]]
+    unmade: Mapping[Var, Eqn]
 
     def should_defer(self, v: Var, pending: Any, setting: Any) -> bool:
         """As decided."""

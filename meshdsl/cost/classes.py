@@ -21,6 +21,7 @@ from ..lowering.partition.control import Given
 from ..lowering.partition.demand import Body as LoopBody
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.partition import preferences
+from ..lowering.partition.row_dims import row_dims
 from ..lowering.partition.scope import Scope, Setting
 from .space import Space
 
@@ -72,6 +73,7 @@ class Classes:
         self.graph, self.space, self.mesh = graph, space, space.mesh
         self.fixed = space.fixed.on(space.mesh)
         self.hints = preferences(graph)
+        self.row_dims = row_dims(graph)
         self.gather_limit = gather_limit
         self.pinned = {d: set(cut) for d, cut in self._pinned(graph).items()}
         self.settings: dict[Any, tuple[Layout, Extents]] = {}
@@ -104,10 +106,12 @@ class Classes:
             multiple = {d: self.mesh.count(tuple(axes)) for d, axes in cut_by.items()}
             self.settings[key] = layout, Extents({**_hidden(hidden), **multiple})
         layout, extents = self.settings[key]
-        return Setting(self.mesh, layout, extents, self.hints, self.gather_limit, {})
+        return Setting(self.mesh, layout, extents, self.hints, self.gather_limit, {}, self.row_dims)
 
     def canonical(self, eqn: Eqn) -> Eqn:
-        """One equation for all that make the same value of nothing."""
+        """One equation for all that make the same value without operands."""
+        if eqn.ins:
+            return eqn
         out = eqn.outs[0]
         params = tuple((k, v.tobytes() if isinstance(v, np.ndarray) else v) for k, v in sorted(eqn.params.items()))
         key = (eqn.op, params, out.shape, out.dtype)
@@ -174,7 +178,7 @@ class Classes:
         if eqn not in self.signatures:
             number = {v: i for i, v in enumerate(dict.fromkeys(eqn.ins))}
             params = tuple((k, v.tobytes() if isinstance(v, np.ndarray) else v) for k, v in sorted(eqn.params.items()))
-            hints = tuple(self.hints.get(v, ()) for v in (*eqn.ins, *eqn.outs))
+            hints = tuple((self.hints.get(v, ()), self.row_dims.get(v, ())) for v in (*eqn.ins, *eqn.outs))
             types = tuple((v.shape, v.dtype) for v in (*number, *eqn.outs))
             key: Any = (eqn.op, tuple(number[v] for v in eqn.ins), params, types, eqn.backward, hints)
             try:

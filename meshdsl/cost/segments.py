@@ -352,7 +352,7 @@ class _Wiring:
     def external(self, v: Var, x: Var, lazy: Eqn | None) -> Var:
         """A version that something else has made: an input, or born here."""
         made = _copy(x)
-        if lazy is not None:
+        if lazy is not None and not lazy.ins:
             self.eqns.append(dataclasses.replace(lazy, outs=(made,)))
         elif v in self.segment.constants:
             self.eqns.append(Eqn(CONSTANT, (), (made,)))

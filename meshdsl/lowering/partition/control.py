@@ -36,7 +36,7 @@ Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equa
 def as_given(scope: Scope, v: Var) -> Given:
     """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
     if v in scope.lazy:
-        return scope.lazy[v]
+        return scope.unmade_sharding(v) if scope.lazy[v].ins else scope.lazy[v]
     whole = scope.whole_version(v)
     return whole if whole is not None else scope.home[v].whole()
 
@@ -81,7 +81,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], use: Body | None =
 def natural(scope: Scope, v: Var) -> Sharding:
     """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
     if v in scope.lazy:
-        return Sharding()
+        return scope.unmade_sharding(v) if scope.lazy[v].ins else Sharding()
     return scope.whole_version(v) or scope.home[v]
 
 

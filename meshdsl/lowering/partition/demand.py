@@ -18,6 +18,7 @@ from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh
+from ...passes.unmade import unmade_values
 from ...trace import FULL
 from ..labels import labels_of, vanishing
 from .min_cut import INFINITE, FlowGraph
@@ -91,7 +92,7 @@ class Demand:
         self.graph, self.body = graph, body
         self.zero = set(zero)
         self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
-        self.unmade: set[Var] = set()  # values without operands: every device makes them in any sharding
+        self.unmade = unmade_values(graph)  # every device makes these in any sharding
         self.users: dict[Var, list[Eqn]] = {}
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
@@ -100,8 +101,6 @@ class Demand:
                 eqn.op.name == "broadcast" and eqn.ins[0] in self.zero
             ):
                 self.zero.update(eqn.outs)
-            if not eqn.ins:
-                self.unmade.update(eqn.outs)
         self._regions: dict[Var, _Region] | None = None
         self._estimates: dict[object, _Estimate] = {}
         self._bodies: dict[Eqn, Demand] = {}
@@ -109,7 +108,7 @@ class Demand:
     def _is_zero(self, eqn: Eqn) -> bool:
         if eqn.op is FULL:
             return bool(eqn.params["value"] == 0)
-        return eqn.op.name == "broadcast" and eqn.ins[0] in self.zero
+        return eqn.op.name in ("broadcast", "cast") and eqn.ins[0] in self.zero
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
         """Whether v should be left pending for the operations that can take it so.

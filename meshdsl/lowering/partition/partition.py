@@ -31,6 +31,7 @@ from .expansions import EXPANSIONS
 from .index_map import move
 from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
+from .row_dims import row_dims
 from .scope import Scope, Setting
 
 __all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
@@ -62,7 +63,9 @@ def partition(
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
-    setting = Setting(mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems)
+    setting = Setting(
+        mesh, layout, _extents(graph, mesh, layout), preferences(graph), gather_limit, problems, row_dims(graph)
+    )
     scope = Scope(setting, graph)
     ins = tuple(add_input(scope, v, layout.for_path(v.name)) for v in graph.ins)
     scope.made_in.update(scope.home)
@@ -156,12 +159,15 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         from .control import lower_cond, lower_scan, lower_while
 
         {"scan": lower_scan, "while_loop": lower_while, "cond": lower_cond}[op.name](scope, eqn)
-    elif not eqn.ins:
-        scope.lazy[eqn.outs[0]] = eqn
     elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
         born = scope.lazy[eqn.ins[0]]
         params = {**born.params, "shape": eqn.outs[0].shape}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif op.name == "cast" and scope.is_zero(eqn.ins[0]):
+        params = {**scope.lazy[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
+        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif eqn.outs[0] in scope.demand.unmade and (eqn.outs[0].shape or not eqn.ins):
+        scope.lazy[eqn.outs[0]] = eqn
     elif op.name in ("prefer", "shard"):
         views.place(scope, eqn)
     elif op.name == "keep":
@@ -241,7 +247,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
-    claims = _claims(scope, eqn, labels, pending)
+    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+    sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.lazy for v in eqn.ins)
+    claims = Claims() if sent_for_nothing else _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
     gone = vanishing(labels)
 
@@ -291,14 +299,13 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if expansion is not None and expansion.needed(scope, eqn, assigned):
         expansion.build(scope, eqn, ins, assigned, outs)
         return
-    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
     if moves is not None and assigned.get(moves.out.name):
         move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
     else:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
-        if None in names.values() and not scope.home[v].partial:
-            settle(scope, v, eqn)
+        if (None in names.values() or sent_for_nothing) and not scope.home[v].partial:
+            settle(scope, v, eqn)  # each device has all of it, and takes its part
 
 
 def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
@@ -337,9 +344,14 @@ def settle(scope: Scope, v: Var, eqn: Eqn) -> None:
     """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
     home = scope.home[v]
     split = dict(home.split)
+    scanned = scope.setting.row_dims.get(v, frozenset())
     for d in v.shape:
         axes = scope.setting.layout.axes(d.name)
-        if d.name not in split and not any(axis in cut for cut in split.values() for axis in axes):
+        if (
+            d.name not in split
+            and d.name not in scanned
+            and not any(axis in cut for cut in split.values() for axis in axes)
+        ):
             split[d.name] = axes
     target = Sharding.of(split)
     if target != home:

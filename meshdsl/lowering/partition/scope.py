@@ -1,8 +1,8 @@
 """A `Scope` is a program (or a loop body) being built: which sharded versions of each graph value exist, and how to
 get another.
 
-Reshards are shared: every step of a plan is a version that later consumers may start from. Values without operands
-(numbers, constants, iota) are born where they are needed, in the sharding needed, for nothing.
+Reshards are shared: every step of a plan is a version that later consumers may start from. Values made of nothing
+(`passes.unmade`) are made where they are read, in the sharding needed there; they are never sent.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
+    row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
 
 
@@ -142,10 +143,18 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
+        eqn = self.lazy.get(v) or self.demand.unmade[v]
+        ins = tuple(self._born(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
         made = Var(v.shape, v.dtype, v.name, target)
-        self.eqns.append(dataclasses.replace(self.lazy[v], outs=(made,)))
+        self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(made,)))
         self.versions[v].append(made)
         return made
+
+    def unmade_sharding(self, v: Var) -> Sharding:
+        """The layout's sharding of a value made of nothing, where no operation decides; replicated if contested."""
+        wanted = self.canonical(v.shape)
+        used = [axis for axes in wanted.values() for axis in axes]
+        return Sharding.of(wanted) if len(used) == len(set(used)) else Sharding()
 
     def masked(self, x: Var, over: tuple[Dim, ...], fill: object, eqn: Eqn) -> Var:
         """The value with the padding of these dims replaced by an identity."""
