@@ -98,7 +98,8 @@ class Op:
     fuses: str = ""  # what a compiler makes of it: "view" costs nothing, "map" is computed inside the kernel that reads
     # it, "pick" too and reads no more than it writes, "reduce" computes its operands inside; "" is a kernel of its own
     linear: str = ""  # where a pending sum may pass: "joint" in all inputs together, "each" in any one of them,
-    # "first" or "second" in that one only, "branches" in all but the first, "padded" as joint when the fill is zero
+    # "first" or "second" in that one only, "branches" in all but the first, "padded" as joint when the fill is zero,
+    # "widening" where the result's dtype holds every value of the operand's
     reduce: str = ""  # how dims that vanish combine over devices: sum, max or min
     blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be whole
     mask: Any = None  # identity that replaces padding of dims that vanish: a number, or "low"/"high" of the dtype

@@ -227,13 +227,25 @@ class Body:
                 self.ends = [a.merged(rows, b) for a, b in zip(self.ends, other.ends, strict=True)]
             self.table.bad[rows] |= other.table.bad
 
-    def inner(self, graph: Graph, use: LoopBody, table: Table, given: Sequence[Column[Given]]) -> Body:
+    def _use(self, loop: Eqn) -> Column[LoopBody]:
+        """How a scan uses its body."""
+        names = {d for demand in self.demand.values for d in demand.loop_dims(loop)}
+        self.table.need(names)
+        dims = tuple(d for d in self.table.dims if d in names)
+
+        def use(cut: tuple[Axes, ...], demand: Demand) -> LoopBody:
+            deferred = demand.deferred_results(loop, self.classes.setting(dims, cut))
+            return LoopBody(loop.params["consts"], loop.params["carries"], loop.params["trips"], deferred)
+
+        return self.table.map(use, self.table.cuts(dims), self.demand)
+
+    def inner(self, graph: Graph, use: Column[LoopBody], table: Table, given: Sequence[Column[Given]]) -> Body:
         """A body lowered from inputs that arrive so."""
         arrives = table.constant(((), ()))
         for i, how in enumerate(given):
             if any(_kind(value) for value in how.values):
                 arrives = table.map(lambda so_far, g, i=i: _arriving(so_far, g, i), arrives, how)
-        demand = arrives.to(lambda found: self.classes.demand(graph, use, *found))
+        demand = table.map(lambda found, use: self.classes.demand(graph, use, *found), arrives, use)
         states = {v: how.to(lambda g, v=v: self.classes.given(v, g)) for v, how in zip(graph.ins, given, strict=True)}
         body = Body(self.classes, table, graph, demand, states)
         body.run()
@@ -285,14 +297,14 @@ class Body:
         rows = [self.seen(v, control.as_stacked) for v in stacked]
         inner = [g.to(lambda g, v=v: self.classes.row(g, v)) for g, v in zip(rows, body.ins[consts + n :], strict=True)]
 
-        use = LoopBody(consts, n, eqn.params["trips"])
+        use = self._use(eqn)
 
         def attempt(carry: Sequence[Column[Any]], only: np.ndarray | None = None) -> Body:
             given, table = [*held, *carry, *inner], self.table
-            if only is not None:
-                table = self.table.subset(only)
-                given = [table.take(c, only) for c in given]
-            return self.inner(body, use, table, given)
+            if only is None:
+                return self.inner(body, use, table, given)
+            table = self.table.subset(only)
+            return self.inner(body, table.take(use, only), table, [table.take(c, only) for c in given])
 
         carry: list[Column[Given]] = [self.seen(v, control.as_given) for v in init]
         built = attempt(carry)

@@ -129,7 +129,7 @@ class Classes:
         self, graph: Graph, use: LoopBody, zero: tuple[int, ...], pending: tuple[tuple[int, Axes], ...]
     ) -> Demand:
         """The demand of a loop body whose inputs of these numbers are zeros, or pending over these axes."""
-        key = graph.ins, zero, pending
+        key = graph.ins, use, zero, pending
         if key not in self.demands:
             ins = graph.ins
             self.demands[key] = Demand(graph, use, [ins[i] for i in zero], {ins[i]: axes for i, axes in pending})

@@ -104,7 +104,7 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
     consts, carries = eqn.params["consts"], eqn.params["carries"]
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
-    use = Body(consts, carries, eqn.params["trips"])
+    use = Body(consts, carries, eqn.params["trips"], scope.demand.deferred_results(eqn, scope.setting))
     inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
 
     def attempt(carry: Sequence[Given]) -> Scope:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
 
 from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh
+from ...ops.elementwise import kind
 from ...passes.unmade import unmade_values
 from ...trace import FULL
 from ..labels import labels_of, vanishing
@@ -44,12 +48,13 @@ class Setting(Protocol):
 @dataclass(frozen=True)
 class Body:
     """How a loop uses its body: `carries` inputs, after the constants, are replaced by the first results in each of
-    `trips`; the other results are stacked.
+    `trips`; the other results are stacked. The results numbered in `deferred` are left pending outside too.
     """
 
     consts: int
     carries: int
     trips: int
+    deferred: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +147,24 @@ class Demand:
             zero = [v for v, x in zip(body.ins[consts:], loop.ins[consts:], strict=True) if x in self.zero]
             self._bodies[loop] = Demand(body, Body(consts, loop.params["carries"], loop.params["trips"]), zero)
         return self._bodies[loop]
+
+    def deferred_results(self, loop: Eqn, setting: Setting) -> frozenset[int]:
+        """The stacked results of a scan that, arriving pending, would be left pending here."""
+        inside = self.of_body(loop)
+        found: set[int] = set()
+        for i, (v, out) in enumerate(zip(inside.graph.outs, loop.outs, strict=True)):
+            region = inside.regions.get(v) if i >= loop.params["carries"] else None
+            axes = inside.estimate(region, setting).axes.get(v, NONE) if region is not None else NONE
+            if axes and self.should_defer(out, {out: tuple(axes)}, setting):
+                found.add(i)
+        return frozenset(found)
+
+    def loop_dims(self, loop: Eqn) -> tuple[str, ...]:
+        """The dims whose axes decide `deferred_results`."""
+        inside = self.of_body(loop)
+        return tuple(d for v in inside.graph.outs for d in inside.dims(v)) + tuple(
+            d for v in loop.outs for d in self.dims(v)
+        )
 
     def dims(self, v: Var) -> tuple[str, ...]:
         """The dims whose axes decide about a value."""
@@ -242,8 +265,8 @@ class _Estimate:
             if v not in self.axes or body is None:
                 continue
             price = self.cost(v, self.axes[v])
-            if i >= body.carries:
-                yield i, v, max(price - UNIT // 2, 1)  # as many bytes, and fewer collectives
+            if i >= body.carries:  # outside as many bytes in fewer collectives; or it is added up there first
+                yield i, v, 1 if i in body.deferred else max(price - UNIT // 2, 1)
                 continue
             start = graph.ins[body.consts + i]
             adds_up = start in self.demand.zero or start in self.demand.arriving
@@ -317,6 +340,12 @@ def _ignores(eqn: Eqn, v: Var) -> bool:
     return eqn.op is KEEP and eqn.ins[1] is not v
 
 
+@lru_cache
+def _widens(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether a cast is exact for every number: casts of parts then add up to the sum, rounded less."""
+    return kind(narrow) == kind(wide) == "f" and jnp.promote_types(narrow, wide) == wide
+
+
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
     """Whether the operation is linear in this operand, as far as the graph alone can tell."""
     op: Op = eqn.op
@@ -333,5 +362,7 @@ def may_stay_pending(eqn: Eqn, v: Var) -> bool:
             return eqn.ins[1] is v and eqn.ins[0] is not v
         case "branches":
             return eqn.ins[0] is not v
+        case "widening":
+            return _widens(v.dtype, eqn.outs[0].dtype)
         case _:
             return False
