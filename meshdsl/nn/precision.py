@@ -1,9 +1,10 @@
-"""Three dtypes, chosen separately: of parameters, of the operands of products, and of sums."""
+"""Dtypes, chosen separately: of parameters, of the operands of products and of their gradients, and of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import meshdsl as md
 
@@ -15,20 +16,34 @@ class Precision:
     """Parameters are stored in `param`, products take operands in `compute`, and add up in `reduce`.
 
     `reduce` is also the dtype of normalisations and softmax, and that in which devices add their parts, so it
-    decides bytes sent.
+    decides bytes sent. `gradient` is the dtype in which cotangents enter the products of the backward pass, which add
+    up in float32 on each device: `compute` where it is None, as mixed-precision training does; "float32" for exact
+    cotangents and products at float32 speed.
 
     >>> import meshdsl as md
     >>> md.nn.Precision(compute="bfloat16")
-    Precision(param='float32', compute='bfloat16', reduce='float32')
+    Precision(param='float32', compute='bfloat16', reduce='float32', gradient=None)
     """
 
     param: str = "float32"
     compute: str = "float32"
     reduce: str = "float32"
+    gradient: str | None = None
 
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
         """The product of operands in `compute`, with the sum in `reduce`; the result is in `reduce`."""
-        return md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
+        y = md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
+        gradient = md.spec([], self.gradient or self.compute).dtype
+        return _with_cotangent_in(y, gradient) if gradient.itemsize < y.dtype.itemsize else y
+
+
+def _with_cotangent_in(y: md.Tensor, dtype: Any) -> md.Tensor:
+    """The same tensor, with its cotangent rounded to a dtype."""
+
+    def rounded(_: None, ct: md.Tensor) -> tuple[md.Tensor]:
+        return (md.cast(md.cast(ct, dtype), ct.dtype),)
+
+    return md.custom_vjp(lambda y: y, lambda y: (y, None), rounded)(y)
 
 
 FLOAT32 = Precision()

@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Protocol
-
-import jax.numpy as jnp
-import numpy as np
 
 from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh
-from ...ops.elementwise import kind
+from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL
 from ..labels import labels_of, vanishing
@@ -340,12 +337,6 @@ def _ignores(eqn: Eqn, v: Var) -> bool:
     return eqn.op is KEEP and eqn.ins[1] is not v
 
 
-@lru_cache
-def _widens(narrow: np.dtype, wide: np.dtype) -> bool:
-    """Whether a cast is exact for every number: casts of parts then add up to the sum, rounded less."""
-    return kind(narrow) == kind(wide) == "f" and jnp.promote_types(narrow, wide) == wide
-
-
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
     """Whether the operation is linear in this operand, as far as the graph alone can tell."""
     op: Op = eqn.op
@@ -363,6 +354,6 @@ def may_stay_pending(eqn: Eqn, v: Var) -> bool:
         case "branches":
             return eqn.ins[0] is not v
         case "widening":
-            return _widens(v.dtype, eqn.outs[0].dtype)
+            return widens(v.dtype, eqn.outs[0].dtype)
         case _:
             return False
