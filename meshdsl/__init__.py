@@ -25,9 +25,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "stop_gradient", "tanh", "where",
     ),
     "ops.contraction": (
-        "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
+        "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
         "min", "prod", "softmax", "sum", "var",
     ),
+    "ops.extremes": ("argmax", "argmin"),
     "ops.reshape": ("flatten", "rename", "reshape", "transpose", "unflatten"),
     "ops.slicing": (
         "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice",
@@ -51,6 +52,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
     "compile": ("Compiled", "compile", "host_devices"),
+    "tune.weight_update": ("WeightUpdate",),
+    "tune.overlap.plan": ("Overlap",),
     "search": ("search", "search_overrides"),
     "checkpoint": ("Checkpoints", "Restored"),
     "checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
-from .ir import Eqn, Graph, Op, Type, Var
+from .ir import Call, Eqn, Graph, Op, Type, Var
 from .ops.contraction import broadcast, sum
 from .ops.elementwise import add, cast, kind
 from .ops.reshape import transpose
@@ -59,14 +59,14 @@ def pullback(
     tape: list[tuple[Eqn, Any]] = []
     for eqn in graph.eqns:
         xs = [env[v] for v in eqn.ins]
-        depends = not moving.isdisjoint(eqn.ins) and eqn.op.name != "stop_gradient"
+        depends = not moving.isdisjoint(eqn.ins) and not eqn.operation.stops_gradient
         residuals = None
         with location(eqn.where, eqn.backward or None):
-            if depends and eqn.op.fwd is not None:
+            if depends and eqn.operation.fwd is not None:
                 on = [v in moving for v in eqn.ins]
-                outs, residuals = eqn.op.fwd(*xs, active=on, **eqn.params)
+                outs, residuals = eqn.operation.fwd(*xs, active=on, **eqn.params)
             else:
-                outs = bind(eqn.op, *xs, **eqn.params)
+                outs = bind(eqn.operation, *xs, **eqn.params)
         env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
             tape.append((eqn, residuals))
@@ -98,7 +98,7 @@ def _accumulate(pending: dict[Var, Tensor], var: Var, ct: Tensor) -> None:
 
 
 def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any, moving: set[Var]) -> Any:
-    op: Op = eqn.op
+    op = eqn.operation
     cts = [pending.pop(v, None) for v in eqn.outs]
     if op.fwd is not None and op.vjp is not None:
         return op.vjp(cts, residuals, **eqn.params)
@@ -258,7 +258,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
         graph, captures, out = trace(flat, [x.type for x in xs])
         held = len(captures)
 
-        def forward(*ins: Tensor, active: Any, graph: Graph) -> Any:
+        def forward(*ins: Tensor, active: Any, control: Call) -> Any:
             if any(active[:held]):
                 raise at(
                     TraceError(
@@ -270,8 +270,8 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
             result, residuals = fwd(*tree.tree_unflatten(structure, ins[held:]))
             return tree.tree_leaves(result), residuals
 
-        def backward(cts: Sequence[Tensor | None], residuals: Any, graph: Graph) -> list[Tensor | None]:
-            full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, graph.outs, strict=True)]
+        def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:
+            full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
             given = bwd(residuals, tree.tree_unflatten(out, full))
             if not isinstance(given, tuple | list) or len(given) != len(args):
                 count = len(given) if isinstance(given, tuple | list) else "no tuple of"
@@ -283,7 +283,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
             for arg, ct in zip(args, given, strict=True):
                 n = len(tree.tree_leaves(arg))
                 flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
-            for v, ct in zip(graph.ins[held:], flat_cts, strict=True):
+            for v, ct in zip(control.graph.ins[held:], flat_cts, strict=True):
                 if ct is not None and set(as_tensor(ct).dims) != set(v.shape):
                     raise at(
                         ShapeError(
@@ -295,12 +295,11 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
 
         op = Op(
             "call",
-            type=lambda *_, graph: tuple(v.type for v in graph.outs),
-            kernel=lambda run, *ins, graph: run(graph, ins),
+            type=lambda *_, control: tuple(v.type for v in control.graph.outs),
+            kernel=lambda run, *ins, control: run(control.graph, ins),
             fwd=forward,
             vjp=backward,
-            control=True,
         )
-        return tree.tree_unflatten(out, bind(op, *captures, *xs, graph=graph))
+        return tree.tree_unflatten(out, bind(op, *captures, *xs, control=Call(graph)))
 
     return wrapped

@@ -151,7 +151,9 @@ class _Jax:
 
     @staticmethod
     def top_k(x: Any, k: int) -> Any:
-        """The k largest along the last axis with their indices; ties to the lowest index."""
+        """The k largest along the last axis with their indices, NaN first; ties to the lowest index."""
+        if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders NaN with its sign bit set below -inf
+            x = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
         return lax.top_k(x, k)
 
     @staticmethod
@@ -164,7 +166,10 @@ class _Jax:
 
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
-        return f(*xs)
+        """f of blocks that JAX types as varying along the same mesh axes: `jax.vjp` inside f wants no other."""
+        axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
+        missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
+        return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
@@ -203,6 +208,11 @@ class _Jax:
         return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
 
     @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        """What the branch with this number makes of the operands; all make the same shape."""
+        return lax.switch(index, branches, *xs)
+
+    @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
         """A long function of arrays, traced once for each shape and a function of its own in StableHLO."""
         return jax.jit(f)
@@ -215,10 +225,11 @@ def _wide(x: Any) -> Any:
 
 
 def _total_order(x: Any) -> Any:
-    """Integers that compare as XLA's top_k compares: -NaN < -inf < ... < -0 < 0 < ... < inf < NaN."""
+    """Integers that compare as `top_k` compares: -inf < ... < -0 < 0 < ... < inf < NaN of either sign."""
     x = np.asarray(x)
     if x.dtype.kind in "iub":
         return x
+    x = np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x)
     bits = np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}")
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
@@ -365,6 +376,10 @@ class _NumPy:
         y = np.full([len(place) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
         np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[place[inside] // base]
         return y
+
+    @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        return branches[int(index)](*xs)
 
     @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:

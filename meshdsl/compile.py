@@ -7,6 +7,7 @@ the mesh may have more devices than the machine, until something is called.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +28,13 @@ from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import emit, partition_spec
 from .lowering.ragged import check_platform
-from .passes.simplify import simplify
+from .pipeline import Options, Stage, State, begin, run
+from .report.evaluate import cost as report
 from .report.report import Report
-from .report.report import cost as report
 from .trace import trace, tree
 from .tune.groups import group_of
-from .tune.weight_update import Lowered, Wanted, WeightUpdate
-from .tune.weight_update import lower as lower_updates
+from .tune.overlap.plan import Overlap, OverlapPlan
+from .tune.weight_update import UpdateTable, WeightUpdate
 from .values import Tensor, spec_of
 
 __all__ = ["Compiled", "History", "compile", "host_devices"]
@@ -41,15 +42,16 @@ __all__ = ["Compiled", "History", "compile", "host_devices"]
 
 @dataclass(frozen=True)
 class History:
-    """Every stage of one signature, in order, by name. `print(history)` shows them all."""
+    """The graph or program after every pass, for one signature. `print(history)` shows those that changed something."""
 
-    stages: tuple[tuple[str, Graph], ...]
+    stages: tuple[Stage, ...]
 
     def __str__(self) -> str:
-        return "\n\n".join(f"== {name} ==\n{stage}" for name, stage in self.stages)
+        shown = (f"== {stage.name} ==\n{stage.graph if stage.changed else 'unchanged'}" for stage in self.stages)
+        return "\n\n".join(shown)
 
     def __getitem__(self, name: str) -> Graph:
-        return dict(self.stages)[name]
+        return {stage.name: stage.graph for stage in self.stages}[name]
 
 
 class _Traced:
@@ -62,7 +64,7 @@ class _Traced:
             return function(*tree.tree_unflatten(structure, xs))
 
         try:
-            self.traced, captures, self.result = trace(flat, types, paths)
+            traced, captures, self.result = trace(flat, types, paths)
         except MeshdslError:
             raise
         except Exception as error:  # the function's own, for example a KeyError: say what it was called with
@@ -72,7 +74,7 @@ class _Traced:
             raise
         if captures:
             raise TraceError("md.compile cannot be used inside a trace; call the function itself there")
-        self.graph = simplify(self.traced)
+        self.begun = begin(traced)
 
 
 class _Stages:
@@ -81,20 +83,32 @@ class _Stages:
     def __init__(self, owner: Compiled, traced: _Traced):
         self.owner = owner
         self.structure = traced.structure
-        self.traced = traced.traced
+        self.begun = traced.begun
         self.result = traced.result
-        self.graph = traced.graph
+        self.accepted: list[Any] = [None] * len(self.graph.ins)  # the sharding in which each input came last
 
     @cached_property
-    def lowered(self) -> Lowered:
+    def passed(self) -> tuple[State, tuple[Stage, ...]]:
+        """The state after the pipeline, and what every pass left."""
         places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
-        owner = self.owner
-        return lower_updates(self.graph, owner.mesh, owner.layout, paths, owner.gather_limit, owner.updates)
+        options = dataclasses.replace(self.owner.options, donated=self.donated)
+        return run(self.begun, self.owner.mesh, self.owner.layout, paths, options)
+
+    @property
+    def state(self) -> State:
+        return self.passed[0]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph before any layout."""
+        return self.begun[-1].graph
 
     @property
     def program(self) -> Program:
-        return self.lowered.program
+        program = self.state.program
+        assert program is not None
+        return program
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
@@ -142,8 +156,48 @@ class _Stages:
         traced = self.jit(mesh, shardings).trace(*shapes)
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
+    def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
+        """Whether these arguments are concrete tensors of this signature: the check of every call but the first."""
+        if structure != self.structure:
+            return False
+        for x, v in zip(leaves, self.graph.ins, strict=True):
+            if type(x) is not Tensor or x._array is None or x.dtype != v.dtype:
+                return False
+            if x.dims is not v.shape and x.dims != v.shape:
+                return False
+        return True
+
+    @cached_property
+    def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
+        """Of every input, the stored sizes and the sharding."""
+        sizes = (self.program.extents.global_shape(v.shape) for v in self.runnable.ins)
+        return list(zip(sizes, self.shardings, strict=True))
+
+    def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """The arguments in the shardings that the program takes."""
+        found: list[jax.Array] = []
+        for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
+            stored = x._array if type(x) is Tensor else None
+            if isinstance(stored, jax.Array):
+                if stored.is_deleted():
+                    raise self.deleted(i)
+                own = stored.sharding
+                if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
+                    self.accepted[i] = own
+                    found.append(stored)
+                    continue
+            found.append(self.place(x, self.program.ins[i], sharding))
+        return found
+
+    def deleted(self, i: int) -> ShapeError:
+        """The error for an argument whose memory another call has taken over."""
+        return ShapeError(
+            f"argument {self.program.ins[i].name} was donated to an earlier call, which has overwritten its memory\n"
+            "  use the result that replaced it, or leave the argument out of donate="
+        )
+
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
-        """An argument where the program expects it: as it is when it already lies so, else through the host."""
+        """An argument brought into the sharding that the program takes, through the host."""
         sizes = self.program.extents.global_shape(v.shape)
         if isinstance(x, Type):
             raise ShapeError(
@@ -152,12 +206,6 @@ class _Stages:
             )
         if isinstance(x, Tensor):
             stored = x.stored
-            if (
-                isinstance(stored, jax.Array)
-                and stored.shape == sizes
-                and stored.sharding.is_equivalent_to(sharding, len(sizes))
-            ):
-                return stored
             if isinstance(stored, jax.Array) and not (stored.is_fully_addressable or stored.is_fully_replicated):
                 return _moved(stored, [d.size for d in x.dims], sizes, sharding)
             values = x.numpy()
@@ -199,15 +247,14 @@ class Compiled:
         mesh: Mesh,
         layout: Layout,
         donate: Sequence[int],
-        gather_limit: float | None,
-        updates: Wanted,
+        options: Options,
     ):
-        self.gather_limit = gather_limit
-        self.updates = updates
+        self.options = options
         self.function = function
         self.mesh = mesh
         self.layout = layout
         self.donate = tuple(donate)
+        self._recent: _Stages | None = None  # of the last call
         self._stages: dict[Any, _Stages] = {}
         self._traced: dict[Any, _Traced] = {}  # shared with what `under` makes
 
@@ -236,10 +283,13 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
-        stages, leaves = self._for(args)
+        leaves, structure = tree.tree_flatten(args)
+        stages = self._recent
+        if stages is None or not stages.accepts(structure, leaves):
+            stages, leaves = self._for(args)
+            self._recent = stages
         try:
-            program = stages.runnable
-            arrays = [stages.place(x, v, s) for x, v, s in zip(leaves, program.ins, stages.shardings, strict=True)]
+            arrays = stages.arrays(leaves)
         except MeshdslError as error:
             raise at(error, caller()) from None
         results = stages.executable(*arrays)
@@ -259,15 +309,12 @@ class Compiled:
             raise at(error, caller()) from None
 
     def history(self, *args: Any) -> History:
-        """Every stage, in order: traced, simplified, with its weight updates split if any are, program."""
-        stages, _ = self._for(args)
-        program = self.program(*args)
-        split = stages.lowered.graph
-        updates = () if split is stages.graph else (("weight update", split),)
-        return History((("traced", stages.traced), ("simplified", stages.graph), *updates, ("program", program)))
+        """The graph or program after every pass of the pipeline, by the pass's name."""
+        self.program(*args)
+        return History(self._for(args)[0].passed[1])
 
     @property
-    def weight_update(self) -> WeightUpdate:
+    def weight_update(self) -> UpdateTable:
         """What was decided for the update of every weight, for the last arguments seen; `print` shows a table.
 
         >>> import meshdsl as md
@@ -287,7 +334,25 @@ class Compiled:
         """
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
-        return list(self._stages.values())[-1].lowered.decided
+        return list(self._stages.values())[-1].state.weight_update
+
+    @property
+    def overlap(self) -> OverlapPlan:
+        """The overlap plan for the last arguments seen: its windows and what was tried; `print` shows it.
+
+        >>> import meshdsl as md
+        >>> def step(x, w):
+        ...     return md.sum(md.square(md.dot(x, w, "io")), "batch")
+        >>> compiled = md.compile(step, "rows:4", "io:rows", overlap="auto", machine="a100-p4de")
+        >>> program = compiled.program(md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096"))
+        >>> compiled.overlap.after.seconds <= compiled.overlap.before.seconds
+        True
+
+        Raises `TraceError` before any arguments were seen.
+        """
+        if not self._stages:
+            raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
+        return list(self._stages.values())[-1].state.overlap
 
     def lower(self, *args: Any) -> Any:
         """A `jax.stages.Lowered`; on an abstract mesh when there are no devices for the mesh."""
@@ -318,12 +383,12 @@ class Compiled:
         program = self.program(*args)
         try:
             on = machine if isinstance(machine, Machine) else machine_named(machine)
-            placement, finer = place(on.network, self.mesh, assignment), self._for(args)[0].lowered.finer
+            placement = place(on.network, self.mesh, assignment)
             return report(
                 program,
                 on,
                 donated=self.donated(*args),
-                placement=placement if finer is None else finer.placement(placement),
+                placement=self._for(args)[0].state.refined.placement(placement),
                 mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,
@@ -345,7 +410,7 @@ class Compiled:
             other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         except MeshdslError as error:
             raise at(error, caller()) from None
-        other._stages = {}
+        other._stages, other._recent = {}, None
         return other
 
 
@@ -355,13 +420,10 @@ def compile(
     layout: Layout | str | dict[str, Any] = "",
     *,
     donate: Sequence[int] | int = (),
-    weight_update: str = "replicated",
-    overlap: str = "none",
-    gather_limit: float | None = None,
+    weight_update: str | WeightUpdate = "replicated",
+    overlap: str | Overlap = "none",
     machine: Machine | str | os.PathLike[str] | None = None,
-    regather: bool = False,
-    update_group: str | Sequence[str] | Mapping[str, int] | None = None,
-    batch_bytes: float | None = None,
+    gather_limit: float | None = None,
 ) -> Compiled:
     """`f` as one SPMD program on a mesh, under a layout.
 
@@ -375,41 +437,39 @@ def compile(
     `gather_limit` bytes on a device, the operand goes around the devices block by block instead (0: always; None:
     never).
 
-    `weight_update` says where a train step updates a weight that several devices hold: "replicated", on each of them;
-    "sharded", on one shard each, the optimizer's state and the weight itself staying sharded between steps (Xu et al.,
-    2020; `print(compiled.weight_update)` tells what was done); "auto", sharded where that takes less time on `machine`
-    (default "tpu-v5e"). With `regather` a sharded weight is gathered again for the backward pass instead of kept, and
-    inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3). `update_group`
-    names the mesh axes along which devices share an update, "x core", or parts of them, "rows:32" or {"rows": 32},
-    where it is not all that a gradient is summed over (as "sharded" has it) nor what is fastest on the machine (as
-    "auto" has it): gradients are scattered inside a group, and their shards summed across groups. Tensors of fewer than
-    `batch_bytes` bytes that are gathered at the step's start, or scattered or summed in its update, travel together,
-    and keep their shards; by default none does, and under "auto" as is fastest on the machine. Raises `LayoutError` for
-    an illegal layout, for "sharded" where nothing can be and for `batch_bytes` where no two travel together, before
-    anything runs.
+    `weight_update` says how a training step updates a weight that several devices hold: "replicated", every device
+    updates its whole copy; "sharded", each device updates one shard, and the weight and its optimizer state stay
+    sharded between steps (Xu et al., 2020); "auto", sharded where that is faster on `machine` (default "tpu-v5e"). A
+    `md.WeightUpdate` also sets groups of devices, buckets of small tensors, and gathering again for the backward pass.
+    `print(compiled.weight_update)` shows the decisions.
+
+    `overlap` says how communication overlaps with computation: "none"; "dw", "lancet", "list" or "halves", see
+    `md.Overlap`; "auto", the fastest of these for `machine` (default "tpu-v5e") that fits its memory.
+    `print(compiled.overlap)` shows the plan. Raises `LayoutError` for an illegal layout, and for "sharded"
+    and buckets where nothing can be sharded or joined, before anything runs.
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
-        if machine is not None and weight_update != "auto":
+        updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
+        plan = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
+        asked = updates.mode == "auto" or plan.mode != "none"
+        if machine is not None and not asked:
             raise LayoutError(
-                f"machine={machine!r} does nothing with weight_update={weight_update!r}\n"
-                "  it decides what weight_update='auto' shards; to cost a program, give it to .cost()"
+                f"machine={machine!r} has no effect with weight_update={updates.mode!r} and overlap={plan.mode!r}\n"
+                "  it decides what 'auto' leaves open and when things overlap; to cost a program, give it to .cost()"
             )
         on = None
-        if weight_update == "auto":
+        if asked:
             on = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
-        updates = Wanted(weight_update, on, regather, update_group, batch_bytes)
-        if overlap != "none":
-            raise LayoutError(f"overlap={overlap!r} is not available; there is: 'none'")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
-        if update_group is not None:
-            group_of(mesh, update_group)
+        if updates.group is not None:
+            group_of(mesh, updates.group)
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    return Compiled(f, mesh, layout, donated, gather_limit, updates)
+    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, plan, on))
 
 
 def host_devices(count: int) -> list[Any]:

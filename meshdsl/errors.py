@@ -30,6 +30,7 @@ __all__ = [
     "located",
     "nearest",
     "raised",
+    "users_line",
 ]
 
 
@@ -171,7 +172,12 @@ def caller() -> Where:
 def raised(error: BaseException) -> Where | None:
     """The innermost line of the user's that led to an error being handled, if it passed one."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    return next((Where(file, line) for file, line in reversed(lines) if _is_users(file)), None)
+    return users_line(reversed(lines))
+
+
+def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
+    """The first of these lines (file, number) that is the user's, if one is."""
+    return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
 
 
 def _is_users(file: str) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from . import backend
 from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller
-from .ir import Eqn, Graph, Op, Type, Var, dce, verify
+from .ir import Eqn, Fuses, Graph, Op, Type, Var, dce, verify
 from .values import Tensor
 
 __all__ = [
@@ -103,14 +103,15 @@ CONSTANT = Op(
     type=lambda *, value, shape: Type(shape, value.dtype),
     kernel=lambda c, *, value, shape: _block_of(c, value),
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 FULL = Op(
     "full",
     type=lambda *, value, shape, dtype: Type(shape, dtype),
     kernel=lambda c, *, value, shape, dtype: c.xp.full(c.outs[0].sizes, value, dtype),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
+    literal=True,
 )
 
 
@@ -174,7 +175,7 @@ def bind1(op: Op, *ins: Tensor, **params: Any) -> Tensor:
 
 
 def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) -> tuple[Tensor, ...]:
-    if op.control:
+    if "control" in params:
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
     arrays = [x.array for x in ins]
@@ -197,7 +198,7 @@ def evaluate(graph: Graph, ins: Sequence[Tensor]) -> list[Tensor]:
     env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
     for eqn in graph.eqns:
         with location(eqn.where, eqn.backward or None):
-            env.update(zip(eqn.outs, bind(eqn.op, *(env[v] for v in eqn.ins), **eqn.params), strict=True))
+            env.update(zip(eqn.outs, bind(eqn.operation, *(env[v] for v in eqn.ins), **eqn.params), strict=True))
     return [env[v] for v in graph.outs]
 
 

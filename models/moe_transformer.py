@@ -134,11 +134,13 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def optimizer(config: Any) -> md.optim.Optimizer:
-    """Adafactor as in GShard's appendix A.2, every expert a weight of its own, or Adam."""
+    """Adafactor as in GShard's appendix A.2, every expert a weight of its own; Adam; or SGD with momentum."""
     if config.optimizer == "adam":
         return md.optim.adam(config.learning_rate)
+    if config.optimizer == "momentum":
+        return md.optim.momentum(config.learning_rate)
     if config.optimizer != "adafactor":
-        raise md.ShapeError(f"no optimizer {config.optimizer!r}; there are: adafactor, adam")
+        raise md.ShapeError(f"no optimizer {config.optimizer!r}; there are: adafactor, adam, momentum")
     rate = md.optim.inverse_sqrt(config.learning_rate, hold=10_000)
     return md.optim.adafactor(rate, max_b2=0.99, stacked="layer* expert")
 

@@ -80,10 +80,19 @@ SMALL = (
 )  # fmt: skip
 
 
-def step(setting: Setting, mode: str, **options: Any) -> tuple[md.Compiled, tuple[Any, ...]]:
+def step(
+    setting: Setting, mode: str, machine: str | None = None, bucket_bytes: float | None = None
+) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step of a setting, and the types of its arguments."""
-    where = setting.mesh, setting.layout
-    compiled = md.compile(setting.workload.train_step(), *where, donate=(0, 1), weight_update=mode, **options)
+    update = md.WeightUpdate(mode, bucket_bytes=bucket_bytes)
+    compiled = md.compile(
+        setting.workload.train_step(),
+        setting.mesh,
+        setting.layout,
+        donate=(0, 1),
+        weight_update=update,
+        machine=machine,
+    )
     return compiled, setting.workload.specs()
 
 
@@ -92,8 +101,8 @@ def grouped(setting: Setting, machine: str) -> dict[str, float]:
     variants: dict[str, dict[str, Any]] = {
         "replicated": {"mode": "replicated"},
         "sharded": {"mode": "sharded"},
-        "sharded, together": {"mode": "sharded", "batch_bytes": 100_000},
-        "auto": {"mode": "auto", "machine": machine, "batch_bytes": 0},
+        "sharded, together": {"mode": "sharded", "bucket_bytes": 100_000},
+        "auto": {"mode": "auto", "machine": machine, "bucket_bytes": 0},
         "auto, together": {"mode": "auto", "machine": machine},
     }
     found: dict[str, float] = {}

@@ -19,11 +19,11 @@ import numpy as np
 import scipy.special
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.autodiff import vjp_of_graph
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
-from meshdsl.ir import Graph, Op, Type, walk
-from meshdsl import backend
+from meshdsl.ir import Call, Cond, Control, Graph, Op, Scan, Type, While, walk
 from meshdsl.ops import elementwise, indexing, pooling
 from meshdsl.ops.masking import MASK
 from meshdsl.ops.window import Window
@@ -32,6 +32,8 @@ from meshdsl.values import Tensor
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
 Sizes = Mapping[str, int] | Callable[[str], int]
+INDEX = "index"  # a dtype of indices, which a law chooses
+INDICES = ("int32", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64")
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class In:
     """One operand: dims as `"a b=2*c"` (a size may be a sum of products), dtype ("" for the row's) and its values.
 
     Values: any, positive, nonzero, unit (inside (-1, 1)), bool, key, `place:a` (an index of dim a, some of them
-    outside it), `inside:a`.
+    outside it, as far as the ends of the dtype), `inside:a`.
     """
 
     dims: str
@@ -52,7 +54,9 @@ class Row:
     """An operation as a function of tensors, its operands, and what is known of it.
 
     `reference` takes the operands as NumPy arrays. `exact`: on small integers every evaluation gives the same bits.
-    `empty`: sizes may be 0. `smooth`: the gradient on integers, with their ties and zeros, is JAX's too.
+    `empty`: any size may be 0. `smooth`: the gradient on integers, with their ties and zeros, is JAX's too.
+    `odd`: infinities may be among the values; not where a factor of a product is summed on several devices, since
+    inf * (2 - 1) is inf and inf * 2 - inf * 1 is NaN.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Row:
     exact: bool = True
     empty: bool = True
     smooth: bool = True
+    odd: bool = True
 
     def dims(self) -> tuple[str, ...]:
         """The names whose sizes can be chosen."""
@@ -75,33 +80,49 @@ class Row:
                 found |= {part: None for part in parts if not part.isdigit()}
         return tuple(found)
 
-    def types(self, sizes: Sizes = SIZES, dtype: str = "") -> list[Type]:
+    def types(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> list[Type]:
         """What the operands are."""
         return [
             Type(
                 tuple(_dim(word, sizes) for word in operand.dims.split()),
-                np.dtype(jnp.dtype(operand.dtype or dtype or self.dtypes[0])),
+                np.dtype(jnp.dtype(index if operand.dtype == INDEX else operand.dtype or dtype or self.dtypes[0])),
             )
             for operand in self.ins
         ]
 
     def arrays(
-        self, rng: np.random.Generator, sizes: Sizes = SIZES, integer: bool = True, dtype: str = ""
+        self,
+        rng: np.random.Generator,
+        sizes: Sizes = SIZES,
+        integer: bool = True,
+        dtype: str = "",
+        index: str = INDICES[0],
+        odd: bool = False,
     ) -> list[np.ndarray]:
-        """Values for the operands; with `integer`, small whole numbers (quarters inside (-1, 1))."""
-        types = self.types(sizes, dtype)
-        return [_values(rng, t, operand.values, integer, sizes) for t, operand in zip(types, self.ins, strict=True)]
+        """Values for the operands; with `integer`, small whole numbers (quarters inside (-1, 1)).
+
+        `odd` puts NaN of either sign, infinities and -0.0 among the floats.
+        """
+        types = self.types(sizes, dtype, index)
+        found = [_values(rng, t, operand.values, integer, sizes) for t, operand in zip(types, self.ins, strict=True)]
+        return [_with_odd(rng, x) for x in found] if odd else found
 
     def make(
-        self, rng: np.random.Generator, sizes: Sizes = SIZES, integer: bool = True, dtype: str = ""
+        self,
+        rng: np.random.Generator,
+        sizes: Sizes = SIZES,
+        integer: bool = True,
+        dtype: str = "",
+        index: str = INDICES[0],
+        odd: bool = False,
     ) -> list[Tensor]:
         """The operands as concrete tensors."""
-        arrays = self.arrays(rng, sizes, integer, dtype)
-        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype), strict=True)]
+        arrays = self.arrays(rng, sizes, integer, dtype, index, odd)
+        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype, index), strict=True)]
 
-    def graph(self, sizes: Sizes = SIZES, dtype: str = "") -> Graph:
+    def graph(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> Graph:
         """The call traced; its results are the leaves of what it returns."""
-        graph, captures, _ = trace(self.call, self.types(sizes, dtype))
+        graph, captures, _ = trace(self.call, self.types(sizes, dtype, index))
         assert not captures
         return graph
 
@@ -126,7 +147,11 @@ def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, si
         return rng.integers(0, 1 << 32, shape, np.uint32)
     if values in ("place", "inside"):
         size, outside = _dim(dim, sizes).size, values == "place"
-        return rng.integers(-outside, max(size, 1) + outside, shape).astype(kind.dtype)
+        found = rng.integers(-outside, max(size, 1) + outside, shape)
+        ends = np.iinfo(kind.dtype)
+        found = np.where((found < ends.min) | (found > ends.max), 0, found).astype(kind.dtype)
+        end = rng.choice(np.array([ends.min, ends.max], kind.dtype), shape)
+        return np.where(rng.random(shape) < 0.1, end, found) if outside else found
     if kind.dtype == np.dtype(bool):
         return rng.integers(0, 2, shape).astype(bool)
     integer = integer or kind.dtype.kind in "iu"
@@ -143,48 +168,64 @@ def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, si
     return np.asarray(x).astype(kind.dtype)
 
 
+def _with_odd(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    """The array with an eighth of its floats made odd, or one of them: many hide in each other's sums."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    odd = rng.choice(np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0]), x.shape).astype(x.dtype)
+    chosen = rng.random(x.shape) < 0.125
+    if rng.random() < 0.5:
+        chosen = np.arange(x.size).reshape(x.shape) == rng.integers(0, max(1, x.size))
+    return np.where(chosen, odd, x)
+
+
 def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
     """A graph by its kernels in one array library, on undivided arrays; an evaluator apart from `bind`."""
     env = dict(zip(graph.ins, arrays, strict=True))
     for eqn in graph.eqns:
         ins = [env[v] for v in eqn.ins]
-        if eqn.op.control:
-            outs = _control(eqn.op.name, ins, xp, **eqn.params)
+        if eqn.control is not None:
+            outs = _control(eqn.control, ins, xp)
         else:
-            outs = run_kernel(eqn.op, xp, ins, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+            types = [v.type for v in eqn.outs]
+            outs = run_kernel(eqn.operation, xp, ins, [v.shape for v in eqn.ins], types, eqn.params)
         for v, x in zip(eqn.outs, outs, strict=True):
             assert (np.shape(x), np.dtype(x.dtype)) == (tuple(d.size for d in v.shape), v.dtype), f"{eqn.op}: {v}"
             env[v] = x
     return [env[v] for v in graph.outs]
 
 
-def _control(name: str, ins: Sequence[Any], xp: Any, **params: Any) -> Sequence[Any]:
-    if name == "scan":
-        return _scan(ins, xp, **params)
-    if name == "while_loop":
-        return _while(ins, xp, **params)
-    if name == "cond":
-        yes, no = (lambda *xs, g=params[branch]: tuple(run(g, xs, xp)) for branch in ("yes", "no"))
-        return jax.lax.cond(ins[0], yes, no, *ins[1:]) if xp is backend.Jax else (yes if ins[0] else no)(*ins[1:])
-    assert name in ("checkpoint", "call"), name
-    return run(params["graph"], ins, xp)
+def _control(control: Control, ins: Sequence[Any], xp: Any) -> Sequence[Any]:
+    match control:
+        case Scan():
+            return _scan(control, ins, xp)
+        case While():
+            return _while(control, ins, xp)
+        case Cond():
+            yes, no = (lambda *xs, g=graph: tuple(run(g, xs, xp)) for graph in (control.yes, control.no))
+            if xp is backend.Jax:
+                return jax.lax.cond(ins[0], yes, no, *ins[1:])
+            return (yes if ins[0] else no)(*ins[1:])
+        case Call():
+            return run(control.graph, ins, xp)
 
 
-def _scan(ins: Sequence[Any], xp: Any, *, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
-    held, carry, xs = ins[:consts], ins[consts : consts + carries], ins[consts + carries :]
+def _scan(loop: Scan, ins: Sequence[Any], xp: Any) -> list[Any]:
+    body, carries, dim = loop.body, loop.carries, loop.dim
+    held, carry, xs = loop.inputs(ins)
     rows = []
-    for i in reversed(range(dim.size)) if reverse else range(dim.size):
+    for i in reversed(range(dim.size)) if loop.reverse else range(dim.size):
         outs = run(body, [*held, *carry, *(x[i] for x in xs)], xp)
         carry = outs[:carries]
         rows.append(outs[carries:])
-    rows = rows[::-1] if reverse else rows
+    rows = rows[::-1] if loop.reverse else rows
     empty = [xp.zeros((0, *(d.size for d in v.shape)), v.dtype) for v in body.outs[carries:]]
     return [*carry, *([xp.stack(y) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
-def _while(ins: Sequence[Any], xp: Any, *, test: Graph, body: Graph, consts: int) -> Sequence[Any]:
-    held, carry = ins[:consts], list(ins[consts:])
-    more, step = (lambda c: run(test, [*held, *c], xp)[0]), (lambda c: run(body, [*held, *c], xp))
+def _while(loop: While, ins: Sequence[Any], xp: Any) -> Sequence[Any]:
+    held, carry = loop.inputs(ins)
+    more, step = (lambda c: run(loop.test, [*held, *c], xp)[0]), (lambda c: run(loop.body, [*held, *c], xp))
     if xp is backend.Jax:
         return jax.lax.while_loop(more, step, [jnp.asarray(x) for x in carry])
     while more(carry):
@@ -194,7 +235,7 @@ def _while(ins: Sequence[Any], xp: Any, *, test: Graph, body: Graph, consts: int
 
 def operations(graph: Graph) -> set[Op]:
     """Every operation of a graph, those of loop bodies and branches included."""
-    return {eqn.op for eqn, _ in walk(graph)}
+    return {eqn.operation for eqn, _ in walk(graph)}
 
 
 def gradient(graph: Graph) -> tuple[Graph, list[int]]:
@@ -317,6 +358,8 @@ def _binaries() -> Iterator[Row]:
     choose = (In("a", dtype="bool"), X, V)
     yield Row("where", md.where, choose, lambda c, x, y: np.where(c[:, None], x, y), dtypes=(*REAL, *INTS))
     yield Row("where_number", lambda c, x: md.where(c, x, 0), choose[:2], lambda c, x: np.where(c[:, None], x, 0))
+    larger = lambda x, y: md.map(lambda u, v: jnp.where(u > v, u * v, u + 2), x, y)
+    yield Row("map_exact", larger, plain, lambda x, y: np.where(x > y, x * y, x + 2), ("float32",))
     yield Row("map", lambda x, y: md.map(lambda u, v: jnp.hypot(u, v + 1), x, y), (In("a b", "positive"), In("b", "positive")), lambda x, y: np.hypot(x, y + 1), dtypes=("float32",), exact=False)
 
 
@@ -327,7 +370,7 @@ def _contractions() -> Iterator[Row]:
     yield Row("outer", lambda x, y: md.einsum(x, y, out="b a"), (In("a"), V), lambda x, y: np.outer(y, x))
     yield Row("batched", lambda x, y: md.einsum(x, y, out="a b d"), (In("a b c"), In("a c d")), lambda x, y: x @ y)
     yield Row("three", lambda x, y, z: md.einsum(x, y, z, out="a d"), (X, W, In("c d")), lambda x, y, z: x @ y @ z)
-    yield Row("einsum_alone", lambda x, y: md.einsum(x, y, out="a"), (In("a b"), In("a c")), lambda x, y: x.sum(1) * y.sum(1))
+    yield Row("einsum_alone", lambda x, y: md.einsum(x, y, out="a"), (In("a b"), In("a c")), lambda x, y: x.sum(1) * y.sum(1), odd=False)
     yield Row("einsum_one", lambda x: md.einsum(x, out="b"), (X,), lambda x: x.sum(0))
     yield Row("einsum_scalar", lambda x, y: md.einsum(x, y, out=""), (X, X), lambda x, y: np.sum(x * y))
     wide = lambda x, w: md.einsum(x, w, out="a c", dtype="float32")
@@ -336,11 +379,11 @@ def _contractions() -> Iterator[Row]:
     yield Row("dot_two", lambda x, w: md.dot(x, w, "b c"), (In("a b c"), In("c b d")), lambda x, w: np.einsum("abc,cbd->ad", x, w))
     for name, exact, empty, dtypes in [
         ("sum", True, True, sums),
-        ("mean", False, False, REAL),
+        ("mean", False, True, REAL),
         ("max", True, False, sums),
         ("min", True, False, sums),
         ("prod", True, True, sums),
-        ("var", False, False, ("float32",)),
+        ("var", False, True, ("float32",)),
     ]:
         f = getattr(md, name)
         g = getattr(np, name)
@@ -365,32 +408,34 @@ def _shapes() -> Iterator[Row]:
     cube = In("a b c")
     yield Row("rename", lambda x: md.rename(x, b="c"), (X,), np.asarray, every)
     yield Row("transpose", lambda x: md.transpose(x, "c a b"), (cube,), lambda x: x.transpose(2, 0, 1), every)
-    yield Row("flatten", lambda x: md.flatten(x, "a b", "n"), (cube,), lambda x: x.reshape(-1, x.shape[2]), every, empty=False)
-    yield Row("flatten_apart", lambda x: md.flatten(x, "c a", "n"), (cube,), lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1), every, empty=False)
+    yield Row("flatten", lambda x: md.flatten(x, "a b", "n"), (cube,), lambda x: x.reshape(-1, x.shape[2]), every)
+    yield Row("flatten_apart", lambda x: md.flatten(x, "c a", "n"), (cube,), lambda x: x.transpose(1, 2, 0).reshape(x.shape[1], -1), every)
     unflat = lambda x: md.unflatten(x, "n", [Dim("a", _n(x, "n") // 2), Dim("d", 2)])
-    yield Row("unflatten", unflat, (In("n=a*2 b"),), lambda x: x.reshape(-1, 2, x.shape[1]), every, empty=False)
+    yield Row("unflatten", unflat, (In("n=a*2 b"),), lambda x: x.reshape(-1, 2, x.shape[1]), every)
     again = lambda x: md.reshape(x, [Dim("d", 2), Dim("n", _n(x, "a") * _n(x, "b") // 2)])
-    yield Row("reshape", again, (In("a b=2*c"),), lambda x: x.reshape(2, -1), every, empty=False)
+    yield Row("reshape", again, (In("a b=2*c"),), lambda x: x.reshape(2, -1), every)
     mixed = lambda x: md.reshape(x, [Dim("a", _n(x, "a")), Dim("n", _n(x, "m") // 3 * _n(x, "c")), Dim("e", 3)])
-    yield Row("reshape_mixed", mixed, (In("a m=3*b c"),), lambda x: x.reshape(x.shape[0], -1, 3), every, empty=False)
+    yield Row("reshape_mixed", mixed, (In("a m=3*b c"),), lambda x: x.reshape(x.shape[0], -1, 3), every)
     yield Row("concat", lambda x, y: md.concat([x, y, x], "b"), (X, In("b=c a")), lambda x, y: np.concatenate([x, y.T, x], 1), every)
     yield Row("stack", lambda x, y: md.stack([x, y], "new"), (X, In("b a")), lambda x, y: np.stack([x, y.T]), every)
-    yield Row("unstack", lambda x: md.unstack(x, "b")[-1] * 2 + md.unstack(x, "b")[0], (X,), lambda x: x[:, -1] * 2 + x[:, 0], every, empty=False)
+    ends = lambda x: [part * (k + 1) for k, part in enumerate(md.unstack(x, "b"))][-2:]
+    yield Row("unstack", ends, (X,), lambda x: [x[:, k] * (k + 1) for k in range(x.shape[1])][-2:], every)
     part = lambda x: md.slice(x, "a", _n(x, "a") // 3, _n(x, "a") - _n(x, "a") // 3)
     yield Row("slice", part, (X,), lambda x: x[len(x) // 3 :], every)
-    yield Row("slice_stride", lambda x: md.slice(x, "b", 0, (_n(x, "b") + 1) // 2, 2), (X,), lambda x: x[:, ::2], every, empty=False)
-    place = In("", "inside:a", "int32")
-    yield Row("dynamic_slice", lambda x, i: md.dynamic_slice(x, "a", i, 1), (X, place), lambda x, i: x[i : i + 1], every, empty=False)
-    clipped = lambda x, i: md.dynamic_slice(x, "a", i + 1, _n(x, "a"))
-    yield Row("dynamic_slice_clipped", clipped, (X, place), lambda x, i: x, every, empty=False)
+    yield Row("slice_stride", lambda x: md.slice(x, "b", 0, (_n(x, "b") + 1) // 2, 2), (X,), lambda x: x[:, ::2], every)
+    place = In("", "place:a", INDEX)
+    start = lambda i, last: min(max(int(i), 0), last)
+    yield Row("dynamic_slice", lambda x, i: md.dynamic_slice(x, "a", i, 1), (X, place), lambda x, i: x[start(i, len(x) - 1) :][:1], every, empty=False)
+    clipped = lambda x, i: md.dynamic_slice(x, "a", i, _n(x, "a"))
+    yield Row("dynamic_slice_clipped", clipped, (X, place), lambda x, i: x, every)
     update = lambda x, u, i: md.dynamic_update_slice(x, u, "a", i)
 
     def updated(x: Any, u: Any, i: Any) -> Any:
-        x, i = np.array(x), min(int(i), len(x) - u.shape[1])
+        x, i = np.array(x), start(i, len(x) - u.shape[1])
         x[i : i + u.shape[1]] = u.T
         return x
 
-    yield Row("dynamic_update_slice", update, (In("a=d+1 b"), In("b a=d"), In("", "inside:d", "int32")), updated, every, empty=False)
+    yield Row("dynamic_update_slice", update, (In("a=d+1 b"), In("b a=d"), In("", "place:d", INDEX)), updated, every)
     yield Row("pad", lambda x: md.pad(x, "a", 1, 2, value=3), (X,), lambda x: np.pad(x, [(1, 2), (0, 0)], constant_values=3), every)
     yield Row("pad_zero", lambda x: md.pad(x, "b", 2, 0), (X,), lambda x: np.pad(x, [(0, 0), (2, 0)]), every)
     yield Row("pad_cut", lambda x: md.pad(x, "a", -1, 2), (In("a=a+1 b"),), lambda x: np.pad(x[1:], [(0, 2), (0, 0)]), every)
@@ -411,7 +456,7 @@ def _shapes() -> Iterator[Row]:
 def _indices() -> Iterator[Row]:
     every = (*REAL, *INTS)
     yield Row("iota", lambda x: x + md.iota(x.dims[1], x.dtype), (X,), lambda x: x + np.arange(x.shape[1], dtype=x.dtype), every)
-    place = In("c", "place:b", "int32")
+    place, soft = In("c", "place:b", INDEX), scipy.special
     hot = lambda i, x: md.one_hot(i, x.dims[1], x.dtype)
     yield Row("one_hot", hot, (place, X), lambda i, x: i[:, None] == np.arange(x.shape[1]), every, differentiable=False)
 
@@ -422,13 +467,23 @@ def _indices() -> Iterator[Row]:
         return np.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), rows, 0)
 
     yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
-    yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", "int32")), taken, every)
+    yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", INDEX)), taken, every)
 
     def paired(x: Any, i: Any) -> Any:  # each place of the shared dim has a table and indices of its own
         return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)
 
-    yield Row("take_paired", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c d", "place:b", "int32")), paired, every)
-    yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", "int32")), taken, every)
+    yield Row("take_paired", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c d", "place:b", INDEX)), paired, every)
+    # indices that have the name of the dim that is taken over, of its size and of another
+    for name, x, i, f in [
+        ("take_order", X, "b", taken),
+        ("take_renamed", X, "b=t c", taken),
+        ("take_order_paired", In("a b d"), "b d", paired),
+        ("take_renamed_paired", In("a b d"), "b=t d", paired),
+    ]:
+        yield Row(name, lambda x, i: md.take(x, i, "b"), (x, In(i, "place:b", INDEX)), f, every)
+    fixed = lambda i, x: md.take(md.tensor(np.arange(1, _n(x, "b") + 1), x.dims), i, "b")
+    yield Row("take_constant", fixed, (In("b a", "place:b", INDEX), V), lambda i, x: taken(np.arange(1, len(x) + 1)[None], i)[..., 0], differentiable=False)
+    yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", INDEX)), taken, every)
 
     def added(x: Any, i: Any, u: Any) -> Any:
         out = np.array(x)
@@ -438,14 +493,35 @@ def _indices() -> Iterator[Row]:
         return out
 
     put = lambda x, i, u: md.put_add(x, i, u, "b")
-    yield Row("put_add", put, (W, In("t", "place:b", "int32"), In("t c")), added, every)
+    yield Row("put_add", put, (W, In("t", "place:b", INDEX), In("t c")), added, every)
     flat = lambda x, i, u: added(x, i.reshape(-1), u.transpose(1, 2, 0).reshape(-1, u.shape[0]))
     rows = lambda x, i, u: np.stack([added(x[k], i[:, k], u[k]) for k in range(len(x))]) if len(x) else x
-    yield Row("put_add_paired", put, (In("a b c"), In("t a", "place:b", "int32"), In("a t c")), rows, every)
+    yield Row("put_add_paired", put, (In("a b c"), In("t a", "place:b", INDEX), In("a t c")), rows, every)
+    yield Row("put_add_order", put, (W, In("b", "place:b", INDEX), In("b c")), added, every)
+    yield Row("put_add_renamed", put, (W, In("b=t", "place:b", INDEX), In("b=t c")), added, every)
+    yield Row("put_add_order_paired", put, (In("a b c"), In("b a", "place:b", INDEX), In("a b c")), rows, every)
     one = lambda x, i: md.put_add(x, i, 1, "b")
     count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
-    yield Row("put_add_number", one, (W, In("t", "place:b", "uint8")), count, every)
-    yield Row("put_add_two", put, (W, In("t d", "place:b", "int32"), In("c t d")), flat, every, empty=False)
+    yield Row("put_add_number", one, (W, In("t", "place:b", INDEX)), count, every)
+    yield Row("put_add_two", put, (W, In("t d", "place:b", INDEX), In("c t d")), flat, every)
+    # more places than a narrow index counts
+    many = In("c", "place:b=300", INDEX)
+    yield Row("one_hot_many", hot, (many, In("a b=300")), lambda i, x: i[:, None] == np.arange(300), ("float32",), differentiable=False)
+    yield Row("take_many", lambda x, i: md.take(x, i, "b"), (In("a b=300"), many), taken, ("float32",))
+    yield Row("put_add_many", put, (In("b=300 c"), In("t", "place:b=300", INDEX), In("t c")), added, ("float32",))
+    loss = lambda x, i: md.nn.softmax_cross_entropy(x, i, "b")
+    chosen = lambda x, i: soft.logsumexp(x, axis=1) - np.take_along_axis(x, i[:, None], 1)[:, 0]
+    yield Row("cross_entropy_many", loss, (In("a b=300"), In("a", "inside:b=300", INDEX)), chosen, ("float32",), exact=False)
+    sent = lambda i: md.nn.moe.route(None, tokens="a", experts="expert:300", capacity="slot:2", router="random", ids=i).dispatch
+
+    def slots(i: Any) -> Any:
+        out = np.zeros((len(i), 300, 2), bool)
+        for token, expert in enumerate(i):
+            filled = int(out[:, expert].sum())
+            out[token, expert, filled : filled + 1] = True
+        return out
+
+    yield Row("route_many", sent, (In("a", "inside:b=300", INDEX),), slots, ("float32",), differentiable=False)
     yield Row("cumsum", lambda x: md.cumsum(x, "a"), (X,), lambda x: np.cumsum(x, 0), ("float32", "bfloat16", "int32"))
     last = lambda x: md.cumsum(x, "a", exclusive=True, reverse=True)
     yield Row("cumsum_last", last, (X,), lambda x: np.cumsum(x[::-1], 0)[::-1] - x, ("float32", "int32"))
@@ -459,8 +535,10 @@ def _indices() -> Iterator[Row]:
     def largest(x: Any) -> Any:
         return jax.lax.top_k(x, (x.shape[1] + 1) // 2)
 
-    yield Row("top_k", best, (X,), largest, every, empty=False)
-    yield Row("top_k_same", lambda x: md.top_k(x, "b", x.dims[1])[0], (X,), lambda x: -np.sort(-x, 1), empty=False)
+    yield Row("top_k", best, (X,), largest, every)
+    every_one = lambda x: jax.lax.top_k(x, x.shape[1])
+    yield Row("top_k_same", lambda x: md.top_k(x, "b", x.dims[1]), (X,), every_one)
+    yield Row("top_k_all", lambda x: md.top_k(x, "b", Dim("k", _n(x, "b"))), (X,), every_one, every)
 
 
 def _alongs() -> Iterator[Row]:
@@ -472,7 +550,9 @@ def _alongs() -> Iterator[Row]:
         inside = (i >= 0) & (i < x.shape[1])
         return np.where(inside, np.take_along_axis(x, np.where(inside, i, 0), 1), 0)
 
-    yield Row("take_along", picked, (X, In("c a", "place:b", "int32")), chosen, empty=False)
+    yield Row("take_along", picked, (X, In("c a", "place:b", INDEX)), chosen)
+    yield Row("take_along_order", picked, (X, In("b a", "place:b", INDEX)), chosen)
+    yield Row("take_along_renamed", picked, (X, In("b=c a", "place:b", INDEX)), chosen)
 
     def put(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
         return y + bind1(indexing.PUT_ALONG, x, i, over=y.dims[0], to=x.dims[1])
@@ -484,7 +564,9 @@ def _alongs() -> Iterator[Row]:
                 out[i[c, a], a] += x[a, c]
         return out
 
-    yield Row("put_along", put, (In("a c"), In("c a", "place:b", "int32"), In("b a")), summed)
+    yield Row("put_along", put, (In("a c"), In("c a", "place:b", INDEX), In("b a")), summed)
+    yield Row("put_along_order", put, (In("a b"), In("b a", "place:b", INDEX), In("b a")), summed)
+    yield Row("put_along_renamed", put, (In("a b=c"), In("b=c a", "place:b", INDEX), In("b a")), summed)
 
 
 def _conv_of(spec: tuple[str, str, str], stride: Any, pads: Any, base: Any = None, dilation: Any = None) -> Callable[..., Any]:
@@ -504,32 +586,32 @@ def _windows() -> Iterator[Row]:
     sums = (*REAL, "int32")
     line, kernel = In("a b c"), In("k=3 c d")
     conv = lambda x, w: md.conv(x, w, window={"b": "k"}, out="a b d")
-    yield Row("conv", conv, (line, kernel), _conv_of(("N0C", "0IO", "N0C"), (1,), [(1, 1)]), sums, empty=False)
+    yield Row("conv", conv, (line, kernel), _conv_of(("N0C", "0IO", "N0C"), (1,), [(1, 1)]), sums)
     strided = lambda x, w: md.conv(x, w, {"b": "k"}, "b d a", stride=2, dilation=2, padding={"b": (3, 4)})
-    yield Row("conv_stride", strided, (In("c b a"), In("d c k=3")), _conv_of(("C0N", "OI0", "0CN"), (2,), [(3, 4)], None, (2,)), sums, empty=False)
+    yield Row("conv_stride", strided, (In("c b a"), In("d c k=3")), _conv_of(("C0N", "OI0", "0CN"), (2,), [(3, 4)], None, (2,)), sums)
     based = lambda x, w: md.conv(x, w, {"b": "k"}, "a d b", base_dilation=3, stride=2, padding={"b": (-1, 4)})
-    yield Row("conv_base", based, (line, In("k=4 d c")), _conv_of(("N0C", "0OI", "NC0"), (2,), [(-1, 4)], (3,)), REAL, empty=False)
+    yield Row("conv_base", based, (line, In("k=4 d c")), _conv_of(("N0C", "0OI", "NC0"), (2,), [(-1, 4)], (3,)), REAL)
     plane = lambda x, w: md.conv(x, w, {"b": "k", "c": "l"}, "a b c t", stride={"c": 2}, padding={"b": (2, 0), "c": (1, 2)})
-    yield Row("conv_two", plane, (In("a b c d"), In("k=3 l=2 d t")), _conv_of(("N01C", "01IO", "N01C"), (1, 2), [(2, 0), (1, 2)]), REAL, empty=False)
+    yield Row("conv_two", plane, (In("a b c d"), In("k=3 l=2 d t")), _conv_of(("N01C", "01IO", "N01C"), (1, 2), [(2, 0), (1, 2)]), REAL)
     cube = lambda x, w: md.conv(x, w, {"b": "k", "c": "l", "d": "m"}, "a b c d t", padding=dict.fromkeys("bcd", (1, 1)), stride={"d": 2})
-    yield Row("conv_three", cube, (In("a b c d e=2"), In("k=2 l=3 m=1 e=2 t")), _conv_of(("N012C", "012IO", "N012C"), (1, 1, 2), [(1, 1)] * 3), ("float32",), empty=False)
+    yield Row("conv_three", cube, (In("a b c d e=2"), In("k=2 l=3 m=1 e=2 t")), _conv_of(("N012C", "012IO", "N012C"), (1, 1, 2), [(1, 1)] * 3), ("float32",))
     apart = lambda x, w: md.conv(x, w, {"b": "k"}, "a b e d", padding={"b": (1, 2)})
 
     def grouped(x: Any, w: Any) -> Any:
         parts = [_conv_of(("N0C", "0IO", "N0C"), (1,), [(1, 2)])(x[..., i, :], w[i]) for i in range(2)]
         return np.stack(parts, 2)
 
-    yield Row("conv_group", apart, (In("a b e=2 c"), In("e=2 k=3 c d")), grouped, REAL, empty=False)
+    yield Row("conv_group", apart, (In("a b e=2 c"), In("e=2 k=3 c d")), grouped, REAL)
     depth = lambda x, w: md.conv(x, w, {"b": "k"}, "a b c", padding={"b": (0, 2)})
     each = lambda x, w: np.stack([_conv_of(("N0.C", "0.IO", "N0.C"), (1,), [(0, 2)])(x[..., i], w[:, i]) for i in range(x.shape[-1])], -1)
-    yield Row("conv_depthwise", depth, (line, In("k=3 c")), each, ("float32",), empty=False)
+    yield Row("conv_depthwise", depth, (line, In("k=3 c")), each, ("float32",))
     bare = lambda x, w: md.conv(x, w, {"b": "k"}, "b", padding={"b": (1, 1)})
-    yield Row("conv_bare", bare, (V, In("k=2")), _conv_of(("0.NC", "0.IO", "0.NC"), (1,), [(1, 1)]), REAL, empty=False)
+    yield Row("conv_bare", bare, (V, In("k=2")), _conv_of(("0.NC", "0.IO", "0.NC"), (1,), [(1, 1)]), REAL)
     slid = lambda x, w: md.conv(x, w, {"b": ("b", "lag")}, "lag a d", padding={"b": (1, 1)})
-    yield Row("conv_lag", slid, (In("c b a"), In("b c d")), _conv_of(("C0N", "0IO", "0NC"), (1,), [(1, 1)]), ("float32",), empty=False)
+    yield Row("conv_lag", slid, (In("c b a"), In("b c d")), _conv_of(("C0N", "0IO", "0NC"), (1,), [(1, 1)]), ("float32",))
     wide = lambda x, w: md.conv(x, w, {"b": "k"}, "a b d", dtype="float32")
     wider = lambda x, w: _conv_of(("N0C", "0IO", "N0C"), (1,), [(1, 1)])(x.astype(np.float32), w.astype(np.float32))
-    yield Row("conv_dtype", wide, (line, kernel), wider, ("bfloat16",), empty=False)
+    yield Row("conv_dtype", wide, (line, kernel), wider, ("bfloat16",))
 
     def pooled(reduce: Any, start: Any, size: tuple[int, ...], stride: tuple[int, ...], pads: Any) -> Callable[..., Any]:
         return lambda x: jax.lax.reduce_window(jnp.asarray(x), np.asarray(start, x.dtype), reduce, size, stride, pads)
@@ -539,11 +621,11 @@ def _windows() -> Iterator[Row]:
     yield Row("max_pool", lambda x: md.max_pool(x, {"b": 2}), (X,), best, (*REAL, *INTS), smooth=False)
     best_two = lambda x: pooled(jax.lax.max, lowest(x), (3, 1, 2), (2, 1, 1), [(1, 2), (0, 0), (3, 1)])(x)
     two = lambda x: md.max_pool(x, {"a": 3, "c": 2}, stride={"a": 2}, padding={"a": (1, 2), "c": (3, 1)})
-    yield Row("max_pool_two", two, (In("a b c"),), best_two, sums, smooth=False, empty=False)
+    yield Row("max_pool_two", two, (In("a b c"),), best_two, sums, smooth=False)
     total = pooled(jax.lax.add, 0, (3, 1), (2, 1), [(1, 1), (0, 0)])
     yield Row("sum_pool", lambda x: pooling.sum_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), total, sums)
     mean = lambda x: total(x) / total(np.ones_like(x))
-    yield Row("avg_pool", lambda x: md.avg_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), mean, REAL, exact=False, empty=False)
+    yield Row("avg_pool", lambda x: md.avg_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), mean, REAL, exact=False)
     mean_two = lambda x: pooled(jax.lax.add, 0, (2, 3), (2, 3), [(0, 0), (0, 0)])(x) / 6
     yield Row("avg_pool_two", lambda x: md.avg_pool(x, {"a": 2, "b": 3}), (X,), mean_two, ("float32",), exact=False)
     every = Window("b", "b", 3, stride=2, dilation=2, low=2, high=3)
@@ -576,9 +658,9 @@ def _placements() -> Iterator[Row]:
     yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
     near, wide = In("a=24*a b"), In("a=24*a b=24*b")  # blocks that few meshes cannot cut evenly
     by_row = lambda x, y: md.local(lambda x, y: x * x * y - md.sum(x, "b"), x, y, out="b a", whole="b")
-    yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.sum(1, keepdims=True)).T, ("float32",), empty=False)
+    yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.sum(1, keepdims=True)).T, ("float32",))
     added = lambda x, y: md.local(lambda x, y: md.sum(md.sign(y) * x * x, "a"), x, y, out="b")
-    yield Row("local_sum", added, (wide, In("b=24*b")), lambda x, y: (np.sign(y) * x * x).sum(0), ("float32",), empty=False, smooth=False)
+    yield Row("local_sum", added, (wide, In("b=24*b")), lambda x, y: (np.sign(y) * x * x).sum(0), ("float32",), smooth=False)
     yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
     yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
 
@@ -596,6 +678,7 @@ def _randoms() -> Iterator[Row]:
     yield Row("uniform", lambda k, x: md.random.uniform(k, x.dims), (KEY, X), lambda k, x: jax.random.uniform(wrap(k), x.shape, "float32"), **fixed)
     yield Row("normal", lambda k, x: md.random.normal(k, x.dims), (KEY, X), lambda k, x: jax.random.normal(wrap(k), x.shape, "float32"), exact=False, **fixed)
     yield Row("bernoulli", lambda k, p, x: md.random.bernoulli(k, 0.5 + p / 2, x.dims), (KEY, In("b", "unit", "float32"), X), lambda k, p, x: jax.random.bernoulli(wrap(k), 0.5 + p / 2, x.shape), **fixed)
+    yield Row("permutation", lambda k, x: md.random.permutation(k, x, "a"), (KEY, X), lambda k, x: jax.random.permutation(wrap(k), x), **fixed)
     yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
 
 
@@ -615,7 +698,7 @@ def _controls() -> Iterator[Row]:
         return c, np.array(first), np.array(second)
 
     square_in = (In("a=b b", "unit"), In("a=b"), In("t b"))
-    yield Row("scan", recur, square_in, ran, ("float32",), empty=False)
+    yield Row("scan", recur, square_in, ran, ("float32",))
     total = lambda c, x: md.scan(lambda c, x: (c + x, c), c, x, over="t", reverse=True)
     back = lambda c, x: (c + x.sum(0), c + np.cumsum(x[::-1], 0)[::-1] - x)
     yield Row("scan_reverse", total, (In("a"), series), back)
@@ -641,7 +724,7 @@ def _controls() -> Iterator[Row]:
             c = s
         return c, np.array(rows)
 
-    yield Row("scan_nested", nested, (In(""), In("t d", "unit")), unnested, ("float32",), exact=False, empty=False)
+    yield Row("scan_nested", nested, (In(""), In("t d", "unit")), unnested, ("float32",), exact=False)
 
     def doubled(x: Tensor, y: Tensor) -> Any:
         more = lambda c: (c[1] < 5) & (md.sum(c[0] * c[0]) < 1000)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -95,6 +96,13 @@ def misuse() -> dict[str, Callable[[], Any]]:
         "a maximum of nothing": lambda: md.max(md.tensor(np.ones(0), "batch")),
         "two dims where one is meant": lambda: md.argmax(x, "batch io"),
         "map of a reduction": lambda: md.map(jnp.sum, x),
+        "map of a norm": lambda: md.map(lambda x: x / jnp.linalg.norm(x), x),
+        "map of a running sum": lambda: md.map(lambda x: jnp.cumsum(x, 0), x),
+        "map that reverses": lambda: md.map(lambda x: jnp.flip(x, 0), x),
+        "map that reads a size": lambda: md.map(lambda x: x / x.size, x),
+        "map that draws": lambda: md.map(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), x),
+        "map with an array from outside": lambda: md.map(lambda x: x * jnp.ones((2, 3)), x),
+        "iota beyond its dtype": lambda: md.iota("vocab:300", "uint8"),
         "a gradient of many numbers": lambda: md.grad(lambda x: x * x)(x),
         "a gradient by integers": lambda: md.grad(lambda i: md.sum(i * 2.0))(row),
         "a gradient by a missing argument": lambda: md.grad(md.sum, argnums=2)(x),

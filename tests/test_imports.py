@@ -23,7 +23,9 @@ ROOT = Path(__file__).parent.parent
 ORDER = [
     ["errors"],
     ["units"],
+    ["primitives"],
     ["dims"],
+    ["layouts"],
     ["backend"],
     ["ir"],
     ["values"],
@@ -32,13 +34,13 @@ ORDER = [
     ["autodiff"],
     ["control"],
     ["params", "init"],
-    ["layouts"],
     ["passes"],
     ["lowering"],
     ["schedule"],
     ["cost"],
     ["report"],
     ["tune"],
+    ["pipeline"],
     ["compile"],
     ["compilers"],
     ["checkpoint"],
@@ -50,7 +52,8 @@ IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshd
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those is fine.
-INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "__init__"}
+# `primitives` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
+INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "primitives", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

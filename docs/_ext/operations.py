@@ -17,6 +17,8 @@ from meshdsl.ir import Graph, walk
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.labels import labels_of
 from meshdsl.lowering.partition import partition
+from meshdsl.ops.placement import PREFER, SHARD
+from meshdsl.ops.reshape import RENAME
 from meshdsl.passes.simplify import inline
 from tests import laws
 from tests.laws import Row, gradient
@@ -55,7 +57,7 @@ def kinds_of(graph: Graph, row: Row) -> dict[str, str]:
     """The class of every dim of the operands."""
     moved: set[str] = set()
     for eqn, _ in walk(graph):
-        if eqn.op.control or not eqn.ins or eqn.op.name in ("prefer", "shard", "rename"):
+        if eqn.control is not None or not eqn.ins or eqn.op in (PREFER, SHARD, RENAME):
             continue
         labels = labels_of(eqn)
         for v, names in zip((*eqn.ins, *eqn.outs), (*labels.ins, *labels.outs), strict=True):
@@ -63,7 +65,7 @@ def kinds_of(graph: Graph, row: Row) -> dict[str, str]:
         moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
         moved |= {d.name for d in moves.dims} if moves is not None else set()
     kept = {d.name for v in graph.outs for d in v.shape}
-    kept |= {d.name for eqn, _ in walk(graph) if eqn.op.name == "rename" for d in eqn.ins[0].shape}
+    kept |= {d.name for eqn, _ in walk(graph) if eqn.op is RENAME for d in eqn.ins[0].shape}
     found: dict[str, str] = {}
     for v in graph.ins:
         for d in v.shape:

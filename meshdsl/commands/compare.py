@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import LayoutError
 from .common import ILLEGAL_LAYOUT, command, say, workload_of, workload_options, write
-from .costing import cost_options, exit_code, report_of, step_of, step_title
+from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
 
 __all__ = ["add"]
 
@@ -20,6 +20,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "compare", run, "put several layouts side by side, with what differs between them")
     workload_options(parser, several=True)
     cost_options(parser)
+    overlap_option(parser, several=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,11 +30,12 @@ def run(options: argparse.Namespace) -> int:
     workload = workload_of(options)
     reports: dict[str, Any] = {}
     illegal: dict[str, str] = {}
-    traced: tuple[Any, Any] | None = None
-    for name, mesh, layout in _places(options, workload):
-        if traced is None:
-            traced = step_of(options, workload, mesh, layout)
-        compiled, arguments = traced
+    traced: dict[str, tuple[Any, Any]] = {}  # by overlap
+    for name, mesh, layout, overlap in _places(options, workload):
+        options.overlap = overlap
+        if overlap not in traced:
+            traced[overlap] = step_of(options, workload, mesh, layout)
+        compiled, arguments = traced[overlap]
         try:
             reports[name] = report_of(options, compiled.under(mesh, layout), arguments, step_title(options, workload))
         except LayoutError as error:
@@ -52,14 +54,22 @@ def run(options: argparse.Namespace) -> int:
     return ILLEGAL_LAYOUT if illegal else exit_code(*reports.values())
 
 
-def _places(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Name, mesh and layout of each; what is not named in the workload is called A, B, ...
+def _places(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any, Any, str]]:
+    """Name, mesh, layout and overlap of each; a layout without a name in the workload is called A, B, ...
+
+    One layout under several overlaps is called by the overlap.
 
     Raises `UsageError` for one layout, for the same one twice, and for a number of meshes that does not go with them.
     """
     from ..train import UsageError, place
 
-    layouts, meshes = options.layout or list(workload.layouts), options.mesh
+    layouts, meshes, overlaps = options.layout or list(workload.layouts), options.mesh, options.overlap
+    if len(overlaps) > 1 and len(layouts) == 1 and len(meshes) < 2:
+        for overlap in dict.fromkeys(overlaps):
+            yield overlap, *place(workload, layouts[0], meshes[0] if meshes else None), overlap
+        return
+    if len(overlaps) > 1:
+        raise UsageError("several --overlap need one --layout: each is compared under it")
     if len(layouts) < 2:
         raise UsageError(
             f"compare needs at least two layouts, got {len(layouts)}; give --layout several times\n"
@@ -77,7 +87,7 @@ def _places(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, A
             raise UsageError(f"the layout {layout!r} is given twice; each is compared with the others")
         seen.add((layout, mesh))
         named = layout in workload.layouts and layouts.count(layout) == 1
-        yield layout if named else letter, *place(workload, layout, mesh)
+        yield layout if named else letter, *place(workload, layout, mesh), overlaps[0] if overlaps else "none"
 
 
 def _letters() -> Iterator[str]:

@@ -17,6 +17,7 @@ __all__ = [
     "exit_code",
     "machine_of",
     "measured",
+    "overlap_option",
     "report_of",
     "size",
     "step_of",
@@ -61,7 +62,18 @@ def step_options(parser: argparse.ArgumentParser) -> None:
         default="replicated",
         help="how the training step updates weights (default replicated)",
     )
+    parser.set_defaults(overlap="none")  # `overlap_option` lets the user choose
     parser.add_argument("--forward", action="store_true", help="the evaluation step instead of the training step")
+
+
+def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """How the step overlaps communication with computation."""
+    parser.add_argument(
+        "--overlap",
+        choices=["none", "auto", "dw", "lancet", "list", "halves"],
+        help="how communication overlaps with computation (default none)" + "; give it several times" * several,
+        **({"action": "append", "default": []} if several else {"default": "none"}),
+    )
 
 
 def size(text: str) -> float:
@@ -104,11 +116,17 @@ def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) 
             f"{workload.name} has tensors of size 0: {', '.join(empty[:3])}{more}\n"
             "  every size is at least 1; look at the settings"
         )
-    if options.weight_update != "replicated":
-        update = options.weight_update
-        machine = machine_of(options) if update == "auto" else None  # it decides what is sharded
+    update, overlap = options.weight_update, options.overlap
+    if update != "replicated" or overlap != "none":
+        machine = machine_of(options) if update == "auto" or overlap != "none" else None  # it decides
         compiled = md.compile(
-            compiled.function, mesh, layout, donate=compiled.donate, weight_update=update, machine=machine
+            compiled.function,
+            mesh,
+            layout,
+            donate=compiled.donate,
+            weight_update=update,
+            overlap=overlap,
+            machine=machine,
         )
     return compiled, arguments
 
@@ -162,10 +180,10 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
     return dataclasses.replace(found, title=title)
 
 
-def measured(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> Any:
-    """The report of one layout of a workload."""
+def measured(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
+    """The compiled step of a workload under one layout, and its report."""
     compiled, arguments = step_of(options, workload, mesh, layout)
-    return report_of(options, compiled, arguments, step_title(options, workload))
+    return compiled, report_of(options, compiled, arguments, step_title(options, workload))
 
 
 def step_title(options: argparse.Namespace, workload: Any) -> str:

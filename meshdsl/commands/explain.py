@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .common import OK, command, placed, say, workload_options
-from .costing import cost_options, exit_code, report_of, step_of, step_title
+from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
 
 __all__ = ["add"]
 
@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
     )
     workload_options(parser)
     cost_options(parser, html=False)
+    overlap_option(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--program", action="store_true", help="the program and nothing else")
     what.add_argument("--graph", action="store_true", help="the graph before any layout, and nothing else")
@@ -29,6 +30,9 @@ def add(commands: Any) -> None:
     )
     what.add_argument(
         "--dim", type=_named, metavar="NAME", help="one dim: what it costs, and every other place to map it to"
+    )
+    what.add_argument(
+        "--window", type=int, metavar="N", help="one window of an overlap plan, by its number in `analyze`"
     )
     what.add_argument("--moves", action="store_true", help="every change of where one dim is mapped, ranked")
 
@@ -56,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
             print(text)
         return OK
     program = compiled.program(*arguments)
+    if options.window is not None:
+        return _window(options, compiled.overlap)
     if options.json:
         beside = {} if options.program else {"collectives": report.collectives(program)}
         say({"command": "explain", "program": str(program), **beside})
@@ -67,13 +73,35 @@ def run(options: argparse.Namespace) -> int:
     return OK
 
 
+def _window(options: argparse.Namespace, plan: Any) -> int:
+    """One window of the plan: the collective, and the products that run meanwhile."""
+    from ..train import UsageError
+
+    if not 0 <= options.window < len(plan.windows):
+        raise UsageError(
+            f"there is no window {options.window}: the plan {plan.chosen!r} has {len(plan.windows)}, numbered from 0\n"
+            "  `meshdsl analyze` with the same options lists them"
+        )
+    window = plan.windows[options.window]
+    if options.json:
+        say({"command": "explain", "window": window.to_dict()})
+    else:
+        print(window, *(f"  {op}  # {where}" for op, where in window.inside), sep="\n")
+    return OK
+
+
 def _check(options: argparse.Namespace) -> None:
     """An option that does nothing for what is asked is a mistake."""
     from ..train import UsageError
 
     if options.collective or options.dim or options.moves:
         return
-    machine = options.machine if options.weight_update != "auto" or options.graph else None
+    if options.window is not None and options.overlap == "none":
+        raise UsageError(
+            "--window is a window of an overlap plan; choose one with --overlap, for example --overlap auto"
+        )
+    decides = options.weight_update == "auto" or options.overlap != "none"
+    machine = options.machine if not decides or options.graph else None
     idle = {"--machine": machine, "--memory": options.memory, "--place": options.place}
     why = "a program is the same on every machine; they go with --collective, --dim or --moves"
     if options.graph:

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..errors import LayoutError, MeshdslError
-from ..ir import Var
+from ..ir import Var, walk
 from ..lowering import Program
+from ..lowering.asynchrony import Start
 from ..lowering.emit import emit, partition_spec
 from ..units import show_bytes
 from .diff import Change, changes
 from .hlo import Performed, performed
+from .windows import CompiledWindow, compiled_windows
 
 __all__ = ["Compilation", "CompiledMemory", "CompilerError", "available", "compile_for"]
 
@@ -83,7 +85,7 @@ class Compilation:
     not fit, as the compiler of TPU v5e reports it:
 
     >>> import meshdsl as md
-    >>> made = md.Compilation("tpu:v5e:2x2", 4, "", False, 20_000_000_000, 16_909_336_576, "...", None, (), (), 3.0)
+    >>> made = md.Compilation("tpu:v5e:2x2", 4, "", False, 20_000_000_000, 16_909_336_576, "...", None, (), (), (), 3.0)
     >>> print(made)
     does not fit on tpu:v5e:2x2: it needs 20.00 GB of one device, 3.09 GB too many
     >>> made.fits, made.over
@@ -100,6 +102,7 @@ class Compilation:
     memory: CompiledMemory | None  # None of a program that does not fit
     collectives: tuple[Performed, ...]  # of the compiled program
     changes: tuple[Change, ...]  # those beside the program's own, by kind and mesh axes
+    windows: tuple[CompiledWindow, ...]  # of an overlap plan
     seconds: float  # of the compilation
 
     @property
@@ -119,7 +122,7 @@ class Compilation:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         memory = None if self.memory is None else {**vars(self.memory), "total": self.memory.total}
-        lists = {name: [one.to_dict() for one in getattr(self, name)] for name in ("collectives", "changes")}
+        lists = {name: [one.to_dict() for one in getattr(self, name)] for name in ("collectives", "changes", "windows")}
         return {**vars(self), "over": self.over, "memory": memory, **lists}
 
 
@@ -150,10 +153,12 @@ def compile_for(
     True
 
     `donated` are inputs of the program whose place a result may take. `effort` "O1" is several times faster and within
-    a few percent in memory; it does not overlap collectives. `slices` counts pods beside each other. `timeout` is in
-    seconds. Raises `CompilerError` when the compiler is not installed, does not know the topology, takes longer or
-    fails, and `LayoutError` when the topology has another number of devices than the mesh. A program that does not
-    fit is a result, with `fits` False.
+    a few percent in memory; it does not overlap collectives, so it cannot keep an overlap plan. `slices` counts pods
+    beside each other. `timeout` is in seconds. A program with an overlap plan is compiled with the options that its
+    collectives need, and the result has its `windows`. Raises `CompilerError` when the compiler is not installed, does
+    not know the topology, takes longer or fails, and where a collective of a plan came back synchronous; `LayoutError`
+    when the topology has another number of devices than the mesh. A program that does not fit is a result, with `fits`
+    False.
     """
     platform, _, name = topology.partition(":")
     if platform != "tpu" or not name:
@@ -165,7 +170,8 @@ def compile_for(
     with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as made:
         directory = Path(made)
         request = _request(program, frozenset(donated))
-        request |= {"platform": platform, "topology": name, "slices": slices, "options": EFFORTS[effort]}
+        options = EFFORTS[effort] | _flags(program)
+        request |= {"platform": platform, "topology": name, "slices": slices, "options": options}
         (directory / "request.json").write_text(json.dumps(request), encoding="utf-8")
         (directory / "program.bin").write_bytes(_exported(program))
         found = _run(directory, topology, timeout)
@@ -178,7 +184,8 @@ def compile_for(
             return refused(topology, found)
         memory = CompiledMemory(**found["memory"])
         text = (directory / "compiled.txt").read_text(encoding="utf-8")
-    collectives = performed(text)
+    collectives, found_windows = performed(text), compiled_windows(text, program)
+    _check_windows(topology, found_windows)
     return Compilation(
         topology,
         found["devices"],
@@ -190,8 +197,26 @@ def compile_for(
         memory=memory,
         collectives=collectives,
         changes=changes(program, collectives),
+        windows=found_windows,
         seconds=found["seconds"],
     )
+
+
+def _flags(program: Program) -> dict[str, str]:
+    """The compiler options without which the collectives that a program starts are synchronous."""
+    started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
+    return {"xla_tpu_enable_async_all_to_all": "true"} if "all_to_all" in started else {}
+
+
+def _check_windows(topology: str, found: Sequence[CompiledWindow]) -> None:
+    """Raise `CompilerError` where a planned collective came back synchronous."""
+    lost = [window for window in found if not window.asynchronous]
+    if lost:
+        listed = "".join(f"\n  {window}" for window in lost[:8])
+        raise CompilerError(
+            f"the compiler for {topology} made {len(lost)} of {len(found)} planned collectives synchronous{listed}\n"
+            "  the machine file that the plan was made with says which kinds run beside computation (`asynchronous`)"
+        )
 
 
 def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
@@ -263,6 +288,7 @@ def refused(topology: str, found: dict[str, Any]) -> Compilation:
         memory=None,
         collectives=(),
         changes=(),
+        windows=(),
         seconds=0.0,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import InternalError
 
-__all__ = ["Performed", "performed"]
+__all__ = ["Instruction", "Performed", "bodies_of", "called", "performed"]
 
 KINDS = {
     "all-reduce": "all_reduce",
@@ -61,7 +61,9 @@ class Performed:
 
 
 @dataclass(frozen=True)
-class _Instruction:
+class Instruction:
+    """One line of the text."""
+
     name: str
     opcode: str
     type: str
@@ -82,15 +84,16 @@ def performed(text: str) -> tuple[Performed, ...]:
 
     Raises `InternalError` for a text without an entry, and for a collective whose groups it cannot read.
     """
-    bodies, entry = _bodies(text)
+    bodies, entry = bodies_of(text)
     if not entry:
         raise InternalError("the compiled text has no ENTRY computation, so its collectives cannot be read")
     return tuple(_performed(bodies, entry, 1, True))
 
 
-def _bodies(text: str) -> tuple[dict[str, list[_Instruction]], str]:
-    bodies: dict[str, list[_Instruction]] = {}
-    here: list[_Instruction] = []
+def bodies_of(text: str) -> tuple[dict[str, list[Instruction]], str]:
+    """The instructions of every computation by its name, in order, and the name of the entry."""
+    bodies: dict[str, list[Instruction]] = {}
+    here: list[Instruction] = []
     entry = ""
     for line in text.splitlines():
         if head := HEAD.match(line):
@@ -101,14 +104,14 @@ def _bodies(text: str) -> tuple[dict[str, list[_Instruction]], str]:
     return bodies, entry
 
 
-def _instruction(name: str, code: str) -> _Instruction:
+def _instruction(name: str, code: str) -> Instruction:
     end = _close(code, 0, " ")  # the type may be a tuple, with spaces inside
     opcode = re.match(r"\s*([\w\-]+)\(", code[end:])
     if opcode is None:
-        return _Instruction(name, "", code, "", "")
+        return Instruction(name, "", code, "", "")
     start = end + opcode.end()
     stop = _close(code, start, ")")
-    return _Instruction(name, opcode[1], code[:end], code[start:stop], code[stop + 1 :])
+    return Instruction(name, opcode[1], code[:end], code[start:stop], code[stop + 1 :])
 
 
 def _close(code: str, start: int, last: str) -> int:
@@ -122,7 +125,7 @@ def _close(code: str, start: int, last: str) -> int:
 
 
 def _performed(
-    bodies: dict[str, list[_Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
+    bodies: dict[str, list[Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
 ) -> Iterator[Performed]:
     types = {one.name: one.type for one in bodies[name]}
     # the TPU's compiler writes a collective that runs beside kernels into each of them; this one starts it
@@ -137,20 +140,21 @@ def _performed(
         if one.opcode == "while":
             n = _trips(bodies, one)
             inner = trips * (1 if n is None else n), bounded and n is not None
-        for callee in _called(one):
+        for callee in called(one):
             if callee in bodies:  # the TPU's compiler fuses an all-reduce with the slice after it under this name
                 fused = scattered or "all-reduce-scatter" in callee
                 yield from _performed(bodies, callee, *inner, fused)
 
 
-def _called(one: _Instruction) -> list[str]:
+def called(one: Instruction) -> list[str]:
+    """The computations that an instruction runs."""
     if one.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
         return []
     several = [name for found in BRANCHES.findall(one.rest) for name in re.findall(r"[\w.\-]+", found)]
     return CALLED.findall(one.rest) + several
 
 
-def _trips(bodies: dict[str, list[_Instruction]], loop: _Instruction) -> int | None:
+def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | None:
     if known := TRIPS.search(loop.rest):
         return int(known[1])
     test = re.search(r"\bcondition=%?([\w.\-]+)", loop.rest)
@@ -167,7 +171,7 @@ def _trips(bodies: dict[str, list[_Instruction]], loop: _Instruction) -> int | N
 
 
 def _collective(
-    kind: str, one: _Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
+    kind: str, one: Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
 ) -> Performed:
     groups = _groups(one)
     operands = one.operands[:1] if kind == "ragged_all_to_all" else one.operands  # without its offsets and sizes
@@ -188,7 +192,7 @@ def _itemsize(element: str) -> int:
     return 1 if element == "pred" or bits is None else max(1, int(bits[0]) // 8)
 
 
-def _groups(one: _Instruction) -> tuple[tuple[int, ...], ...]:
+def _groups(one: Instruction) -> tuple[tuple[int, ...], ...]:
     """Of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: a grid of device numbers, transposed, in rows."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", one.rest):
         rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..autodiff import pullback, zeros
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
-from ..ir import Graph, Op, Type
+from ..ir import Cond, Graph, Op, Type, While
 from ..trace import as_tensor, bind, trace, tree
 from ..values import Tensor
 from .carry import carried, leaves_of, unused
@@ -15,20 +15,20 @@ from .carry import carried, leaves_of, unused
 __all__ = ["cond", "while_loop"]
 
 
-def _while_type(*ins: Type, test: Graph, body: Graph, consts: int) -> Any:
-    (p,) = test.outs
+def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
+    (p,) = control.test.outs
     if p.shape or p.dtype.kind != "b":
         raise ShapeError(
             f"the predicate of md.while_loop is one boolean without dims, got {p.type}; "
             "compare, or reduce with md.any or md.all"
         )
-    return tuple(v.type for v in body.outs)
+    return tuple(v.type for v in control.body.outs)
 
 
-def _while_eager(run: Any, *ins: Tensor, test: Graph, body: Graph, consts: int) -> list[Tensor]:
-    held, carry = ins[:consts], list(ins[consts:])
-    while bool(run(test, [*held, *carry])[0]):
-        carry = run(body, [*held, *carry])
+def _while_eager(run: Any, *ins: Tensor, control: While) -> Sequence[Tensor]:
+    held, carry = control.inputs(ins)
+    while bool(run(control.test, [*held, *carry])[0]):
+        carry = run(control.body, [*held, *carry])
     return carry
 
 
@@ -40,7 +40,7 @@ def _while_vjp(*_: Any, **__: Any) -> Any:
     )
 
 
-_WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp, control=True)
+_WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp)
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
@@ -67,21 +67,21 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     test = test.replace(ins=(*test.ins[: len(held_test)], *unused(held), *test.ins[len(held_test) :]))
     again = again.replace(ins=(*unused(held_test), *again.ins))
     captures = [*held_test, *held]
-    results = bind(_WHILE, *captures, *first, test=test, body=again, consts=len(captures))
+    results = bind(_WHILE, *captures, *first, control=While(test, again, len(captures)))
     return tree.tree_unflatten(structure, results)
 
 
-def _cond_type(p: Type, *ins: Type, yes: Graph, no: Graph) -> Any:
+def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
     if p.shape or p.dtype.kind != "b":
         raise ShapeError(
             f"the predicate of md.cond is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
         )
-    return tuple(v.type for v in yes.outs)
+    return tuple(v.type for v in control.yes.outs)
 
 
-def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, yes: Graph, no: Graph) -> list[Tensor | None]:
+def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) -> list[Tensor | None]:
     (p, *ins), (_, *active) = residuals
-    given = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, yes.outs, strict=True)]
+    given = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
     want = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
 
     def branch(graph: Graph) -> Callable[..., Any]:
@@ -91,17 +91,16 @@ def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, yes: Graph, no: G
 
         return run
 
-    found = dict(zip(want, cond(p, branch(yes), branch(no), *ins, *given), strict=True))
+    found = dict(zip(want, cond(p, branch(control.yes), branch(control.no), *ins, *given), strict=True))
     return [None, *(found.get(i) for i in range(len(ins)))]
 
 
 _COND = Op(
     "cond",
     type=_cond_type,
-    kernel=lambda run, p, *ins, yes, no: run(yes if bool(p) else no, ins),
-    fwd=lambda *ins, active, yes, no: (bind(_COND, *ins, yes=yes, no=no), (ins, active)),
+    kernel=lambda run, p, *ins, control: run(control.yes if bool(p) else control.no, ins),
+    fwd=lambda *ins, active, control: (bind(_COND, *ins, control=control), (ins, active)),
     vjp=_cond_vjp,
-    control=True,
 )
 
 
@@ -129,6 +128,6 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
     yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *unused(held_no), *yes.ins[len(held_yes) :]))
     no = no.replace(ins=(*unused(held_yes), *no.ins))
     try:
-        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, yes=yes, no=no))
+        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=Cond(yes, no)))
     except MeshdslError as error:
         raise at(error, caller()) from None

@@ -5,13 +5,14 @@ Its gradient is a second scan, in reverse, over what the first one saved.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..autodiff import zeros
 from ..dims import Dim, DimLike, find, pick
 from ..errors import ShapeError, at, caller, located
-from ..ir import Graph, Op, Type
+from ..ir import Op, Scan, Type
 from ..ops.joining import stack, unstack
 from ..ops.reshape import transpose
 from ..trace import bind, evaluate, trace, tree
@@ -22,50 +23,42 @@ from .residuals import split
 __all__ = ["SCAN", "scan"]
 
 
-def _scan_type(*ins: Type, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int) -> Any:
-    ys = tuple(Type((dim, *v.shape), v.dtype) for v in body.outs[carries:])
-    return (*(v.type for v in body.outs[:carries]), *ys)
+def _scan_type(*ins: Type, control: Scan) -> tuple[Type, ...]:
+    carries, rows = control.results(control.body.outs)
+    return (*(v.type for v in carries), *(Type((control.dim, *v.shape), v.dtype) for v in rows))
 
 
-def _scan_eager(run: Any, *ins: Tensor, body: Graph, consts: int, carries: int, dim: Dim, reverse: bool, trips: int):
-    held, carry, xs = ins[:consts], list(ins[consts : consts + carries]), ins[consts + carries :]
+def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
+    dim = control.dim
+    held, carry, xs = control.inputs(ins)
     slices = list(zip(*(unstack(x, dim) for x in xs), strict=True)) or [()] * dim.size
-    rows: list[list[Tensor]] = []
-    for x in reversed(slices) if reverse else slices:
-        outs = run(body, [*held, *carry, *x])
-        carry = outs[:carries]
-        rows.append(outs[carries:])
-    rows = rows[::-1] if reverse else rows
-    empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in body.outs[carries:]]
+    rows: list[Sequence[Tensor]] = []
+    for x in reversed(slices) if control.reverse else slices:
+        carry, row = control.results(run(control.body, [*held, *carry, *x]))
+        rows.append(row)
+    rows = rows[::-1] if control.reverse else rows
+    empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in control.results(control.body.outs)[1]]
     return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
-def _scan_fwd(*ins: Tensor, active: Sequence[bool], body: Graph, consts: int, carries: int, **params: Any):
+def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
     """Run the loop that also stacks what its gradient needs; see `residuals.split`."""
+    consts, carries = control.consts, control.carries
     on = list(active)
     on[consts : consts + carries] = [True] * carries
-    forward, backward, kept, want = split(body, consts, carries, on)
-    outs = bind(SCAN, *ins, body=forward, consts=consts, carries=carries, **params)
-    n = len(body.outs)
+    forward, backward, kept, want = split(control.body, consts, carries, on)
+    outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=forward))
+    n = len(control.body.outs)
     xs = ins[consts + carries :]
     held = [ins[i] for i in kept if i < consts] + [xs[i - consts - carries] for i in kept if i >= consts]
     return outs[:n], (backward, kept, want, held, outs[n:])
 
 
-def _scan_vjp(
-    cts: Sequence[Tensor | None],
-    residuals: Any,
-    *,
-    body: Graph,
-    consts: int,
-    carries: int,
-    dim: Dim,
-    reverse: bool,
-    trips: int,
-):
+def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) -> list[Tensor | None]:
+    body, consts, carries = control.body, control.consts, control.carries
     backward, kept, want, held, saved = residuals
     floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
-    types = _scan_type(body=body, consts=consts, carries=carries, dim=dim, reverse=reverse, trips=trips)
+    types = _scan_type(control=control)
     given = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
     n_held = sum(i < consts for i in kept)
     const_want = [i for i in want if i < consts]
@@ -87,14 +80,14 @@ def _scan_vjp(
 
     init = ([given[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_want])
     (flowing, sums), x_cts = scan(
-        step, init, [*held[n_held:], *saved, *(given[i] for i in y_cts)], over=dim, reverse=not reverse
+        step, init, [*held[n_held:], *saved, *(given[i] for i in y_cts)], over=control.dim, reverse=not control.reverse
     )
     found = dict(zip(carry_want, flowing, strict=True)) | dict(zip(const_want, sums, strict=True))
     found |= dict(zip([i for i in want if i >= consts + carries], x_cts, strict=True))
     return [found.get(i) for i in range(len(body.ins))]
 
 
-SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp, control=True)
+SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp)
 
 
 def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: bool = False) -> tuple[Any, Any]:
@@ -127,17 +120,6 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
 
     specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]
     graph, captures, out = trace(body, specs)
-    results = bind(
-        SCAN,
-        *captures,
-        *first,
-        *rows,
-        body=graph,
-        consts=len(captures),
-        carries=n,
-        dim=dim,
-        reverse=reverse,
-        trips=dim.size,
-    )
+    results = bind(SCAN, *captures, *first, *rows, control=Scan(graph, len(captures), n, dim, reverse))
     last, ys = tree.tree_unflatten(out, results)
     return tree.tree_unflatten(structure, last), ys

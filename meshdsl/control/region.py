@@ -15,7 +15,7 @@ from ..autodiff import pullback, zeros
 from ..backend import Local
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, TraceError, at, caller
-from ..ir import Graph, Labels, Op, Type, operations, walk
+from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
 from ..ops.contraction import located
 from ..ops.reshape import refill, transpose
 from ..trace import as_tensor, bind1, run_kernel, trace
@@ -33,7 +33,7 @@ def _traced(f: Function, types: Sequence[Type]) -> Graph:
             f"the function of md.local uses a tensor from outside, {captures[0].type}\n"
             "  which block of it is meant is not known; pass it as an argument"
         )
-    loops = [eqn for eqn, _ in walk(graph) if eqn.op.control and "graph" not in eqn.params]
+    loops = [eqn for eqn, _ in walk(graph) if eqn.control is not None and not isinstance(eqn.control, Call)]
     if loops:
         raise at(
             TraceError(f"the function of md.local holds no loops or branches, and this is {loops[0].op}"),
@@ -46,11 +46,11 @@ def _run(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
     env = dict(zip(graph.ins, arrays, strict=True))
     for eqn in graph.eqns:
         xs = [env[v] for v in eqn.ins]
-        if "graph" in eqn.params:
-            results = _run(xp, eqn.params["graph"], xs)
+        if isinstance(eqn.control, Call):
+            results = _run(xp, eqn.control.graph, xs)
         else:
             types = [v.type for v in eqn.outs]
-            results = run_kernel(eqn.op, xp, xs, [v.shape for v in eqn.ins], types, eqn.params)
+            results = run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], types, eqn.params)
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in graph.outs]
 
@@ -118,7 +118,7 @@ def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any],
     return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
 
 
-LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce="sum", rule=_rule, flops=_flops)
+LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rule=_rule, flops=_flops)
 
 
 def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..autodiff import pullback
 from ..errors import ShapeError, at, caller, located
-from ..ir import Graph, Op, Var
+from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var
 from ..trace import as_tensor, bind, bind1, trace, tree
 from ..values import Tensor
 from .carry import leaves_of
@@ -19,10 +19,10 @@ BARRIER = Op(
     type=lambda x: x,
     kernel=lambda c, x: c.xp.barrier(x),
     vjp=lambda ct, x: (ct,),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     effects=True,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 
 
@@ -31,18 +31,18 @@ NAME = Op(
     type=lambda x, *, name: x,
     kernel=lambda c, x, *, name: x,
     vjp=lambda ct, x: (ct,),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 KEEP = Op(  # partition decides: what was kept, where computing it again would send something, else what was computed
     "keep",
     type=lambda kept, again: again,
     kernel=lambda c, kept, again: kept,
     vjp=lambda ct, kept, again: (None, ct),
-    linear="second",
+    linear=Linear.SECOND,
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 
 
@@ -66,28 +66,29 @@ def _may_send(graph: Graph) -> list[Var]:
     found: list[Var] = []
     unfinished: set[Var] = set()
     for eqn in graph.eqns:
-        op: Op = eqn.op
+        op = eqn.operation
         passes = bool(op.linear) and not unfinished.isdisjoint(eqn.ins)
-        if passes or op.reduce == "sum" or op.control:
+        if passes or op.reduce is Reduce.SUM or eqn.control is not None:
             unfinished.update(eqn.outs)
-        if eqn.ins and (passes or op.reduce or op.control or op.rule or op.blocked or op.moves):
+        if eqn.ins and (passes or op.reduce or eqn.control is not None or op.rule or op.blocked or op.moves):
             found += eqn.outs
     return found
 
 
-def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], graph: Graph, policy: Policy) -> Any:
+def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy: Policy) -> Any:
     """Run the graph that also returns what is kept."""
+    graph = control.graph
     kept: list[Var] = []
     if policy == "collectives":
         kept = _may_send(graph)
     elif isinstance(policy, tuple):
         kept = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
-    outs = bind(_CHECKPOINT, *ins, graph=graph.replace(outs=(*graph.outs, *kept)), policy=policy)
+    outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *kept))), policy=policy)
     n = len(graph.outs)
     return outs[:n], (ins, active, dict(zip(kept, outs[n:], strict=True)))
 
 
-def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, graph: Graph, policy: Policy) -> Any:
+def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Call, policy: Policy) -> Any:
     ins, active, kept = residuals
 
     def instead(v: Var, x: Tensor) -> Tensor:
@@ -96,16 +97,15 @@ def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, graph: Grap
         return bind1(KEEP, kept[v], x) if policy == "collectives" else kept[v]
 
     again = [bind1(BARRIER, x) if x.dims else x for x in ins]
-    return pullback(graph, again, active, instead)[1](cts)
+    return pullback(control.graph, again, active, instead)[1](cts)
 
 
 _CHECKPOINT = Op(
     "checkpoint",
-    type=lambda *_, graph, policy: tuple(v.type for v in graph.outs),
-    kernel=lambda run, *ins, graph, policy: run(graph, ins),
+    type=lambda *_, control, policy: tuple(v.type for v in control.graph.outs),
+    kernel=lambda run, *ins, control, policy: run(control.graph, ins),
     fwd=_checkpoint_fwd,
     vjp=_checkpoint_vjp,
-    control=True,
 )
 
 
@@ -155,6 +155,6 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
                 ),
                 caller(),
             )
-        return tree.tree_unflatten(out, bind(_CHECKPOINT, *captures, *xs, graph=graph, policy=chosen))
+        return tree.tree_unflatten(out, bind(_CHECKPOINT, *captures, *xs, control=Call(graph), policy=chosen))
 
     return wrapped

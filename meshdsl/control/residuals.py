@@ -9,12 +9,6 @@ from ..ir import Graph, Var, dce
 
 __all__ = ["split"]
 
-# Elementwise operations that cost less to compute again in the backward loop than to keep for every step.
-CHEAP = {
-    "add", "subtract", "multiply", "negative", "square", "where", "cast", "broadcast", "transpose", "rename", "equal",
-    "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_not", "stop_gradient", "reshape",
-}  # fmt: skip
-
 
 def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     """The body's forward half with its residuals as further results, and the backward half.
@@ -29,7 +23,7 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     free = {v for i, v in enumerate(joint.ins[:n]) if not consts <= i < consts + carries}
     constant = set(joint.ins[:consts])
     for eqn in joint.eqns:
-        if not eqn.op.effects and not eqn.op.control and all(v in constant for v in eqn.ins):
+        if not eqn.operation.effects and eqn.control is None and all(v in constant for v in eqn.ins):
             constant.update(eqn.outs)
     later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     cts, known = joint.ins[n:], {v for eqn in later for v in eqn.outs}
@@ -40,7 +34,7 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
         """Whether v follows cheaply from inputs, constants and other residuals."""
         eqn = made.get(v)
         return eqn is not None and (
-            v in constant or (eqn.op.name in CHEAP and all(x in free or x in residuals or derived(x) for x in eqn.ins))
+            v in constant or (eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins))
         )
 
     again: set[Var] = set()

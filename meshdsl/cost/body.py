@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MeshdslError, Where
-from ..ir import Eqn, Graph, Op, Var, walk
+from ..errors import NOWHERE, MeshdslError, Where
+from ..ir import Eqn, Graph, Op, Scan, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
@@ -21,9 +21,10 @@ from ..lowering.partition import control
 from ..lowering.partition.control import Given
 from ..lowering.partition.demand import Body as LoopBody
 from ..lowering.partition.demand import Demand
-from ..lowering.partition.partition import lower, settle
-from ..lowering.partition.scope import Scope
+from ..lowering.partition.partition import lower
+from ..lowering.partition.scope import Reader, Scope
 from ..ops.masking import MASK
+from ..ops.placement import PREFER
 from ..trace import FULL
 from .classes import HIDDEN, Classes, Made, Sent, State
 from .columns import Column, Table
@@ -91,8 +92,8 @@ class Body:
     def run(self) -> None:
         """Lower every equation."""
         for eqn in self.graph.eqns:
-            if str(eqn.op) == "scan":
-                self.scan(eqn)
+            if isinstance(eqn.control, Scan):
+                self.scan(eqn, eqn.control)
             else:
                 self.steps.append(self.equation(eqn))
 
@@ -227,15 +228,15 @@ class Body:
                 self.ends = [a.merged(rows, b) for a, b in zip(self.ends, other.ends, strict=True)]
             self.table.bad[rows] |= other.table.bad
 
-    def _use(self, loop: Eqn) -> Column[LoopBody]:
+    def _use(self, loop: Eqn, scan: Scan) -> Column[LoopBody]:
         """How a scan uses its body."""
-        names = {d for demand in self.demand.values for d in demand.loop_dims(loop)}
+        names = {d for demand in self.demand.values for d in demand.loop_dims(loop, scan)}
         self.table.need(names)
         dims = tuple(d for d in self.table.dims if d in names)
 
         def use(cut: tuple[Axes, ...], demand: Demand) -> LoopBody:
-            deferred = demand.deferred_results(loop, self.classes.setting(dims, cut))
-            return LoopBody(loop.params["consts"], loop.params["carries"], loop.params["trips"], deferred)
+            deferred = demand.deferred_results(loop, scan, self.classes.setting(dims, cut))
+            return LoopBody(scan.consts, scan.carries, scan.trips, deferred)
 
         return self.table.map(use, self.table.cuts(dims), self.demand)
 
@@ -262,7 +263,7 @@ class Body:
 
         def action(scope: Scope, target: Given) -> Given:
             if isinstance(target, Sharding):
-                scope.get(v, target, Eqn("get", (), (), {}))
+                scope.get(v, target, Reader("get", NOWHERE))
             return target
 
         key = ("get", v.shape, v.dtype)
@@ -283,21 +284,21 @@ class Body:
         total, repeated = np.zeros(self.table.size), self.repeated
         for step in (*self.steps, *self.ends):
             if isinstance(step, Loop):
-                total += step.body.sent() * step.eqn.params["trips"]
+                total += step.body.sent() * step.eqn.trips
             for plain in [step] if isinstance(step, Plain) else [*step.gets, *step.settled]:
                 if any(made.sends for made in plain.made.values) and plain not in repeated:
                     total += plain.made.array(lambda made: sum(sent.wire for sent in made.sends))
         return total
 
-    def scan(self, eqn: Eqn) -> None:
+    def scan(self, eqn: Eqn, loop: Scan) -> None:
         """As `lowering.control.lower_scan`, for all rows."""
-        body, consts, n = eqn.params["body"], eqn.params["consts"], eqn.params["carries"]
+        body, consts, n = loop.body, loop.consts, loop.carries
         init, stacked = eqn.ins[consts : consts + n], eqn.ins[consts + n :]
         held = [self.seen(v, control.as_given) for v in eqn.ins[:consts]]
         rows = [self.seen(v, control.as_stacked) for v in stacked]
         inner = [g.to(lambda g, v=v: self.classes.row(g, v)) for g, v in zip(rows, body.ins[consts + n :], strict=True)]
 
-        use = self._use(eqn)
+        use = self._use(eqn, loop)
 
         def attempt(carry: Sequence[Column[Any]], only: np.ndarray | None = None) -> Body:
             given, table = [*held, *carry, *inner], self.table
@@ -379,7 +380,7 @@ class Body:
             if sharding.partial:
                 scope.reasons[v] = ("", Where("", 0), True)
             elif stacked:
-                settle(scope, v, eqn)
+                scope.shard_free_dims(v, eqn)
 
         key = ("result", v.shape, v.dtype, stacked, self.classes.row_dims.get(v, ()))
         return Plain(None, (), (v,), self.made(key, [d.name for d in v.shape], [], [v], define, result))
@@ -424,9 +425,9 @@ def _pending(state: State) -> bool:
 
 def _names(eqn: Eqn) -> list[str]:
     """The dims that an equation mentions, those inside its graphs included."""
-    inner = [e for _, sub in eqn.graphs() for e, _ in walk(sub)]
+    inner = [e for sub in eqn.graphs().values() for e, _ in walk(sub)]
     found = [d.name for e in (eqn, *inner) for v in (*e.ins, *e.outs) for d in v.shape]
-    return list(dict.fromkeys([*found, *(eqn.params["names"] if str(eqn.op) == "prefer" else ())]))
+    return list(dict.fromkeys([*found, *(eqn.params["names"] if eqn.op is PREFER else ())]))
 
 
 def _sends(scope: Scope, operand: Mapping[Var, int]) -> Iterator[Sent]:
@@ -437,7 +438,7 @@ def _sends(scope: Scope, operand: Mapping[Var, int]) -> Iterator[Sent]:
         if isinstance(made.op, Op):
             continue
         of.update((v, of[made.ins[0]]) for v in made.outs if made.ins[0] in of)
-        if made.op.name != "slice":
+        if made.sends:
             record = program.record(made, 1)
             full = full_bytes(record, program.mesh.count(record.axes))
             number = not made.ins[0].shape and record.kind == "all_reduce"

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ..control import KEEP
 from ..control.region import LOCAL
-from ..ir import Eqn, Graph, Op, Var, walk
+from ..ir import Eqn, Fuses, Graph, Scan, Var, While, walk
+from ..ops.placement import PREFER, SHARD
+from ..ops.ragged import RAGGED
 from .body import Body, Loop, Plain
 from .classes import State
 from .fusion import holders, kind
@@ -88,15 +91,15 @@ def bounds(
 
 def _separable(graph: Graph) -> bool:
     """Whether each equation is lowered, and merged with equal ones, by itself."""
-    graphs = [graph, *(sub for eqn, _ in walk(graph) for _, sub in eqn.graphs())]
+    graphs = [graph, *(sub for eqn, _ in walk(graph) for sub in eqn.graphs().values())]
     for sub in graphs:
         readers: dict[Var, int] = defaultdict(int)
         for eqn in sub.eqns:
-            if eqn.op is LOCAL or eqn.op.name in ("keep", "ragged"):
+            if eqn.op in (LOCAL, KEEP, RAGGED):
                 return False
             for v in dict.fromkeys(eqn.ins):
                 readers[v] += 1
-        aliased = [eqn.ins[0] for eqn in sub.eqns if eqn.op.name in ("prefer", "shard")]
+        aliased = [eqn.ins[0] for eqn in sub.eqns if eqn.op in (PREFER, SHARD)]
         if any(readers[v] > 1 for v in aliased):
             return False
     return True
@@ -217,7 +220,7 @@ class _Clock:
         for axes, used in inner.free.items():
             free = lanes.free.setdefault(axes, np.zeros(lanes.size))
             start = np.where(used > 0, np.maximum(start, free), start)
-        end = start + inner.end * step.eqn.params["trips"]
+        end = start + inner.end * step.eqn.trips
         lanes.compute = end
         for axes, used in inner.free.items():
             lanes.free[axes] = np.where(used > 0, end, lanes.free[axes])
@@ -255,7 +258,7 @@ class _Memory:
         shut: dict[Var, bool] = {}  # whether the last reader keeps it to its end: it does not write over it
         stored: set[Var] = set()
         for i, (_, eqn) in enumerate(steps):
-            alone = kind(eqn) == ""
+            alone = kind(eqn) is Fuses.KERNEL
             carried = _carried(eqn)
             for v in dict.fromkeys(source.get(v, v) for v in eqn.ins):
                 last[v], shut[v] = i, alone and v not in carried
@@ -310,8 +313,12 @@ class _Memory:
 
 def _carried(eqn: Eqn) -> set[Var]:
     """The operands of a loop whose place its carry takes."""
-    if str(eqn.op) not in ("scan", "while_loop") or not isinstance(eqn.op, Op):
-        return set()
-    consts = eqn.params["consts"]
-    n = eqn.params.get("carries", len(eqn.ins) - consts)
-    return set(eqn.ins[consts : consts + n]) - {*eqn.ins[:consts], *eqn.ins[consts + n :]}
+    match eqn.control:
+        case Scan() as loop:
+            consts, carries, stacks = loop.inputs(eqn.ins)
+            return set(carries) - {*consts, *stacks}
+        case While() as loop:
+            consts, carries = loop.inputs(eqn.ins)
+            return set(carries) - set(consts)
+        case _:
+            return set()

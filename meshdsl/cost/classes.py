@@ -23,6 +23,8 @@ from ..lowering.partition.demand import Demand
 from ..lowering.partition.partition import preferences
 from ..lowering.partition.row_dims import row_dims
 from ..lowering.partition.scope import Scope, Setting
+from ..ops.indexing import SORT
+from ..ops.placement import SHARD
 from .space import Space
 
 __all__ = ["HIDDEN", "Classes", "Made", "Sent", "State"]
@@ -88,7 +90,7 @@ class Classes:
         """The axes that cut a dim somewhere whatever the row says: by an override, or by md.shard."""
         found: dict[str, tuple[str, ...]] = {}
         rules = [*self.fixed.overrides.values()]
-        rules += [dict(eqn.params["split"]) for eqn, _ in walk(graph) if str(eqn.op) == "shard"]
+        rules += [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
         for rule in rules:
             for d, cut in rule.items():
                 found[d] = (*found.get(d, ()), *cut)
@@ -185,7 +187,7 @@ class Classes:
                 hash(key)
             except TypeError:
                 key = eqn
-            key = eqn if eqn.op.control or eqn.op.name == "sort" else key
+            key = eqn if eqn.control is not None or eqn.op is SORT else key
             self.signatures[eqn] = self.numbers.setdefault(key, len(self.numbers))
         return self.signatures[eqn]
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ..ir import Eqn, Graph, Op, Var
+from ..ir import Cond, Eqn, Fuses, Graph, Op, Product, Var, While
 from ..lowering import Program
+from ..lowering.asynchrony import FENCE, WAIT, Start
+from ..ops.elementwise import CAST
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "batches", "holders", "kind", "steps"]
+__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "batches", "holders", "kind", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,21 @@ class Send:
     eqn: Eqn
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes along which it sends."""
+        assert self.eqn.collective is not None
+        return self.eqn.collective.axes
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """The end of a collective that was started. Until here it reads its operand."""
+
+    eqn: Eqn
+    reads: tuple[Var, ...]
+    writes: tuple[Var, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +76,7 @@ class Branch:
     writes: tuple[Var, ...]
 
 
-Step = Kernel | Send | Loop | Branch
+Step = Kernel | Send | Wait | Loop | Branch
 REMADE = 1.25  # a value is made again by each reader when that reads at most so many times its own elements
 
 
@@ -75,8 +92,8 @@ def holders(graph: Graph) -> dict[Var, Var]:
     """Of every view in a graph, the stored value that it is a view of."""
     source: dict[Var, Var] = {}
     for eqn in graph.eqns:
-        if kind(eqn) == "view" and eqn.ins:
-            source[eqn.outs[0]] = source.get(eqn.ins[0], eqn.ins[0])
+        if kind(eqn) is Fuses.VIEW:
+            source.update((out, source.get(v, v)) for out, v in zip(eqn.outs, eqn.ins, strict=False))
     return source
 
 
@@ -100,7 +117,11 @@ class _Fusion:
             if eqn.outs[0] not in self.source:
                 for v in dict.fromkeys(self.holder(v) for v in eqn.ins):
                     self.readers[v].append(eqn)
-        self.results = {self.holder(v) for v in program.outs}
+        self.results = {self.holder(v) for v in program.outs}  # stored in any case
+        self.started = {eqn.outs[0]: eqn for eqn in program.eqns if isinstance(eqn.op, Start)}
+        for eqn in program.eqns:
+            if eqn.op is FENCE:
+                self.results.update(map(self.holder, eqn.ins))
         self.roots: dict[Var, tuple[Var, ...]] = {}  # of a value that is not stored: what its readers read instead
         self.chains: dict[Var, _Chain] = {}  # of a value that is not stored
         self.ending: set[Eqn] = set()  # element by element, finishing a reduction in its kernel
@@ -120,7 +141,7 @@ class _Fusion:
         what that makes; no kernel holds two. Where such a chain ends, its smallest value is stored.
         """
         readers = self.readers[v]
-        if kind(eqn) == "" or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
+        if not takes_inside(eqn) or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
             return
         chain = self.chain(eqn, v)
         reader = readers[0] if len(readers) == 1 else None
@@ -144,15 +165,15 @@ class _Fusion:
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
         """Whether an equation goes on, element by element, in the kernel that makes one of its operands."""
-        return kind(eqn) == "map" and eqn not in self.ending and self.size(eqn.outs[0]) == self.size(v)
+        return kind(eqn) is Fuses.MAP and eqn not in self.ending and self.size(eqn.outs[0]) == self.size(v)
 
     def chain(self, eqn: Eqn, v: Var) -> _Chain:
         """The equations of the same size, one after the other, that make a value inside one kernel."""
         made = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
         before = [self.chains[x] for x in made if x in self.chains and len(self.readers[x]) == 1]
         before.sort(key=lambda chain: not chain.reduces)
-        if kind(eqn) == "reduce" or not before:
-            first = _Chain(None, (), kind(eqn) == "reduce")
+        if kind(eqn) is Fuses.REDUCE or not before:
+            first = _Chain(None, (), kind(eqn) is Fuses.REDUCE)
         else:
             (first, *_) = before
         if first.smallest is not None and self.bytes(first.smallest) < self.bytes(v):
@@ -181,6 +202,8 @@ class _Fusion:
     def steps(self) -> Iterator[Step]:
         waiting: dict[Var, list[Eqn]] = {}  # of a value that is not stored: the equations that make it
         for eqn in self.program.eqns:
+            if eqn.op is WAIT:
+                yield Wait(eqn, (eqn.ins[0], *map(self.holder, self.started[eqn.ins[0]].ins)))
             if eqn.outs[0] in self.source:
                 continue
             ins = dict.fromkeys(self.holder(v) for v in eqn.ins)
@@ -193,28 +216,28 @@ class _Fusion:
     def step(self, parts: list[Eqn]) -> Step:
         eqn = parts[-1]
         reads, writes = self.reads(eqn), eqn.outs
-        if not isinstance(eqn.op, Op) and eqn.op.name != "slice":
+        if eqn.sends:
             return Send(eqn, reads, writes)
-        if not isinstance(eqn.op, Op) or not eqn.op.control:
-            apart = {v for part in parts if kind(part) != "map" for v in self.reads(part)}
+        if eqn.control is None:
+            apart = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
             return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in apart))
-        inner = tuple(steps(cast(Program, sub)) for _, sub in eqn.graphs())
-        if eqn.op.name == "cond":
+        inner = tuple(steps(cast(Program, sub)) for sub in eqn.graphs().values())
+        if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
         body = tuple(step for sub in inner for step in sub)
-        return Loop(eqn, body, eqn.params.get("trips", 1), eqn.op.name == "while_loop", reads, writes)
+        return Loop(eqn, body, eqn.trips, isinstance(eqn.control, While), reads, writes)
 
 
-def kind(eqn: Eqn) -> str:
+def kind(eqn: Eqn) -> Fuses:
     """The operation's `fuses`; a device's own slice of what it holds is a pick, other collectives stand alone."""
     if isinstance(eqn.op, Op):
         return eqn.op.fuses
-    return "pick" if eqn.op.name == "slice" else ""
+    return Fuses.KERNEL if eqn.sends else Fuses.PICK
 
 
 def takes_inside(eqn: Eqn) -> bool:
     """Whether a kernel of this operation computes its operands inside."""
-    return kind(eqn) != ""
+    return kind(eqn) is not Fuses.KERNEL
 
 
 def batches(graph: Graph) -> dict[Eqn, set[Var]]:
@@ -226,9 +249,9 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
     found: dict[Eqn, set[Var]] = {}
     for eqn in graph.eqns:
         ins = [source.get(v, v) for v in eqn.ins]
-        if ins and (kind(eqn) == "view" or str(eqn.op) == "cast"):
+        if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
             source[eqn.outs[0]] = ins[0]
-        elif str(eqn.op) == "einsum" and len(ins) > 1:
+        elif isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(ins) > 1:
             names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
                 found[eqn] = set(ins)

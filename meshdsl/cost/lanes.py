@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import Where
-from ..ir import Graph, Var
-from .fusion import Branch, Kernel, Loop, Send, Step, holders
+from ..ir import Scan, Var
+from ..lowering.asynchrony import Start
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, full_bytes, timed_as
@@ -90,6 +91,7 @@ class _Item:
     least: dict[str, float]
     weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index, adding up to 1
     inner: Span | None = None  # of a loop: all its trips
+    marker: bool = False  # a start or a wait: it takes no time, and holds its place in the order
     needs: int = 0  # what it reads and is not there yet
     readers: list[_Item] = field(default_factory=list["_Item"])
     start: float = 0.0
@@ -119,14 +121,23 @@ class Schedule:
         self, steps: Sequence[Step], depth: int, made: Mapping[Var, _Item]
     ) -> tuple[list[_Item], dict[Var, _Item]]:
         """The steps as items that know who reads them, and which item makes each value."""
-        items = [self.item(step, depth) for step in steps]
+        items = [item for step in steps for item in self.issued(step, depth)]
         maker = dict(made)
         for item in items:
             for source in {maker[v] for v in item.step.reads if v in maker}:
                 source.readers.append(item)
                 item.needs += 1
-            maker.update((v, item) for v in item.step.writes)
+            maker.update((v, item) for v in item.step.writes if not item.marker)
         return items, maker
+
+    def issued(self, step: Step, depth: int) -> list[_Item]:
+        """A step as items; a collective that is started leaves when the device comes to its start, not before."""
+        item = self.item(step, depth)
+        if not isinstance(step, Send) or not isinstance(step.eqn.op, Start):
+            return [item]
+        start = _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True, readers=[item])
+        item.needs += 1
+        return [start, item]
 
     def item(self, step: Step, depth: int) -> _Item:
         if isinstance(step, Kernel):
@@ -141,24 +152,26 @@ class Schedule:
             n, kind = self.placement.mesh.count(record.axes), timed_as(record)
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
-            lanes = (lane,) if kind in self.machine.asynchronous else (COMPUTE, lane)
+            started = isinstance(step.eqn.op, Start)
+            beside = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
+            lanes = (lane,) if kind in beside else (COMPUTE, lane)
             return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
+        if isinstance(step, Wait):
+            return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
             inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)
-        elif self.pipelined and str(step.eqn.op) == "scan" and step.trips > 1:
-            inner = self.pipeline(step, depth + 1)
+        elif self.pipelined and isinstance(step.eqn.control, Scan) and step.trips > 1:
+            inner = self.pipeline(step, step.eqn.control, depth + 1)
         else:
             inner = _repeated(self.span(step.body, depth + 1), step.trips)
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
         share = inner.compute / inner.seconds if inner.seconds else 0.0
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
 
-    def pipeline(self, loop: Loop, depth: int) -> Span:
+    def pipeline(self, loop: Loop, scan: Scan, depth: int) -> Span:
         """All trips of a loop of which each may begin when the one before it does: of many, three are timed."""
-        body: Graph = loop.eqn.params["body"]
-        held, carries = loop.eqn.params["consts"], loop.eqn.params["carries"]
-        views = holders(body)
-        carried = zip(body.ins[held : held + carries], body.outs[:carries], strict=True)
+        views = holders(scan.body)
+        carried = zip(scan.inputs(scan.body.ins)[1], scan.results(scan.body.outs)[0], strict=True)
         before = {v: views.get(out, out) for v, out in carried}
         trips: list[list[_Item]] = []
         everything: list[_Item] = []
@@ -201,6 +214,8 @@ class Schedule:
         """The span of items that have run."""
         total = Span(max((item.end for item in items), default=0.0))
         for item in items:
+            if item.marker:
+                continue
             took = item.end - item.start
             lines = self.ledger.of(item.step)
             lane = COMPUTE
@@ -209,7 +224,7 @@ class Schedule:
                 total.add(item.inner, stretch=computed / item.inner.compute if item.inner.compute else 1.0)
             else:
                 if isinstance(item.step, Send):
-                    lane = ",".join(item.step.eqn.op.axes)
+                    lane = ",".join(item.step.axes)
                 alone = took if lane != COMPUTE and item.computes else item.alone
                 times = {index: took * weight for index, weight in item.weights.items()}
                 total.add(

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import Where
-from ..ir import Eqn, Op, Var, operations, walk
+from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
-from .fusion import Branch, Kernel, Loop, Send, Step, steps
+from ..ops.contraction import EINSUM
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
 
@@ -163,6 +164,8 @@ def _lines(
         elif isinstance(step, Branch):
             for arm in step.arms:
                 yield from _lines(program, arm, trips, unbounded, order)
+        elif isinstance(step, Wait):
+            continue
         elif isinstance(step, Send):
             record = program.record(step.eqn, trips, unbounded)
             moved = sum(map(program.local_bytes, (*step.reads, *step.writes)))
@@ -183,26 +186,25 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
         if eqn is step.eqns[-1]:  # what it reads through views, and to make again what others have made
             moved += sum(read_bytes(program, eqn, v) for v in unread)
         matmul = matmul_of(program, eqn)
-        flops = operations(eqn, program.local_shape) if isinstance(eqn.op, Op) else 0.0
+        flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
         dtype = eqn.ins[0].dtype if matmul is not None else eqn.outs[0].dtype
-        kind = "conv" if str(eqn.op) == "conv" else "matmul" if matmul is not None else "vector" if flops else "move"
+        conv = isinstance(eqn.op, Op) and eqn.op.product is Product.CONV
+        kind = "conv" if conv else "matmul" if matmul is not None else "vector" if flops else "move"
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, moved, dtype, matmul, None, step)
 
 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
     """What an equation reads of one stored operand: all of it, or as much as it writes if it picks."""
-    picks = not isinstance(eqn.op, Op) or eqn.op.fuses == "pick"
+    picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
     whole = program.local_bytes(v)
     return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
 
 
 def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:
     """Of a product of two tensors that sums something; None for anything else."""
-    if str(eqn.op) not in ("einsum", "turn"):
+    if not isinstance(eqn.op, Op) or eqn.op.product is not Product.MATMUL or (eqn.op is EINSUM and len(eqn.ins) != 2):
         return None
     x, y = eqn.ins[:2]
-    if str(eqn.op) == "einsum" and len(eqn.ins) != 2:
-        return None
     sizes = {d.name: n for v in (x, y) for d, n in zip(v.shape, program.local_shape(v), strict=True)}
     left, right, out = ({d.name for d in v.shape} for v in (x, y, eqn.outs[0]))
 

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import NOWHERE, Where
-from ..ir import Eqn, Graph, Op, Var
+from ..ir import Eqn, Graph, Scan, Var, While
 from ..lowering import Program
+from ..lowering.collectives import AllReduce
 from ..units import show_bytes
-from .fusion import Branch, Kernel, Loop, Send, Step, batches, holders, steps
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, batches, holders, steps
 
 __all__ = ["CATEGORIES", "Held", "Lives", "Sizes"]
 
@@ -127,7 +128,7 @@ class Lives:
             if isinstance(step, Loop):
                 carried = self.trip(step)
             elif isinstance(step, Branch):
-                for (_, sub), arm in zip(step.eqn.graphs(), step.arms, strict=True):
+                for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
                     source = holders(sub)
                     self.run(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
             last = len(self.moments) - 1
@@ -158,6 +159,8 @@ class Lives:
         for step in order:
             for v in step.reads:
                 readers[v].append(step)
+        if any(isinstance(step, Wait) for step in order):
+            return list(order)  # a stated order
         times: dict[Step, int] = {}
         made: dict[Var, int] = {}
         for i, step in enumerate(order):
@@ -173,15 +176,16 @@ class Lives:
 
     def trip(self, step: Loop) -> set[Var]:
         """Hold what one trip makes. The operands whose place the carry takes: they end where the loop begins."""
-        params = step.eqn.params
-        body: Graph = params["body"]
+        loop = step.eqn.control
+        assert isinstance(loop, Scan | While)
+        body, consts = loop.body, loop.consts
         source = holders(body)
-        consts, n = params["consts"], params.get("carries", len(body.outs))
+        n = loop.carries if isinstance(loop, Scan) else len(body.outs)
         outs = [source.get(v, v) for v in body.outs]
         read = {v for inner in step.body for v in inner.reads}
         rows = set(outs[n:]) - read  # kept by the stack only, so written there at once
         begin = len(self.moments)
-        places = {v for _, sub in step.eqn.graphs() for v in sub.ins}
+        places = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = places | rows | set(outs[:n])
         births, dies = self.run(body, self.early(step.body, placed, {}), placed)
         end = len(self.moments) - 1
@@ -205,7 +209,7 @@ class Lives:
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
             alike: Sequence[Var] = step.alike if isinstance(step, Kernel) else ()
-            if isinstance(step, Send) and step.eqn.op.name == "all_reduce":
+            if isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
                 alike = [v for v in step.reads if readers[v] == 1]
             for out in step.writes:
                 for v in alike:
@@ -221,12 +225,12 @@ def _last(step: Step) -> Eqn:
 
 
 def _label(eqn: Eqn) -> str:
-    return str(eqn.op) if isinstance(eqn.op, Op) else eqn.op.name
+    return eqn.op.name
 
 
 def _origin(eqn: Eqn, v: Var) -> tuple[str, Where]:
     """The name of a value, or of the operation that makes it, with its line; of a loop's result, those inside."""
-    body: Graph | None = eqn.params.get("body")
+    body = eqn.control.body if isinstance(eqn.control, Scan | While) else None
     if body is not None and v in eqn.outs:
         out = body.outs[eqn.outs.index(v)]
         out = holders(body).get(out, out)

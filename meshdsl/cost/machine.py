@@ -55,7 +55,8 @@ class Machine:
     convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` for convolutions; none: that of products
     overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
     uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
-    asynchronous: tuple[str, ...] = KINDS  # the kinds of collectives that run beside compute
+    asynchronous: tuple[str, ...] = KINDS  # kinds of collectives that run beside compute between a start and a wait
+    overlapped_by_compiler: tuple[str, ...] = KINDS  # kinds that the device's compiler is assumed to overlap by itself
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> where its figure comes from
     file: str = ""
 

@@ -50,8 +50,9 @@ class MachineError(MeshdslError, ValueError):
 
 
 NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")
-OPTIONAL = ("transcendental", "overlap_slowdown", "uncertainty", "asynchronous", "memory", "convolution", "sources")
-TOP = ("title", "device", *NUMBERS, "efficiency", "convolution", "memory", "peak", "asynchronous", "network", "sources")
+ASYNCHRONY = ("asynchronous", "overlapped_by_compiler")
+OPTIONAL = ("transcendental", "overlap_slowdown", "uncertainty", *ASYNCHRONY, "memory", "convolution", "sources")
+TOP = ("title", "device", *NUMBERS, "efficiency", "convolution", "memory", "peak", *ASYNCHRONY, "network", "sources")
 LEVEL = ("kind", "axes", "bandwidth", "latency", "wrap", "share", "device_bandwidth")
 MEASURED = ("kind", "group", "points")
 LEVEL_KINDS = ("torus", "ring", "switch")
@@ -76,8 +77,9 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
         fields["memory"] = checks.curve("memory", "bytes, fraction", there["memory"])
     if "network" in there:
         fields["network"] = checks.network(there["network"])
-    if "asynchronous" in there:
-        fields["asynchronous"] = checks.kinds("asynchronous", there["asynchronous"])
+    fields |= {key: checks.kinds(key, there[key]) for key in ASYNCHRONY if key in there}
+    if "asynchronous" in fields:
+        fields.setdefault("overlapped_by_compiler", fields["asynchronous"])
     fields["sources"] = checks.sources(there.get("sources", {}))
     if checks.problems:
         raise MachineError("\n  ".join([f"the machine file {file} has something wrong", *checks.problems]))

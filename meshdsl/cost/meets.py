@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-from ..ir import Eqn, Graph, Var
+from ..ir import Eqn, Graph, Scan, Var, While
 
 __all__ = ["meets"]
 
@@ -39,12 +39,12 @@ def _follow(graph: Graph, ins: list[Reached], found: set[tuple[int, int]]) -> li
     at: dict[Var, Reached] = dict(zip(graph.ins, ins, strict=True))
     for eqn in graph.eqns:
         read = [at.get(v, {}) for v in eqn.ins]
-        if any(True for _ in eqn.graphs()):
+        if eqn.graphs():
             outs = _inside(eqn, read, found)
         else:
             joint = _joint(read)
             found.update(itertools.combinations(sorted(joint), 2))
-            more = 0 if eqn.op.fuses in KEEPS else 1
+            more = 0 if eqn.operation.fuses in KEEPS else 1
             outs = [{i: n + more for i, n in joint.items() if n + more <= REACH}] * len(eqn.outs)
         at.update(zip(eqn.outs, outs, strict=True))
     return [at.get(v, {}) for v in graph.outs]
@@ -52,17 +52,16 @@ def _follow(graph: Graph, ins: list[Reached], found: set[tuple[int, int]]) -> li
 
 def _inside(eqn: Eqn, read: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
     """What the results of an equation with bodies depend on; around a loop until nothing is new."""
-    first = eqn.params.get("consts", 0)
-    looped = "consts" in eqn.params  # a loop: its bodies give what they take after the constants
+    loop = eqn.control if isinstance(eqn.control, Scan | While) else None  # its bodies give what they take
     while True:
-        results = [_follow(sub, _taken(read, len(sub.ins)), found) for _, sub in eqn.graphs()]
+        results = [_follow(sub, _taken(read, len(sub.ins)), found) for sub in eqn.graphs().values()]
         outs = [_joint([outs[i] for outs in results if i < len(outs)]) for i in range(len(eqn.outs))]
-        if not looped:
+        if loop is None:
             return outs
-        carries = eqn.params.get("carries", len(eqn.outs))
+        carries = loop.carries if isinstance(loop, Scan) else len(eqn.outs)
         again = list(read)
         for i in range(carries):
-            again[first + i] = _joint([read[first + i], outs[i]])
+            again[loop.consts + i] = _joint([read[loop.consts + i], outs[i]])
         if again == read:
             return outs
         read = again

@@ -25,7 +25,8 @@ import numpy as np
 from ..errors import LayoutError
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..report.report import Report, cost
+from ..report.evaluate import cost
+from ..report.report import Report
 from ..units import show_bytes
 from .eliminate import Tables
 from .found import Entry

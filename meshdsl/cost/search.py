@@ -18,7 +18,8 @@ from ..errors import InternalError, LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..report.report import Report, cost
+from ..report.evaluate import cost
+from ..report.report import Report
 from ..units import show_bytes
 from .bounds import Bounds, bounds
 from .found import Counts, Entry, Found, Neighbour

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Eqn, Op, Var
+from ..ir import Eqn, Fuses, Op, Var
 from ..layouts import Extents, Mesh, Sharding
 from ..lowering import Program
 from ..ops.masking import MASK
@@ -30,8 +30,8 @@ from .roofline import roofline
 __all__ = ["kernel_seconds"]
 
 READER = Op("reader", type=lambda x: x, kernel=lambda c, x: x, flops=lambda *_, **__: 0)  # stands for what reads
-CONSTANT = Op("constant", type=lambda: (), kernel=lambda c: 0, flops=lambda *_, **__: 0, fuses="map")
-WATCHER = dataclasses.replace(READER, name="watcher", fuses="map")
+CONSTANT = Op("constant", type=lambda: (), kernel=lambda c: 0, flops=lambda *_, **__: 0, fuses=Fuses.MAP)
+WATCHER = dataclasses.replace(READER, name="watcher", fuses=Fuses.MAP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +97,9 @@ def _stored(body: Body) -> frozenset[Var]:
     return frozenset(
         v
         for eqn in body.graph.eqns
-        if kind(eqn) == "reduce"
+        if kind(eqn) is Fuses.REDUCE
         for v in eqn.outs
-        if v not in masked and not (len(readers[v]) == 1 and kind(readers[v][0]) == "map")
+        if v not in masked and not (len(readers[v]) == 1 and kind(readers[v][0]) is Fuses.MAP)
     )
 
 
@@ -138,7 +138,7 @@ def _points(step: Plain | Loop, segment: Segment) -> list[Plain]:
 
 def _inner(eqn: Eqn) -> bool:
     """Whether what an equation makes may stay inside a kernel."""
-    return isinstance(eqn.op, Op) and kind(eqn) != "" and not eqn.op.control
+    return isinstance(eqn.op, Op) and kind(eqn) is not Fuses.KERNEL and eqn.control is None
 
 
 def _touched(step: Plain | Loop) -> tuple[Var, ...]:
@@ -307,9 +307,10 @@ class _Wiring:
                 if isinstance(step, Loop):
                     self.put(point, one, -1)
                     self.read(self.there[point.ins[0]].get(one.wanted) if one.wanted is not None else None, READER)
-                elif not (isinstance(op := step.eqn.op if step.eqn else "", Op) and op.control):
+                elif step.eqn is None or step.eqn.control is None:
                     self.put(point, one, i)
                 else:
+                    op = step.eqn.op
                     before = tuple(eqn for eqn in one.eqns if eqn.op is not op)
                     self.put(point, dataclasses.replace(one, eqns=before), -1)
                     for v in step.ins:

@@ -1,7 +1,10 @@
 """When everything of one step happens on one device: a compute lane, and one for each set of mesh axes that sends.
 
-Every lane runs its own instructions in the program's order; one starts when what it reads is there and its lanes are
-free. A collective that is not asynchronous on the machine holds the compute lane too. Compute is slower by
+Every lane runs its own instructions in the program's order; one starts when its operands are available and its lanes
+are free. A collective with a `start` and a `wait` leaves when the compute lane reaches its start, and the compute lane
+stops at its wait until the result has arrived; kinds outside `machine.asynchronous` hold the compute lane meanwhile. A
+collective without them holds the compute lane too, unless its kind is in `machine.overlapped_by_compiler`: the
+assumption that the device's own compiler overlaps it with whatever does not read it. Compute is slower by
 `machine.overlap_slowdown` while anything is being sent beside it. So, always,
 
     lower bound <= seconds = compute + exposed

@@ -9,6 +9,7 @@ change that type; `ordered` and `restored` read floats as integers of the same o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ Array = Any  # a JAX value inside shard_map
 DType = np.dtype[Any]
 
 
-def varying(x: Array, axes: Axes) -> Array:
+def varying(x: Array, axes: Collection[str]) -> Array:
     """The block, typed as varying along all the axes: a psum of an invariant one multiplies it, silently."""
     missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x

@@ -21,15 +21,15 @@ from jax import lax
 
 from ..dims import Shape, names
 from ..errors import InternalError
+from ..ir import Blocks
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, ordered, restored, varying
 from .permute import Permute
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "Collective", "Permute", "ReduceScatter", "Slice"]
+__all__ = ["AllGather", "AllReduce", "AllToAll", "Permute", "ReduceScatter", "Slice", "Step"]
 
 Array = Any  # a JAX tracer inside shard_map
-Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 DType = np.dtype[Any]
 
 _COUNTS = np.dtype(np.uint16)  # a sum of booleans says whether any is true; JAX would send it as int32, or refuse
@@ -48,7 +48,8 @@ class Slice:
     slice batch over rows {batch:rows}
     """
 
-    name: ClassVar[str] = "slice"
+    name = "slice"
+    sends = False
     dim: str
     axes: Axes
     wire_dtype = _as_is
@@ -81,7 +82,8 @@ class AllGather:
     {}
     """
 
-    name: ClassVar[str] = "all_gather"
+    name = "all_gather"
+    sends = True
     dim: str
     axes: Axes
     wire_dtype = _as_is
@@ -116,7 +118,8 @@ class AllToAll:
     {batch:rows}
     """
 
-    name: ClassVar[str] = "all_to_all"
+    name = "all_to_all"
+    sends = True
     dim: str
     to: str
     axes: Axes
@@ -156,7 +159,8 @@ class AllReduce:
     all_reduce(max) over cols int32
     """
 
-    name: ClassVar[str] = "all_reduce"
+    name = "all_reduce"
+    sends = True
     axes: Axes
     kind: str = "sum"
 
@@ -203,7 +207,8 @@ class ReduceScatter:
     {hidden:cols}
     """
 
-    name: ClassVar[str] = "reduce_scatter"
+    name = "reduce_scatter"
+    sends = True
     kind: ClassVar[str] = "sum"
     dim: str
     axes: Axes
@@ -235,7 +240,7 @@ class ReduceScatter:
         return [_chunk(whole[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
 
 
-Collective = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
+Step = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute  # what a plan consists of
 
 
 def _at(shape: Shape, dim: str) -> int:
@@ -246,7 +251,7 @@ def _show(axes: Axes) -> str:
     return ",".join(axes)
 
 
-def _check(collective: Collective, before: Sharding, fits: bool) -> None:
+def _check(collective: Step, before: Sharding, fits: bool) -> None:
     if not fits or len(set(collective.axes)) != len(collective.axes) or not collective.axes:
         raise InternalError(f"'{collective}' does not apply to a value laid out as {before}")
 

@@ -9,6 +9,7 @@ Nothing is decided here. `check_vma=True` stays on: JAX checks our shardings by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -18,8 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend import Block, Jax, Local
 from ..dims import Shape
-from ..ir import Eqn, Op, Var
+from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
+from .asynchrony import FENCE, Start, emit_fence
 from .casts import varying
 from .program import Program
 
@@ -54,24 +56,34 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
     return [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vars]
 
 
-def run_equations(program: Program, ins: Sequence[Any]) -> list[Any]:
+def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
     """The results of a program's equations on arrays: inside `shard_map`, one device's blocks."""
+    assert isinstance(program, Program)
     env: Env = dict(zip(program.ins, ins, strict=True))
-    for eqn in program.eqns:
+    planned = any(isinstance(eqn.op, Start) for eqn in program.eqns)
+    for number, eqn in enumerate(program.eqns):
         xs = [env[v] for v in eqn.ins]
-        if not isinstance(eqn.op, Op):
-            source = eqn.ins[0]
-            results: Sequence[Any] = [eqn.op.emit(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
-        elif eqn.op.name == "scan":
-            results = _scan(program, eqn, xs)
-        elif eqn.op.name == "while_loop":
-            results = _while(eqn, xs)
-        elif eqn.op.name == "cond":
-            results = _cond(eqn, xs)
-        else:
-            results = _kernel(program, eqn, xs)
-        env.update(zip(eqn.outs, results, strict=True))
+        # the number finds a planned equation again in a compiler's text
+        with jax.named_scope(f"eqn{number}") if planned else nullcontext():
+            env.update(zip(eqn.outs, _results(program, eqn, xs), strict=True))
     return [env[v] for v in program.outs]
+
+
+def _results(program: Program, eqn: Eqn, xs: list[Any]) -> Sequence[Any]:
+    if eqn.collective is not None:
+        source = eqn.ins[0]
+        return [eqn.collective.emit(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
+    match eqn.control:
+        case Scan() as loop:
+            return _scan(program, eqn, loop, xs)
+        case While() as loop:
+            return _while(loop, xs)
+        case Cond() as branch:
+            return _cond(branch, xs)
+        case _ if eqn.op is FENCE:
+            return emit_fence(eqn, xs, program.mesh)
+        case _:
+            return _kernel(program, eqn, xs)
 
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
@@ -79,49 +91,43 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
     local = Local(Jax, ins, outs, index=lambda axes: lax.axis_index(axes), count=mesh.count)
     with jax.named_scope(eqn.op.name):
-        results = eqn.op.kernel(local, *xs, **eqn.params)
+        results = eqn.operation.kernel(local, *xs, **eqn.params)
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def _scan(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
-    body: Program = eqn.params["body"]
-    held, n, trips = eqn.params["consts"], eqn.params["carries"], eqn.params["trips"]
-    # JAX wants the carry to vary over the same axes going in and coming out
-    init = [varying(x, v.sharding.varying) for x, v in zip(xs[held : held + n], body.outs[:n], strict=True)]
+def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any]:
+    held, first, stacks = loop.inputs(xs)
+    carries, _ = loop.results(loop.body.outs)
+    trips = loop.trips
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
-        outs = run_equations(body, [*xs[:held], *carry, *rows])
-        carried = [varying(x, v.sharding.varying) for x, v in zip(outs[:n], body.outs[:n], strict=True)]
-        return carried, outs[n:]
+        carry, rows = loop.results(run_equations(loop.body, [*held, *carry, *rows]))
+        return _varying(carry, carries), list(rows)
 
-    rows = [
-        x if x.shape[0] == trips else x[:trips] for x in xs[held + n :]
-    ]  # the stacked dim may be stored with padding
-    carry, ys = lax.scan(step, init, rows, length=trips, reverse=eqn.params["reverse"])
-    pads = [program.local_shape(v)[0] - trips for v in eqn.outs[n:]]
+    # the stacked dim may be stored with padding
+    rows = [x if x.shape[0] == trips else x[:trips] for x in stacks]
+    carry, ys = lax.scan(step, _varying(first, carries), rows, length=trips, reverse=loop.reverse)
+    pads = [program.local_shape(v)[0] - trips for v in loop.results(eqn.outs)[1]]
     ys = [jnp.pad(y, [(0, pad)] + [(0, 0)] * (y.ndim - 1)) if pad else y for y, pad in zip(ys, pads, strict=True)]
     return [*carry, *ys]
 
 
-def _while(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
-    test, body, held = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
-
-    def carried(carry: Sequence[Any]) -> list[Any]:
-        return [varying(x, v.sharding.varying) for x, v in zip(carry, body.outs, strict=True)]
-
+def _while(loop: While, xs: Sequence[Any]) -> list[Any]:
+    held, first = loop.inputs(xs)
     return lax.while_loop(
-        lambda carry: run_equations(test, [*xs[:held], *carry])[0],
-        lambda carry: carried(run_equations(body, [*xs[:held], *carry])),
-        carried(xs[held:]),
+        lambda carry: run_equations(loop.test, [*held, *carry])[0],
+        lambda carry: _varying(run_equations(loop.body, [*held, *carry]), loop.body.outs),
+        _varying(first, loop.body.outs),
     )
 
 
-def _cond(eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
-    def branch(program: Program) -> Callable[..., list[Any]]:
-        def run(*args: Any) -> list[Any]:
-            outs = run_equations(program, args)
-            return [varying(x, v.sharding.varying) for x, v in zip(outs, program.outs, strict=True)]
+def _cond(branch: Cond, xs: Sequence[Any]) -> list[Any]:
+    def arm(graph: Graph) -> Callable[..., list[Any]]:
+        return lambda *args: _varying(run_equations(graph, args), graph.outs)
 
-        return run
+    return lax.cond(xs[0], arm(branch.yes), arm(branch.no), *xs[1:])
 
-    return lax.cond(xs[0], branch(eqn.params["yes"]), branch(eqn.params["no"]), *xs[1:])
+
+def _varying(xs: Sequence[Any], vars: Sequence[Var]) -> list[Any]:
+    """Typed as varying over the axes of these values: JAX wants one type for a carry, and for both arms."""
+    return [varying(x, v.sharding.varying) for x, v in zip(xs, vars, strict=True)]

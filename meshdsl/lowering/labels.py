@@ -11,11 +11,10 @@ from functools import lru_cache
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Labels, Op
+from ..ir import Eqn, Labels
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label
-from .packing import PACK, UNPACK, packed_shardings
 
 __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
 
@@ -23,7 +22,7 @@ __all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
 @lru_cache(maxsize=4096)
 def labels_of(eqn: Eqn) -> Labels:
     """The labels of one operation's dims."""
-    op: Op = eqn.op
+    op = eqn.operation
     types = [v.type for v in eqn.ins]
     if op.rule is not None:
         return op.rule(*types, **eqn.params)
@@ -57,12 +56,9 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     """
     if not eqn.ins:
         return [None] * len(eqn.outs)
-    if eqn.op.name in ("prefer", "shard"):
-        return [v.sharding for v in eqn.ins]
-    if eqn.op.name == "turn":  # its block is another one on each device, by turns: no label says so
-        return [eqn.ins[-2].sharding]
-    if eqn.op in (PACK, UNPACK):
-        return list(packed_shardings(eqn))
+    op = eqn.operation
+    if op.shardings is not None:
+        return list(op.shardings(eqn))
     labels = labels_of(eqn)
     assigned: dict[str, Axes] = {}
     pending: set[str] = set()
@@ -80,7 +76,7 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
         kinds.update({var.sharding.kind} if var.sharding.partial else ())
     gone = [axis for label in vanishing(labels) for axis in assigned[label]]
     if gone:
-        kinds.add(eqn.op.reduce)
+        kinds.add(op.reduce)
     if len(kinds) > 1 or "" in kinds:
         raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
     results: list[Sharding | None] = []

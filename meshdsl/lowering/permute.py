@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ..dims import Shape
 from ..errors import InternalError
+from ..ir import Blocks
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, varying
@@ -27,7 +28,6 @@ from .casts import invariant, varying
 __all__ = ["Permute"]
 
 Array = Any  # a JAX value inside shard_map
-Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 DType = np.dtype[Any]
 
 
@@ -40,7 +40,8 @@ class Permute:
     permute batch:rows,cols -> batch:cols,rows {batch:cols,rows}
     """
 
-    name: ClassVar[str] = "permute"
+    name = "permute"
+    sends = True
     moves: tuple[tuple[str, Axes, Axes], ...]
 
     @staticmethod

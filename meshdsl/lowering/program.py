@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import InternalError, Where
-from ..ir import Eqn, Graph, Op, Var, format_graph, walk
+from ..errors import Where
+from ..ir import Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
-from .collectives import Collective
-from .labels import out_shardings
+from .asynchrony import Start
 
-__all__ = ["CollectiveRecord", "Program", "check"]
+__all__ = ["CollectiveRecord", "Program"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +59,7 @@ class Program(Graph):
 
     def note(self, eqn: Eqn) -> str:
         """What is printed beside a collective: its bytes and its cause."""
-        if isinstance(eqn.op, Op) or eqn.op.name == "slice":
+        if not eqn.sends:
             return ""
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
@@ -79,31 +78,34 @@ class Program(Graph):
         return tuple(self._records())
 
     def _records(self) -> Iterator[CollectiveRecord]:
-        loops = [sub for eqn, _ in walk(self) if str(eqn.op) == "while_loop" for _, sub in eqn.graphs()]
+        loops = [sub for eqn, _ in walk(self) if isinstance(eqn.control, While) for sub in eqn.graphs().values()]
         unbounded = {eqn for sub in loops for eqn, _ in walk(sub)}
         for eqn, trips in walk(self):
-            if not isinstance(eqn.op, Op) and eqn.op.name != "slice":
+            if eqn.sends:
                 yield self.record(eqn, trips, eqn in unbounded)
 
     def record(self, eqn: Eqn, trips: int, unbounded: bool = False) -> CollectiveRecord:
         """What one collective costs."""
         (x, *_), (y,) = eqn.ins, eqn.outs  # a ragged exchange takes its counts too
-        wire = eqn.op.wire_dtype(x.dtype)
+        op = eqn.collective
+        assert op is not None
+        wire = op.wire_dtype(x.dtype)
         scale = wire.itemsize / x.dtype.itemsize
         return CollectiveRecord(
-            kind=eqn.op.name,
-            axes=eqn.op.axes,
+            kind=op.name,
+            axes=op.axes,
             dtype=wire,
             bytes=int(max(self.local_bytes(x), self.local_bytes(y)) * scale),
-            wire_bytes=eqn.op.bytes_sent(int(self.local_bytes(x) * scale), self.mesh),
+            wire_bytes=op.bytes_sent(int(self.local_bytes(x) * scale), self.mesh),
             count=trips,
             shape=self.local_shape(x),
             name=x.name or y.name,
             where=eqn.where,
             cause=eqn.cause,
             backward=eqn.backward,
-            op=eqn.op,
+            op=op.collective if isinstance(op, Start) else op,
             unbounded=unbounded,
+            asynchronous=isinstance(op, Start),
         )
 
 
@@ -124,6 +126,7 @@ class CollectiveRecord:
     backward: bool
     op: Collective
     unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)
+    asynchronous: bool = False  # started here, and waited for later
 
     @property
     def size(self) -> str:
@@ -134,23 +137,3 @@ class CollectiveRecord:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
         return f"{what} {self.size}{times}  # {self.where} {self.cause}"
-
-
-def check(program: Program, made_by: str) -> Program:
-    """The program itself; raises `InternalError` when a stored sharding is not what the operation's rule infers."""
-    for eqn, _ in walk(program):
-        if isinstance(eqn.op, Op):
-            if eqn.op.control:
-                continue
-            inferred = out_shardings(eqn)
-        else:
-            inferred = [eqn.op.step(eqn.ins[0].sharding, program.mesh)]
-        for var, sharding in zip(eqn.outs, inferred, strict=True):
-            if sharding is not None and sharding != var.sharding:
-                raise InternalError(
-                    f"{made_by}: {eqn.op} at {eqn.where} stores {var.sharding}, its rule infers {sharding} "
-                    f"from {[v.sharding for v in eqn.ins]}"
-                )
-        for var in eqn.outs:
-            program.local_shape(var)
-    return program

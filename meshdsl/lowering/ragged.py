@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape, names
 from ..errors import InternalError, LayoutError, at
-from ..ir import walk
+from ..ir import Blocks, walk
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import varying
@@ -31,7 +31,6 @@ from .program import Program
 __all__ = ["RaggedAllToAll", "check_platform"]
 
 Array = Any  # a JAX value inside shard_map
-Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class RaggedAllToAll:
     ragged_all_to_all expert -> batch over rows {batch:rows}
     """
 
-    name: ClassVar[str] = "ragged_all_to_all"
+    name = "ragged_all_to_all"
+    sends = True
     dim: str
     to: str
     axes: Axes
@@ -122,7 +122,8 @@ class RaggedAllToAll:
         filled: Blocks = []
         for x, count in zip(blocks, sent, strict=True):
             slots = np.arange(x.shape[order[len(self.cells)]])
-            there = (slots < count).reshape((*count.shape[:-1], -1) + (1,) * (x.ndim - count.ndim))
+            there = slots < count
+            there = there.reshape(there.shape + (1,) * (x.ndim - count.ndim))
             filled.append(np.where(np.transpose(there, _back(order)), x, np.zeros((), x.dtype)))
         return self.padded.simulate(filled, shape, before, mesh)
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..backend import Local, NumPy
 from ..dims import show
 from ..errors import InternalError, ShapeError
-from ..ir import Eqn, Op, Var
+from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh
 from .emit import block
 from .program import Program
@@ -114,27 +114,33 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     return [read_back(program, v, x) for v, x in zip(program.outs, outs, strict=True)]
 
 
-def _run(program: Program, ins: Sequence[Blocks]) -> list[Blocks]:
+def _run(program: Graph, ins: Sequence[Blocks]) -> list[Blocks]:
+    assert isinstance(program, Program)
     env: dict[Var, Blocks] = dict(zip(program.ins, ins, strict=True))
     for eqn in program.eqns:
         xs = [env[v] for v in eqn.ins]
-        if not isinstance(eqn.op, Op):
-            source = eqn.ins[0]
-            results = [eqn.op.simulate(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
-        elif eqn.op.name == "scan":
-            results = _scan(program, eqn, xs)
-        elif eqn.op.name == "while_loop":
-            results = _while(eqn, xs)
-        elif eqn.op.name == "cond":
-            results = _run(eqn.params["yes" if _agreed(xs[0], eqn) else "no"], xs[1:])
-        else:
-            results = _kernel(program, eqn, xs)
+        results = _results(program, eqn, xs)
         for v, blocks in zip(eqn.outs, results, strict=True):
             shapes = {x.shape for x in blocks}
             if shapes != {program.local_shape(v)}:
                 raise InternalError(f"{eqn.op} at {eqn.where} made blocks {shapes}, stored as {program.local_shape(v)}")
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
+
+
+def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Blocks]:
+    if eqn.collective is not None:
+        source = eqn.ins[0]
+        return [eqn.collective.simulate(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
+    match eqn.control:
+        case Scan() as loop:
+            return _scan(program, eqn, loop, xs)
+        case While() as loop:
+            return _while(eqn, loop, xs)
+        case Cond() as branch:
+            return _run(branch.yes if _agreed(xs[0], eqn) else branch.no, xs[1:])
+        case _:
+            return _kernel(program, eqn, xs)
 
 
 def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
@@ -145,10 +151,10 @@ def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
     return taken.pop()
 
 
-def _while(eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
-    held, carry = xs[: eqn.params["consts"]], list(xs[eqn.params["consts"] :])
-    while _agreed(_run(eqn.params["test"], [*held, *carry])[0], eqn):
-        carry = _run(eqn.params["body"], [*held, *carry])
+def _while(eqn: Eqn, loop: While, xs: Sequence[Blocks]) -> Sequence[Blocks]:
+    held, carry = loop.inputs(xs)
+    while _agreed(_run(loop.test, [*held, *carry])[0], eqn):
+        carry = _run(loop.body, [*held, *carry])
     return carry
 
 
@@ -159,27 +165,24 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
         local = Local(
             NumPy, ins, outs, index=lambda axes, at=at: place(program.mesh, at, axes), count=program.mesh.count
         )
-        made = eqn.op.kernel(local, *(x[i] for x in xs), **eqn.params)
+        made = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
         made = made if isinstance(made, tuple | list) else (made,)
         for blocks, y, v in zip(results, made, eqn.outs, strict=True):
             blocks.append(np.asarray(y, v.dtype))
     return results
 
 
-def _scan(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
-    body: Program = eqn.params["body"]
-    held, n = eqn.params["consts"], eqn.params["carries"]
-    carry, rows = list(xs[held : held + n]), xs[held + n :]
-    steps = range(eqn.params["trips"])
-    made: dict[int, list[Blocks]] = {}
-    for t in reversed(steps) if eqn.params["reverse"] else steps:
-        outs = _run(body, [*xs[:held], *carry, *([x[t] for x in blocks] for blocks in rows)])
-        carry, made[t] = outs[:n], outs[n:]
+def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Blocks]) -> list[Blocks]:
+    held, carry, stacks = loop.inputs(xs)
+    made: dict[int, Sequence[Blocks]] = {}
+    for t in reversed(range(loop.trips)) if loop.reverse else range(loop.trips):
+        rows = [[x[t] for x in blocks] for blocks in stacks]
+        carry, made[t] = loop.results(_run(loop.body, [*held, *carry, *rows]))
     ys = []
-    for k, v in enumerate(eqn.outs[n:]):
-        stacks = [np.full(program.local_shape(v), poison(v.dtype), v.dtype) for _ in range(program.mesh.size)]
+    for k, v in enumerate(loop.results(eqn.outs)[1]):
+        filled = [np.full(program.local_shape(v), poison(v.dtype), v.dtype) for _ in range(program.mesh.size)]
         for t, outs in made.items():
-            for stack, row in zip(stacks, outs[k], strict=True):
+            for stack, row in zip(filled, outs[k], strict=True):
                 stack[t] = row
-        ys.append(stacks)
+        ys.append(filled)
     return [*carry, *ys]

@@ -35,7 +35,7 @@ def softmax_cross_entropy(
     logits = md.prefer(logits, classes)
     shift = md.stop_gradient(md.max(logits, classes))
     shifted = logits - shift
-    hit = md.prefer(md.broadcast(targets, logits.dims) == md.cast(md.iota(classes), targets.dtype), classes)
+    hit = md.prefer(md.one_hot(targets, classes, bool), classes)
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(hit, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Type
 from .index_map import one_label, replaced
 from .reshape import refill
 
@@ -30,11 +30,15 @@ def _block_cumsum(c: Local, x: Any, *, dim: Dim, reverse: bool) -> Any:
     return _flipped(c, c.xp.cumsum(_flipped(c, x, axis, reverse), axis), axis, reverse).astype(x.dtype)
 
 
-BLOCK_CUMSUM = Op("block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear="joint")
+BLOCK_CUMSUM = Op(
+    "block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear=Linear.JOINT, inside_blocks=True
+)
 
 
 def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> Any:
     axis = c.ins[0].position(dim)
+    if not c.ins[0].sizes[axis]:
+        return c.xp.zeros(c.outs[0].sizes, x.dtype)
     at = 0 if reverse else c.ins[0].sizes[axis] - 1
     return x[(slice(None),) * axis + (slice(at, at + 1),)]
 
@@ -43,10 +47,11 @@ BLOCK_TOTAL = Op(
     "block_total",
     type=lambda x, *, dim, parts, reverse: Type(replaced(x.shape, dim, parts), x.dtype),
     kernel=_block_total,
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
+    inside_blocks=True,
 )
 
 
@@ -69,7 +74,8 @@ BLOCK_PROD = Op(
         ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.shape},),
         ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
     ),
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
+    inside_blocks=True,
 )
 
 
@@ -86,9 +92,10 @@ ADD_PARTS = Op(
     "add_parts",
     type=lambda x, totals, *, dim, parts, reverse, axes: x,
     kernel=_add_parts,
-    linear="joint",
+    linear=Linear.JOINT,
     blocked=lambda x, totals, *, dim, parts, reverse, axes: (parts.name,),
-    fuses="map",
+    fuses=Fuses.MAP,
+    inside_blocks=True,
 )
 
 
@@ -110,6 +117,7 @@ BLOCK_TOP_K = Op(
     type=_block_top_k_type,
     kernel=_block_top_k,
     rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.shape, over, parts))),
+    inside_blocks=True,
 )
 
 
@@ -131,6 +139,7 @@ MERGE_TOP_K = Op(
     ),
     kernel=_merge_top_k,
     blocked=lambda values, *, parts, k: (parts.name, k.name),
+    inside_blocks=True,
 )
 
 PICK = Op(  # a record of its own, so that indices that nobody reads are not sent
@@ -138,7 +147,8 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
     type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
     blocked=lambda index, place, *, parts, k: (parts.name, k.name),
-    fuses="pick",
+    fuses=Fuses.PICK,
+    inside_blocks=True,
 )
 
 
@@ -158,10 +168,11 @@ RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at 
     "relabel",
     type=lambda x, *, shape, label: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
-    fuses="view",
+    fuses=Fuses.VIEW,
+    inside_blocks=True,
 )
 
 
@@ -193,5 +204,6 @@ FILLED = Op(  # of the first so many places along a dim, how many lie in each bl
     kernel=_filled,
     rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
+    inside_blocks=True,
 )

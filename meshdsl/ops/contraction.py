@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local, letters
-from ..dims import DimLike, DimsLike, Shape, find, merge, names, pick, show
+from ..dims import DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .elementwise import (
@@ -35,7 +35,7 @@ from .elementwise import (
 )
 
 __all__ = [
-    "all", "any", "argmax", "argmin", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
+    "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
     "prod", "softmax", "sum", "var",
 ]  # fmt: skip
 
@@ -84,16 +84,17 @@ def _einsum_flops(ins: Sequence[Any], outs: Sequence[Any], *, shapes: Sequence[S
     return 2.0 * math.prod(sizes.values()) * builtins.max(1, len(ins) - 1)
 
 
-_EINSUM = Op(
+EINSUM = Op(
     "einsum",
     type=_einsum_type,
     kernel=_einsum_kernel,
     vjp=_einsum_vjp,
     flops=_einsum_flops,
-    linear="each",
-    reduce="sum",
+    linear=Linear.EACH,
+    reduce=Reduce.SUM,
+    product=Product.MATMUL,
     mask=0,
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
 )
 
 
@@ -110,7 +111,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     """
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
-    return bind1(_EINSUM, *xs, out=shape, dtype=located(lambda: as_dtype(dtype or xs[0].dtype)))
+    return bind1(EINSUM, *xs, out=shape, dtype=located(lambda: as_dtype(dtype or xs[0].dtype)))
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
@@ -132,10 +133,17 @@ def _reduced(x: Type, over: Shape) -> Shape:
 
 
 def _reduction(
-    name: str, kernel: str, vjp: Any, *, reduce: str = "", mask: Any, linear: str = "", blocked: Any = None
+    name: str,
+    kernel: str,
+    vjp: Any,
+    *,
+    reduce: Reduce = Reduce.NONE,
+    mask: Any,
+    linear: Linear = Linear.NONE,
+    blocked: Any = None,
 ) -> Op:
     def infer(x: Type, *, over: Shape) -> Type:
-        if reduce in ("max", "min"):
+        if reduce in (Reduce.MAX, Reduce.MIN):
             check_ordered(name, x.dtype)
         return Type(_reduced(x, over), x.dtype)
 
@@ -147,7 +155,7 @@ def _reduction(
         return float(math.prod(ins[0]))
 
     return Op(
-        name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked, fuses="reduce"
+        name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked, fuses=Fuses.REDUCE
     )
 
 
@@ -167,10 +175,10 @@ def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
     return (ct * where(zero, broadcast(alone, x.dims), every),)
 
 
-_SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce="sum", mask=0, linear="joint")
-_MAX = _reduction("max", "max", _extreme_vjp, reduce="max", mask="low")
-_MIN = _reduction("min", "min", _extreme_vjp, reduce="min", mask="high")
-_PROD = _reduction("prod", "prod", _prod_vjp, mask=1, blocked=lambda x, *, over: names(over))
+_SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce=Reduce.SUM, mask=0, linear=Linear.JOINT)
+_MAX = _reduction("max", "max", _extreme_vjp, reduce=Reduce.MAX, mask="low")
+_MIN = _reduction("min", "min", _extreme_vjp, reduce=Reduce.MIN, mask="high")
+PROD = _reduction("prod", "prod", _prod_vjp, mask=1, blocked=lambda x, *, over: names(over))
 
 
 def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
@@ -247,7 +255,7 @@ def prod(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    return bind1(_PROD, x, over=over_dims(x, over))
+    return bind1(PROD, x, over=over_dims(x, over))
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -334,41 +342,6 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     return shifted - log(sum(exp(shifted), gone))
 
 
-def argmax(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a maximum (int32); the first NaN if there is one. Over a split dim nothing is gathered.
-
-    >>> import meshdsl as md
-    >>> md.argmax(md.tensor([1.0, 3.0, 3.0], "a"), "a")
-    tensor(int32[], 1)
-
-    Raises `ShapeError` for a dim that x lacks or whose size is 0, for several dims, and for complex numbers.
-    """
-    return _arg(max, x, over)
-
-
-def argmin(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a minimum (int32); the first NaN if there is one.
-
-    >>> import meshdsl as md
-    >>> md.argmin(md.tensor([1.0, 3.0, 1.0], "a"), "a")
-    tensor(int32[], 0)
-
-    Raises `ShapeError` for a dim that x lacks or whose size is 0, for several dims, and for complex numbers.
-    """
-    return _arg(min, x, over)
-
-
-def _arg(extreme: Any, x: Any, over: DimLike) -> Tensor:
-    from .indexing import iota
-
-    x = stop_gradient(as_tensor(x))
-    dim = located(lambda: find(over, x.dims))
-    hit = x == extreme(x, dim)
-    if kind(x.dtype) == "f":
-        hit = hit | (x != x)  # NaN
-    return min(where(hit, iota(dim), dim.size), dim)
-
-
 def _broadcast_type(x: Type, *, shape: Shape) -> Type:
     lacking = [d for d in x.shape if d not in shape]
     if lacking:
@@ -384,14 +357,15 @@ def _broadcast_kernel(c: Local, x: Any, *, shape: Shape) -> Any:
     return c.xp.broadcast_to(c.align(x, c.ins[0], c.outs[0]), c.outs[0].sizes)
 
 
-_BROADCAST = Op(
+BROADCAST = Op(
     "broadcast",
     type=_broadcast_type,
     kernel=_broadcast_kernel,
     vjp=lambda ct, x: (ct,),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -407,4 +381,4 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     """
     x = as_tensor(x)
     shape = located(lambda: pick(dims, x.dims, new=True))
-    return x if shape == x.dims else bind1(_BROADCAST, x, shape=shape)
+    return x if shape == x.dims else bind1(BROADCAST, x, shape=shape)

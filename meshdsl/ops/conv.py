@@ -13,7 +13,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, DimsLike, Shape, find, merge, pick, show, split_items
 from ..errors import ShapeError, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import bind1
 from ..values import Tensor
 from .contraction import einsum
@@ -174,10 +174,11 @@ CONV = Op(
     kernel=blocked_kernel(_conv_kernel),
     vjp=_conv_vjp,
     flops=_conv_flops,
-    linear="each",
-    reduce="sum",
+    linear=Linear.EACH,
+    reduce=Reduce.SUM,
     mask=0,
-    fuses="reduce",
+    fuses=Fuses.REDUCE,
+    product=Product.CONV,
     blocked=lambda x, w, *, window, kernel, **_: (*touched(window), *kernel),
 )
 

@@ -6,7 +6,7 @@ A gradient rule is written as mathematics; `autodiff` sums its result over the d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local
-from ..dims import merge, show
+from ..dims import merge, names, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Type
+from ..primitives import mixing
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -68,8 +69,10 @@ def _unary(
     *,
     kinds: str = "fc",
     dtype: Any = None,
-    linear: str = "",
+    linear: Linear = Linear.NONE,
     flops: int = 1,
+    cheap: bool = False,
+    stops_gradient: bool = False,
     shown: bool = True,  # a public name of the package
 ) -> Callable[[Any], Tensor]:
     """The public function of an elementwise operation with one operand."""
@@ -81,8 +84,17 @@ def _unary(
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear, flops=cost, fuses="map")
-
+    op = Op(
+        name,
+        infer,
+        _aligned(function),
+        vjp,
+        linear=linear,
+        flops=cost,
+        fuses=Fuses.MAP,
+        cheap=cheap,
+        stops_gradient=stops_gradient,
+    )
     widens = "f" in kinds and "i" not in kinds
 
     def public(x: Any) -> Tensor:
@@ -149,8 +161,9 @@ CAST = Op(
     type=lambda x, *, dtype: Type(x.shape, dtype),
     kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
-    linear="widening",
-    fuses="map",
+    linear=Linear.WIDENING,
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -199,7 +212,7 @@ _BITCAST = Op(
     type=_bitcast_type,
     kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -214,8 +227,10 @@ log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),))
 expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),))
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
-square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
-negative = _unary("negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear="joint", shown=False)
+square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci", cheap=True)
+negative = _unary(
+    "negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear=Linear.JOINT, shown=False, cheap=True
+)
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
@@ -237,10 +252,17 @@ ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
-logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
+logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b", cheap=True)
 invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib", shown=False)
 stop_gradient = _unary(
-    "stop_gradient", lambda xp: lambda x: x, lambda ct, x: (None,), kinds="fcib", linear="joint", flops=0
+    "stop_gradient",
+    lambda xp: lambda x: x,
+    lambda ct, x: (None,),
+    kinds="fcib",
+    linear=Linear.JOINT,
+    flops=0,
+    cheap=True,
+    stops_gradient=True,
 )
 
 
@@ -320,14 +342,18 @@ def promote(*xs: Any) -> tuple[Tensor, ...]:
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
 
 
+_RECORDS: dict[str, Op] = {}
+
+
 def _binary(
     name: str,
     function: Callable[[Any], Callable[..., Any]],
     vjp: Callable[..., Any] | None,
     *,
     dtype: Any = None,
-    linear: str = "",
+    linear: Linear = Linear.NONE,
     inexact: bool = False,
+    cheap: bool = False,
     kinds: str = "fcib",
     shown: bool = False,  # a public name of the package
 ) -> Callable[[Any, Any], Tensor]:
@@ -337,7 +363,7 @@ def _binary(
         _check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
-    op = Op(name, infer, _aligned(function), vjp, linear=linear, fuses="map")
+    op = _RECORDS[name] = Op(name, infer, _aligned(function), vjp, linear=linear, fuses=Fuses.MAP, cheap=cheap)
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -361,11 +387,15 @@ def _binary(
 
 
 _BOOL = np.dtype(bool)
-add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear="joint")
-subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear="joint", kinds="fci")
-multiply = _binary("multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear="each")
+add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear=Linear.JOINT, cheap=True)
+subtract = _binary(
+    "subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear=Linear.JOINT, kinds="fci", cheap=True
+)
+multiply = _binary(
+    "multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear=Linear.EACH, cheap=True
+)
 divide = _binary(
-    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear="first", inexact=True
+    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear=Linear.FIRST, inexact=True
 )
 floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
 remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
@@ -378,17 +408,19 @@ minimum = _binary(
 _power = _binary(
     "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
 )
-equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
-not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
-less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib")
-less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib")
-greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib")
-greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib")
+equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL, cheap=True)
+not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL, cheap=True)
+less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib", cheap=True)
+less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
+greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib", cheap=True)
+greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
 bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None, kinds="ib")
 bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None, kinds="ib")
 bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib")
 left_shift = _binary("left_shift", lambda xp: xp.left_shift, None, kinds="i")
 right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
+
+ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # records that passes look for
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:
@@ -422,7 +454,7 @@ _INTEGER_POWER = Op(
     type=lambda x, *, n: x,
     kernel=lambda c, x, *, n: x**n,
     vjp=lambda ct, x, n: (ct * (n * _integer_power(x, n - 1)) if n else None,),
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -442,13 +474,14 @@ def _same_kind(a: Type, b: Type) -> np.dtype:
     return a.dtype
 
 
-_WHERE = Op(
+WHERE = Op(
     "where",
     type=_where_type,
     kernel=_aligned(lambda xp: xp.where),
     vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
-    linear="branches",
-    fuses="map",
+    linear=Linear.BRANCHES,
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -462,7 +495,7 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     Raises `ShapeError` for a condition that is not boolean, and where no operand has the dims of the others.
     """
     a, b = promote(a, b)
-    return bind1(_WHERE, as_tensor(condition), a, b)
+    return bind1(WHERE, as_tensor(condition), a, b)
 
 
 def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
@@ -489,10 +522,44 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
         derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
         return derivative
 
-    return tuple(map(slope(i), ct, *xs) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
+    # the derivative of an elementwise function is one
+    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
 
 
-_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses="map")
+_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
+
+
+# What to write instead of a primitive inside md.map.
+_INSTEAD_OF = {
+    "argmax": "md.argmax", "argmin": "md.argmin", "concatenate": "md.concat", "conv_general_dilated": "md.conv",
+    "cumsum": "md.cumsum", "dot_general": "md.einsum", "dynamic_slice": "md.dynamic_slice", "gather": "md.take",
+    "iota": "md.iota", "random_bits": "md.random", "reduce_and": "md.all", "reduce_max": "md.max",
+    "reduce_min": "md.min", "reduce_or": "md.any", "reduce_prod": "md.prod", "reduce_sum": "md.sum",
+    "reshape": "md.reshape", "rev": "md.reverse", "slice": "md.slice", "sort": "md.sort", "top_k": "md.top_k",
+    "transpose": "md.transpose",
+}  # fmt: skip
+
+
+def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
+    """Raises `ShapeError` for a function whose result on a part of an array is not that part of its result."""
+    shape = broadcast_shape(*types)
+    sizes = tuple(d.size for d in shape)
+    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # the function's own errors come first
+    found = mixing(f, names(shape), [t.dtype for t in types])
+    if found is None:
+        return
+    if found.primitive in _INSTEAD_OF:
+        instead = f"use {_INSTEAD_OF[found.primitive]} outside the function"
+    elif found.primitive in ("", "dim_as_value"):
+        instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
+    else:
+        instead = "write it with md operations"
+    line = f" ({found.where})" if found.where else ""
+    raise ShapeError(
+        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {found.what}{line}\n"
+        f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
+        f"  {instead}"
+    )
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
@@ -502,11 +569,16 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
 
-    Raises `ShapeError` for a function that is not elementwise, and where no operand has the dims of the others.
+    The function is checked: every primitive that it uses must work element by element, for every shape.
+
+    Raises `ShapeError` for a function that is not elementwise, that reads the shape of its arguments or combines them
+    with an array, and where no operand has the dims of the others.
     """
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())
-    return bind1(_MAP, *(as_tensor(x) for x in xs), f=f)
+    tensors = [as_tensor(x) for x in xs]
+    located(lambda: _check_elementwise(f, [x.type for x in tensors]))
+    return bind1(_MAP, *tensors, f=f)
 
 
 def _operand(x: Any) -> bool:

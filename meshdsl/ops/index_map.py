@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Type
 
 __all__ = ["PLACE", "ROWS", "Moves", "Piece", "Table", "one_label", "replaced"]
 
@@ -80,9 +80,10 @@ ROWS = Op(
     type=lambda x, *, dim, rows, starts, axes: Type(replaced(x.shape, dim, rows), x.dtype),
     kernel=_rows_kernel,
     flops=lambda *_, **__: 0,
-    linear="joint",
+    linear=Linear.JOINT,
     rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.shape, dim, rows)),
-    fuses="pick",
+    fuses=Fuses.PICK,
+    inside_blocks=True,
 )
 
 
@@ -149,6 +150,7 @@ PLACE = Op(
     type=lambda *xs, dims, whole, out, table, fill, axes: Type(replaced(xs[0].shape, dims[0], out), xs[0].dtype),
     kernel=_place_kernel,
     flops=lambda *_, **__: 0,
-    linear="joint",
+    linear=Linear.JOINT,
     rule=lambda *xs, dims, whole, out, table, fill, axes: _place_rule(xs, dims, whole, out),
+    inside_blocks=True,
 )

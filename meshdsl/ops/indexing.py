@@ -14,14 +14,14 @@ import numpy as np
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind, bind1
 from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import as_dtype, cast, check_ordered, stop_gradient
 from .index_map import replaced
 from .reshape import refill, transpose, trim
-from .slicing import along, shift
+from .slicing import along, clipped, shift
 
 __all__ = [
     "PUT_ALONG", "TAKE_ALONG", "argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k",
@@ -33,7 +33,7 @@ IOTA = Op(
     type=lambda *, dim, dtype: Type((dim,), dtype),
     kernel=lambda c, *, dim, dtype: c.positions(c.outs[0], dim).astype(dtype),
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -55,9 +55,20 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
 
-    Raises `ShapeError` for several dims, and for one without a size.
+    Raises `ShapeError` for several dims, for one without a size, and for an integer dtype that cannot count so far.
     """
-    return bind1(IOTA, dim=_new_dim(dim), dtype=located(lambda: as_dtype(dtype)))
+    n = _new_dim(dim)
+
+    def counting() -> np.dtype:
+        kind = as_dtype(dtype)
+        if kind.kind in "iu" and n.size - 1 > np.iinfo(kind).max:
+            raise ShapeError(
+                f"md.iota of {n!r} does not fit into {kind.name}, which ends at {np.iinfo(kind).max}\n"
+                "  take a wider integer, for example md.iota(dim, 'int32')"
+            )
+        return kind
+
+    return bind1(IOTA, dim=n, dtype=located(counting))
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
@@ -87,13 +98,25 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
-    """Indices relative to this device's block of `over`, and which of them lie inside it."""
-    if i.dtype.itemsize > 4:
-        i = c.xp.clip(i, -1, over.size)  # before it wraps
-    i = c.xp.asarray(i, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
+    """Indices relative to this device's block of `over`, and which of them are inside it."""
+    i = clipped(c, i, -1, over.size) - c.xp.asarray(c.start(block, over), np.int32)
     real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
     inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
     return i, inside
+
+
+def _apart(over: Dim, i: Type) -> str:
+    """The label of the dim that is indexed into: its name, or another where the indices have that name too."""
+    return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
+
+
+def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
+    table = {d.name: _apart(over, i) if d == over else d.name for d in x.shape}
+    return Labels((table, _own(i.shape)), (_own(_take_type(x, i, over=over).shape),))
+
+
+def _own(shape: Shape) -> dict[str, str | None]:
+    return {d.name: d.name for d in shape}
 
 
 def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
@@ -117,14 +140,15 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), taken, c.xp.zeros((), x.dtype))
 
 
-_TAKE = Op(
+TAKE = Op(
     "take",
     type=_take_type,
     kernel=_take_kernel,
     vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
-    linear="first",
-    reduce="sum",
-    fuses="pick",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
+    rule=lambda x, i, *, over: _take_rule(x, i, over),
+    fuses=Fuses.PICK,
 )
 
 
@@ -142,12 +166,13 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
     tensor(float32[group=2 n=2], [[20. 20.]
      [30.  0.]])
 
-    Split rows are looked up where they lie and summed over devices; nothing is gathered.
+    Split rows are looked up where they are stored and summed over devices; nothing is gathered. The indices may have
+    the name that is indexed into: `md.take(x, order, "row")` reorders the rows by an order along "row".
 
     Raises `ShapeError` for a dim that x lacks, and for indices that are no integers.
     """
     x, i = as_tensor(x), as_tensor(i)
-    return bind1(_TAKE, x, i, over=located(lambda: find(over, x.dims)))
+    return bind1(TAKE, x, i, over=located(lambda: find(over, x.dims)))
 
 
 def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
@@ -158,34 +183,41 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
     return Type((*paired, over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
 
 
+def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
+    out = _scatter_type(i, updates, over=over, paired=paired).shape
+    made = {d.name: _apart(over, i) if d == over else d.name for d in out}
+    return Labels((_own(i.shape), _own(updates.shape)), (made,))
+
+
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
     index, inside = _rows(c, c.outs[0], over, i)
     order = [c.ins[1].position(d) for d in c.ins[0].shape]
     order += [k for k in range(len(c.ins[1].shape)) if k not in order]
     updates = c.xp.transpose(updates, order)
-    updates = updates.reshape((-1, *updates.shape[index.ndim :]))
+    updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
     total = rows * math.prod(c.outs[0].size(d) for d in paired)
     index = c.xp.where(inside, _numbered(c, index, c.ins[0], paired, rows), total)
     return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
 
 
-_SCATTER_ADD = Op(
+SCATTER_ADD = Op(
     "scatter_add",
     type=_scatter_type,
     kernel=_scatter_kernel,
     vjp=lambda ct, i, updates, over: (None, transpose(take(ct, i, over), updates.dims)),
     flops=lambda ins, outs, **_: float(math.prod(ins[1])),
-    linear="second",
-    reduce="sum",
+    linear=Linear.SECOND,
+    reduce=Reduce.SUM,
     mask=0,
+    rule=lambda i, updates, *, over, paired: _scatter_rule(i, updates, over, paired),
 )
 
 
 def _scatter_add(i: Tensor, updates: Tensor, over: Dim, into: Shape) -> Tensor:
     """Zeros with the dims `into`, in an order of their own, to which the updates are added."""
     paired = tuple(d for d in into if d != over and d in i.dims)
-    return bind1(_SCATTER_ADD, i, updates, over=over, paired=paired)
+    return bind1(SCATTER_ADD, i, updates, over=over, paired=paired)
 
 
 def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
@@ -218,12 +250,12 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
         )
 
 
-_CUMSUM = along(
+CUMSUM = along(
     "cumsum",
     lambda dim, *, reverse: dim,
     lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
     lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
-    fuses="",
+    fuses=Fuses.KERNEL,
 )
 
 
@@ -245,7 +277,7 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
     dim = located(lambda: find(over, x.dims))
-    total = bind1(_CUMSUM, x, dim=dim, reverse=reverse)
+    total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
 
 
@@ -274,6 +306,8 @@ def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     axis = c.ins[0].position(over)
     i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
+    if not x.shape[axis]:
+        return c.xp.zeros(c.outs[0].sizes, x.dtype)
     taken = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
     return c.xp.where(inside, taken, c.xp.zeros((), x.dtype))
 
@@ -283,11 +317,11 @@ TAKE_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
     kernel=_take_along_kernel,
     vjp=lambda ct, x, i, over, to: (_put_along(ct, i, to, over), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -304,8 +338,8 @@ PUT_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, to, over), x.dtype),
     kernel=_put_along_kernel,
     vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     mask=0,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=True),
 )
@@ -320,7 +354,7 @@ def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tenso
     return (transpose(_put_along(cts[0], stop_gradient(outs[1]), k, over), x.dims),)
 
 
-_TOP_K = Op(
+TOP_K = Op(
     "top_k",
     type=_order_type,
     kernel=_order_kernel,
@@ -331,7 +365,7 @@ _TOP_K = Op(
 
 
 def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
-    """The k largest along a dim, in descending order, and their indices (int32); ties to the lowest index.
+    """The k largest along a dim, in descending order, and their indices (int32); NaN first, ties to the lowest index.
 
     >>> import meshdsl as md
     >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
@@ -341,7 +375,7 @@ def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
     """
     x = as_tensor(x)
     dim = located(lambda: find(over, x.dims))
-    values, index = bind(_TOP_K, x, over=dim, k=_new_dim(k))
+    values, index = bind(TOP_K, x, over=dim, k=_new_dim(k))
     return values, index
 
 
@@ -359,7 +393,7 @@ def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
     return x, Type(x.shape, np.dtype(np.int32))
 
 
-_SORT = Op(
+SORT = Op(
     "sort",
     type=_sort_type,
     kernel=_sort_kernel,
@@ -395,5 +429,5 @@ def sort(x: Any, over: DimLike) -> Tensor:
 
 def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
     x = as_tensor(x)
-    values, index = bind(_SORT, x, over=located(lambda: find(over, x.dims)))
+    values, index = bind(SORT, x, over=located(lambda: find(over, x.dims)))
     return values, index

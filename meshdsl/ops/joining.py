@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .elementwise import promote
@@ -19,7 +19,7 @@ from .index_map import Moves, Piece
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice
 
-__all__ = ["concat", "stack", "unstack"]
+__all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
 
 
 def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -88,20 +88,20 @@ _CONCAT = Op(
     type=_concat_type,
     kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
     vjp=_concat_vjp,
-    linear="joint",
+    linear=Linear.JOINT,
     moves=_concat_moves,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
-_STACK = Op(
+STACK = Op(
     "stack",
     type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
     kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -132,7 +132,7 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
             raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
         return [transpose(x, xs[0].dims) for x in xs]
 
-    return bind1(_STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
+    return bind1(STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
 
 
 def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
@@ -146,16 +146,16 @@ def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
     return c.xp.where(inside, row, c.xp.zeros((), x.dtype))
 
 
-_INDEX = Op(
+INDEX = Op(
     "index",
     type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
     kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
     vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
-    linear="joint",
-    reduce="sum",
+    linear=Linear.JOINT,
+    reduce=Reduce.SUM,
     blocked=lambda x, *, dim, at: (dim.name,) if x.dtype.kind == "b" else (),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -170,4 +170,4 @@ def unstack(x: Any, dim: DimLike) -> list[Tensor]:
     """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
-    return [bind1(_INDEX, x, dim=d, at=i) for i in range(d.size)]
+    return [bind1(INDEX, x, dim=d, at=i) for i in range(d.size)]

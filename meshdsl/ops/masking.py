@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Shape
-from ..ir import Op
+from ..ir import Fuses, Linear, Op
 
 __all__ = ["MASK", "identity"]
 
@@ -38,4 +38,4 @@ def _mask_kernel(c: Local, x: Any, *, over: Shape, fill: Any) -> Any:
     return x
 
 
-MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear="joint", fuses="map")
+MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear=Linear.JOINT, fuses=Fuses.MAP)

@@ -11,21 +11,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..dims import DimLike, find
-from ..ir import Op
+from ..ir import Fuses, Linear, Op
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import located
 
 __all__ = ["SHARD", "prefer", "replicate", "shard"]
 
-_PREFER = Op(
+PREFER = Op(
     "prefer",
     type=lambda x, *, names: x,
     kernel=lambda c, x, *, names: x,
-    vjp=lambda ct, x, names: (bind1(_PREFER, ct, names=names),),
-    linear="joint",
+    vjp=lambda ct, x, names: (bind1(PREFER, ct, names=names),),
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 
 
@@ -38,7 +38,7 @@ def prefer(x: Any, *dims: DimLike) -> Tensor:
     """
     x = as_tensor(x)
     chosen = located(lambda: tuple(find(d, x.dims).name for d in dims))
-    return bind1(_PREFER, x, names=chosen)
+    return bind1(PREFER, x, names=chosen)
 
 
 SHARD = Op(
@@ -47,7 +47,7 @@ SHARD = Op(
     kernel=lambda c, x, *, split: x,
     vjp=lambda ct, x, split: (bind1(SHARD, ct, split=split),),
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError, located
-from ..ir import Op, Type
+from ..ir import Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor, tensor
 from .contraction import broadcast, sum
@@ -52,7 +52,7 @@ SUM_POOL = Op(
     kernel=blocked_kernel(_pool_kernel("add")),
     vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_back(window, x.dims, ct.dims)),),
     flops=_pool_flops,
-    linear="joint",
+    linear=Linear.JOINT,
     mask=0,
     blocked=lambda x, *, window: touched(window),
 )
@@ -96,7 +96,7 @@ UNFOLD = Op(
     kernel=blocked_kernel(_unfold_kernel),
     vjp=lambda ct, x, window, places: (bind1(FOLD, ct, window=_back(window, x.dims, ct.dims), places=places),),
     flops=lambda *_, **__: 0,
-    linear="padded",
+    linear=Linear.PADDED,
     blocked=lambda x, *, window, places, value: (*touched(window), *(d.name for d in places)),
 )
 
@@ -131,7 +131,7 @@ FOLD = Op(
     kernel=blocked_kernel(_fold_kernel),
     vjp=_fold_vjp,
     flops=lambda ins, outs, **_: float(math.prod(ins[0])),
-    linear="joint",
+    linear=Linear.JOINT,
     mask=0,
     blocked=lambda x, *, window, places: (*touched(window), *(d.name for d in places)),
 )

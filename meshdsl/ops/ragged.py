@@ -10,7 +10,7 @@ from typing import Any
 
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError
-from ..ir import Op, Type
+from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
@@ -35,9 +35,9 @@ RAGGED = Op(
     type=_ragged_type,
     kernel=lambda c, x, counts, *, dim, share: x,
     vjp=lambda ct, x, counts, dim, share: (bind1(RAGGED, ct, counts, dim=dim, share=share), None),
-    linear="first",
+    linear=Linear.FIRST,
     flops=lambda *_, **__: 0,
-    fuses="view",
+    fuses=Fuses.VIEW,
 )
 
 

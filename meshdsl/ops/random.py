@@ -20,7 +20,7 @@ import numpy as np
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Type
+from ..ir import Fuses, Op, Type
 from ..trace import as_tensor, bind1, current
 from ..values import Tensor, tensor
 from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
@@ -119,7 +119,7 @@ _BITS = Op(
     kernel=_bits_kernel,
     blocked=lambda key, **_: (WORD.name,),
     flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations of 20 rounds and 5 key injections
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 
@@ -142,7 +142,7 @@ _FOLD_IN = Op(
     kernel=_fold_in_kernel,
     blocked=lambda key, i: (WORD.name,),
     flops=lambda ins, outs, **_: 60.0 * math.prod(outs[0]),
-    fuses="map",
+    fuses=Fuses.MAP,
 )
 
 

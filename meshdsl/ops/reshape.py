@@ -14,7 +14,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
 from ..errors import ShapeError, located
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -54,10 +54,11 @@ RENAME = Op(
     type=lambda x, *, shape: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape: _rename_kernel(c, x),
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape: _rename_rule(x, shape),
-    fuses="view",
+    fuses=Fuses.VIEW,
+    cheap=True,
 )
 
 
@@ -99,14 +100,15 @@ def dim_name(dim: str | Dim) -> str:
     return dim.name if isinstance(dim, Dim) else dim
 
 
-_TRANSPOSE = Op(
+TRANSPOSE = Op(
     "transpose",
     type=lambda x, *, shape: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape: c.align(x, c.ins[0], c.outs[0]),
     vjp=lambda ct, x: (transpose(ct, x.dims),),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    fuses="map",
+    fuses=Fuses.MAP,
+    cheap=True,
 )
 
 
@@ -128,7 +130,7 @@ def transpose(x: Any, dims: DimsLike) -> Tensor:
         return shape
 
     shape = located(resolve)
-    return x if shape == x.dims else bind1(_TRANSPOSE, x, shape=shape)
+    return x if shape == x.dims else bind1(TRANSPOSE, x, shape=shape)
 
 
 def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
@@ -180,15 +182,16 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
     return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(exact))
 
 
-_RESHAPE = Op(
+RESHAPE = Op(
     "reshape",
     type=_reshape_type,
     kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _real(c.outs[0]))),
     vjp=lambda ct, x: (reshape(ct, x.dims),),
-    linear="joint",
+    linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=_reshape_rule,
-    fuses="view",
+    fuses=Fuses.VIEW,
+    cheap=True,
 )
 
 
@@ -208,7 +211,7 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
     x = as_tensor(x)
     sized = not isinstance(dims, str) or ":" in dims
     shape = located(lambda: pick(dims, (), new=True) if sized else pick(dims, x.dims))
-    return x if shape == x.dims else bind1(_RESHAPE, x, shape=shape)
+    return x if shape == x.dims else bind1(RESHAPE, x, shape=shape)
 
 
 def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, located
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
@@ -31,8 +31,8 @@ def along(
     kernel: Callable[..., Any],
     vjp: Any,
     *,
-    linear: str = "joint",
-    fuses: str = "map",
+    linear: Linear = Linear.JOINT,
+    fuses: Fuses = Fuses.MAP,
     pieces: Callable[..., tuple[Piece, ...]] | None = None,
 ) -> Op:
     """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
@@ -75,7 +75,7 @@ _SLICE = along(
         pad(ct, dim.name, start, dim.size - (start + (size - 1) * stride + 1), inner=stride - 1) if size else None,
     ),
     pieces=lambda dim, out, *, start, size, stride: (Piece(0, start, 0, size, step=stride),),
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -111,7 +111,8 @@ def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, i
     x = c.xp.moveaxis(x, axis, 0)
     if inner and x.shape[0]:
         gaps = c.xp.full((x.shape[0], inner, *x.shape[1:]), value, x.dtype)
-        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((-1, *x.shape[1:]))[: x.shape[0] * (inner + 1) - inner]
+        n = x.shape[0] * (inner + 1)
+        x = c.xp.concatenate([x[:, None], gaps], 1).reshape((n, *x.shape[1:]))[: n - inner]
     x = x[max(0, -low) : x.shape[0] - max(0, -high)]
     pads = [(max(0, low), max(0, high))] + [(0, 0)] * (x.ndim - 1)
     return c.xp.moveaxis(c.xp.pad(x, pads, constant_values=value), 0, axis)
@@ -129,7 +130,7 @@ def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple
     return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
 
 
-_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear="padded", pieces=_pad_pieces)
+_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
@@ -216,8 +217,14 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     return pad(x, d, by, -by, fill)
 
 
-def _clipped(c: Local, start: Any, dim: Dim, size: int) -> Any:
-    return c.xp.clip(c.xp.asarray(start, np.int32), 0, dim.size - size)
+def clipped(c: Local, i: Any, low: int, high: int) -> Any:
+    """Integers as int32, clipped to a range: before the cast where they can be beyond int32, else after it."""
+    i = c.xp.asarray(i)
+    if i.dtype.itemsize < 4 or i.dtype == np.dtype(np.int32):
+        return c.xp.clip(c.xp.asarray(i, np.int32), low, high)
+    if i.dtype.kind == "u":  # low is no number of the dtype where it is negative
+        return c.xp.asarray(c.xp.minimum(i, np.asarray(high, i.dtype)), np.int32)
+    return c.xp.asarray(c.xp.clip(i, low, high), np.int32)
 
 
 def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
@@ -230,7 +237,7 @@ def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
 def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
     """What of it lies here; zero elsewhere, which adds nothing to the sum over devices."""
     axis = c.ins[0].position(dim)
-    start = _clipped(c, start, dim, size)
+    start = clipped(c, start, 0, dim.size - size)
     if not c.ins[0].axes[axis]:
         return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
     index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
@@ -242,14 +249,14 @@ _DYNAMIC_SLICE = Op(
     type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
     kernel=_dynamic_slice_kernel,
     vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
-    linear="first",
-    reduce="sum",
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
     rule=lambda x, start, *, dim, size: Labels(
         ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
         ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
     ),
     flops=lambda *_, **__: 0,
-    fuses="pick",
+    fuses=Fuses.PICK,
 )
 
 
@@ -289,7 +296,7 @@ def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) 
     axis = c.ins[0].position(dim)
     part = find(dim.name, c.ins[1].shape)
     update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
-    start = _clipped(c, start, dim, part.size)
+    start = clipped(c, start, 0, dim.size - part.size)
     if not c.ins[0].axes[axis]:
         return c.xp.dynamic_update(x, update, start, axis) if part.size else x
     if not part.size:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim
-from ..ir import Labels, Op, Type
+from ..ir import Fuses, Labels, Op, Type
 from .index_map import replaced
 
 __all__ = ["BEGIN_SORT", "COLLECT", "DEAL", "JOIN_HALVES", "KEEP_PART", "last"]
@@ -62,6 +62,7 @@ BEGIN_SORT = Op(
     rule=lambda x, *, over, run, place: Labels(
         _label((x,), over, run.name), _label(_begin_type(x, over=over, run=run, place=place), run, run.name)
     ),
+    inside_blocks=True,
 )
 
 
@@ -78,7 +79,13 @@ def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[st
     return tuple(c.xp.where(here == 0, a, b) if 0 in part else b for a, b in zip(mine, made, strict=True))
 
 
-KEEP_PART = Op("keep_part", type=lambda *items, run, part, axes: items[: len(items) // 2], kernel=_keep, fuses="pick")
+KEEP_PART = Op(
+    "keep_part",
+    type=lambda *items, run, part, axes: items[: len(items) // 2],
+    kernel=_keep,
+    fuses=Fuses.PICK,
+    inside_blocks=True,
+)
 
 
 def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:
@@ -86,7 +93,8 @@ def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> 
     axis = c.ins[0].position(run)
     made = []
     for x in items:
-        cut = (-1, to.size) if cyclic else (to.size, -1)
+        length = x.shape[axis] // to.size
+        cut = (length, to.size) if cyclic else (to.size, length)
         x = c.xp.reshape(x, (*x.shape[:axis], *cut, *x.shape[axis + 1 :]))
         made.append(c.xp.swapaxes(x, axis, axis + 1) if cyclic else x)
     return tuple(made)
@@ -109,13 +117,15 @@ DEAL = Op(
             for x in items
         ),
     ),
+    inside_blocks=True,
 )
 
 
 def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
     """The hands that came, as one sorted block."""
     axis = c.ins[0].position(to)
-    return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :])) for x in items), axis)
+    length = items[0].shape[axis] * items[0].shape[axis + 1]
+    return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], length, *x.shape[axis + 2 :])) for x in items), axis)
 
 
 def _collected(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
@@ -130,6 +140,7 @@ COLLECT = Op(
         tuple({d.name: run.name if d == to else None if d == rest else d.name for d in x.shape} for x in items),
         _label(tuple(_collected(x, run, to, rest) for x in items), run, run.name),
     ),
+    inside_blocks=True,
 )
 
 
@@ -162,4 +173,5 @@ JOIN_HALVES = Op(
         tuple({d.name: run.name if d in (run, half) else d.name for d in x.shape} for x in items),
         _label(items[: len(items) // 3], run, run.name),
     ),
+    inside_blocks=True,
 )

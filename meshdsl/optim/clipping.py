@@ -7,11 +7,12 @@ import operator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import meshdsl as md
 
 from .optimizers import Optimizer
-from .per_tensor import wide
+from .per_tensor import root_of_squares, squares, wide
 
 __all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
 
@@ -23,8 +24,9 @@ def global_norm(tree: Any) -> md.Tensor:
     >>> md.optim.global_norm({"w": md.tensor([3.0], "a"), "v": md.tensor([4.0], "b")})
     tensor(float32[], 5.)
     """
-    squares = [md.sum(md.square(wide(x))) for x in jax.tree.leaves(tree)]
-    return md.sqrt(functools.reduce(operator.add, squares))
+    leaves = [wide(x) for x in jax.tree.leaves(tree)]
+    dtype = jnp.result_type(*(x.dtype for x in leaves))
+    return root_of_squares(functools.reduce(operator.add, (squares(md.cast(x, dtype), x.dims) for x in leaves)))
 
 
 def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
@@ -35,10 +37,11 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
     >>> grads["w"], norm
     (tensor(float32[a=2], [0.6 0.8]), tensor(float32[], 5.))
 
-    (Pascanu et al., 2013, algorithm 1.) A norm that is not finite gives gradients that are not, so that it shows.
+    (Pascanu et al., 2013, algorithm 1.) Squares do not overflow: a gradient of 1e20 in float32 is clipped like any
+    other. Where the norm is infinite or NaN, every gradient is NaN, so that it shows.
     """
     norm = global_norm(grads)
-    scale = md.minimum(max_norm / norm, 1.0)
+    scale = md.where(md.isfinite(norm), md.minimum(max_norm / norm, 1.0), float("nan"))
     return jax.tree.map(lambda g: md.cast(g * scale, g.dtype), grads), norm
 
 

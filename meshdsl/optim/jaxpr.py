@@ -1,8 +1,8 @@
 """A jaxpr as elementwise operations of the language.
 
-Calls inside it are opened. Every equation then either has no array in it, or is elementwise: its primitive is in a list
-of those that are, and its operands have the shape of its result or are numbers. What is not in the list is refused. A
-number that is broadcast stays a number until the end, so no shape of the jaxpr is ever used on a device's shard.
+Calls inside it are opened. Every equation then either has no array in it, or is elementwise (`meshdsl.primitives`, the
+check of `md.map`); any other is refused. A number that is broadcast stays a number until the end, so no shape of the
+jaxpr is ever used on a device's shard.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import meshdsl as md
+from meshdsl import primitives
 
 __all__ = ["Equation", "Flat", "Value", "flatten"]
 
@@ -108,13 +109,13 @@ def _open(
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inside for an earlier caller
         xs = tuple(of(atom) for atom in eqn.invars)
-        inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
-        if eqn.primitive.name in _CALLS and inner is not None:
-            body, held = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
+        inner = primitives.inner(eqn)
+        if eqn.primitive.name in primitives.CALLS and inner:
+            body, held = inner[0]
             env.update(zip(eqn.outvars, _open(body, held, xs, made, refuse, traceback), strict=True))
             continue
         outs = [_value(v) for v in eqn.outvars]
-        if len(outs) != 1 or inner is not None or eqn.effects or not _elementwise(eqn.primitive.name, xs, outs[0]):
+        if len(outs) != 1 or inner or eqn.effects or not _elementwise(eqn.primitive.name, xs, outs[0]):
             shapes = ", ".join(str(list(v.shape)) for v in xs if v.shape) or "numbers"
             result = ", ".join(str(list(v.shape)) for v in outs)
             what = f"{eqn.primitive.name} of {shapes} to {result}"
@@ -133,10 +134,11 @@ def _number(number: Any, aval: Any) -> Value:
 
 
 def _elementwise(name: str, ins: Sequence[Value], out: Value) -> bool:
+    shapes = [x.shape for x in ins]
     if name == "broadcast_in_dim":
-        return ins[0].shape in ((), out.shape)
-    alike = all(x.shape in ((), out.shape) for x in ins)
-    return alike and (not out.shape or name in _OPERATIONS or name in _MAPPED)
+        return shapes[0] in ((), out.shape)
+    numbers = not any((*shapes, out.shape))
+    return numbers or primitives.elementwise(name, shapes, out.shape)
 
 
 def _source(traceback: Any) -> tuple[str, str]:
@@ -167,8 +169,6 @@ def _plain(function: Callable[..., md.Tensor]) -> Callable[..., md.Tensor]:
     return lambda params, *xs: function(*xs)
 
 
-# Equations that only call: what they hold takes their place.
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
 # Primitives that the language has, with the jaxpr's meaning on every dtype but those of _OF_FLOATS.
 _OPERATIONS: dict[str, Callable[..., md.Tensor]] = {
     **{name: _plain(getattr(operator, name)) for name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")},
@@ -191,8 +191,3 @@ _OPERATIONS: dict[str, Callable[..., md.Tensor]] = {
     "copy_p": _plain(lambda x: x),
 }  # fmt: skip
 _OF_FLOATS = {"div", "integer_pow"}  # whole numbers: the jaxpr's stay whole
-_MAPPED = {
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "clamp", "cosh", "digamma", "erf_inv", "erfc",
-    "exp2", "lgamma", "nextafter", "not", "pow", "reduce_precision", "rem", "round", "select_n", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sinh", "tan", "xor",
-}  # fmt: skip

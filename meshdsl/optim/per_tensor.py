@@ -13,15 +13,17 @@ never factored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import numpy as np
 
 import meshdsl as md
 
-__all__ = ["Chosen", "every", "norm", "own_dims", "path_of", "rms", "wide"]
+__all__ = ["Chosen", "every", "norm", "own_dims", "path_of", "rms", "root_of_squares", "squares", "wide"]
 
 Chosen = Callable[[str], bool]  # whether something applies to the parameter of this path
 
@@ -58,7 +60,7 @@ def norm(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     >>> norm(x, own_dims(x, "layer"))
     tensor(float32[layer=2], [5. 2.])
     """
-    return md.sqrt(md.sum(md.square(wide(x)), over))
+    return root_of_squares(squares(wide(x), over))
 
 
 def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
@@ -69,7 +71,54 @@ def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     >>> rms(x, x.dims)
     tensor(float32[], 5.)
     """
-    return md.sqrt(md.mean(md.square(wide(x)), over))
+    return root_of_squares(squares(wide(x), over), math.prod(d.size for d in over))
+
+
+_KINDS = md.Dim("magnitude", 2)
+
+
+def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
+    """Two sums of squares over these dims: of the large elements, scaled down, and of all others.
+
+    >>> import meshdsl as md
+    >>> squares(md.tensor([3.0, 4.0], "io"), (md.Dim("io", 2),))
+    tensor(float32[magnitude=2], [ 0. 25.])
+
+    The square of 1e20 overflows float32, a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the
+    Euclidean Norm of a Vector, 1978). Both sums are in one tensor, so that devices add them in one collective.
+    """
+    limit, down = _limits(x.dtype)
+    large = md.abs(x) > limit
+    return md.stack(
+        [
+            md.sum(md.square(md.where(large, x * down, 0)), over),
+            md.sum(md.square(md.where(large, 0, x)), over),
+        ],
+        _KINDS,
+    )
+
+
+def root_of_squares(parts: md.Tensor, count: int = 1) -> md.Tensor:
+    """The root of what `squares` gives, or of several of them added up, divided by a count.
+
+    >>> import meshdsl as md
+    >>> root_of_squares(squares(md.tensor([3e20, 4e20], "io"), (md.Dim("io", 2),)))
+    tensor(float32[], 5.e+20)
+    """
+    _, down = _limits(parts.dtype)
+    large, rest = md.unstack(parts, _KINDS)
+    some = large > 0
+    up = md.where(some, md.cast(1 / down, parts.dtype), 1.0)
+    return md.sqrt(md.where(some, large + rest * down * down, rest) / count) * up
+
+
+def _limits(dtype: Any) -> tuple[float, float]:
+    """The largest number that is squared as it is, and the power of two that larger ones are multiplied by.
+
+    Up to 2 ** 42 squares of either kind add up to a finite number in float32.
+    """
+    exponent = int(np.finfo(dtype).maxexp)
+    return 2.0 ** (exponent // 3), 2.0 ** -(exponent * 2 // 3)
 
 
 def wide(x: md.Tensor) -> md.Tensor:

@@ -7,11 +7,11 @@ beginning, and every trip would reduce. What such zeros are where a weight is no
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from ..ir import Eqn, Graph, Var, verify
+from ..ir import Eqn, Graph, Linear, Scan, Var, verify
+from ..ops.contraction import BROADCAST
+from ..ops.elementwise import ADD, CAST, SUBTRACT
 from ..trace import CONSTANT, FULL
 
 __all__ = ["running_sum", "sums_begin_with_zero"]
@@ -26,15 +26,15 @@ def _rewritten(graph: Graph) -> Graph:
     made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        eqn = dataclasses.replace(eqn, params={**eqn.params, **{key: _rewritten(sub) for key, sub in eqn.graphs()}})
-        eqns += _loop(eqn, made) if eqn.op.name == "scan" else [eqn]
+        eqn = eqn.map_graphs(_rewritten)
+        eqns += _summed(eqn, eqn.control, made) if isinstance(eqn.control, Scan) else [eqn]
     return graph.replace(eqns=tuple(eqns))
 
 
-def _loop(loop: Eqn, made: dict[Var, Eqn]) -> list[Eqn]:
-    body, held = loop.params["body"], loop.params["consts"]
-    ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
-    for i in range(loop.params["carries"]):
+def _summed(eqn: Eqn, loop: Scan, made: dict[Var, Eqn]) -> list[Eqn]:
+    body, held = loop.body, loop.consts
+    ins, outs, before, after = list(eqn.ins), list(eqn.outs), list[Eqn](), list[Eqn]()
+    for i in range(loop.carries):
         start, total, step = ins[held + i], outs[i], running_sum(body, body.ins[held + i], body.outs[i])
         if step is None or not _is_zero(start, made) or _is_constant(start, made):
             continue
@@ -43,14 +43,14 @@ def _loop(loop: Eqn, made: dict[Var, Eqn]) -> list[Eqn]:
         before.append(Eqn(FULL, (), (zero,), params, made[start].where))
         if made[start].op is not CONSTANT:
             outs[i] = Var(total.shape, total.dtype, total.name)
-            after.append(dataclasses.replace(step, ins=(outs[i], start), outs=(total,)))
-    return [*before, dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs)), *after]
+            after.append(step.replace(ins=(outs[i], start), outs=(total,)))
+    return [*before, eqn.replace(ins=tuple(ins), outs=tuple(outs)), *after]
 
 
 def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
     """The equation that adds to a carry, if nothing else in the body reads it."""
     readers = [eqn for eqn in body.eqns if carry in eqn.ins]
-    if len(readers) != 1 or carry in body.outs or readers[0].op.name != "add" or readers[0].outs[0] is not out:
+    if len(readers) != 1 or carry in body.outs or readers[0].op is not ADD or readers[0].outs[0] is not out:
         return None
     x, y = readers[0].ins
     return readers[0] if x is not y and x.type == y.type and body.outs.count(out) == 1 else None
@@ -59,9 +59,7 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
 def _is_constant(v: Var, made: dict[Var, Eqn]) -> bool:
     """Whether a value is one number everywhere, and known to be."""
     eqn = made.get(v)
-    return eqn is not None and (
-        eqn.op is FULL or (eqn.op.name in ("cast", "broadcast") and _is_constant(eqn.ins[0], made))
-    )
+    return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], made)))
 
 
 def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
@@ -73,10 +71,13 @@ def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
         return bool(eqn.params["value"] == 0)
     if eqn.op is CONSTANT:
         return not np.any(eqn.params["value"])
-    if eqn.op.name == "multiply":
-        return any(_is_zero(x, made) for x in eqn.ins)
-    if eqn.op.name in ("cast", "broadcast"):
-        return _is_zero(eqn.ins[0], made)
-    if eqn.op.name == "where":
-        return all(_is_zero(x, made) for x in eqn.ins[1:])
-    return eqn.op.name == "subtract" and eqn.ins[0] is eqn.ins[1]
+    zeros = [_is_zero(x, made) for x in eqn.ins]
+    match eqn.operation.linear:
+        case Linear.EACH:
+            return any(zeros)
+        case Linear.JOINT:
+            return all(zeros) or (eqn.op is SUBTRACT and eqn.ins[0] is eqn.ins[1])
+        case Linear.BRANCHES:
+            return all(zeros[1:])
+        case _:
+            return eqn.op is CAST and all(zeros)

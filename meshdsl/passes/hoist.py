@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from ..control import BARRIER
-from ..ir import Eqn, Graph, Var, verify
+from ..ir import Eqn, Graph, Scan, Var, verify
 from ..ops.elementwise import CAST
 
 __all__ = ["hoist_casts"]
@@ -19,9 +19,9 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
     made: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if eqn.op.name == "scan":
-            ins, body = list(eqn.ins), eqn.params["body"]
-            first, after = eqn.params["consts"], eqn.params["consts"] + eqn.params["carries"]
+        if isinstance(eqn.control, Scan):
+            ins, body = list(eqn.ins), eqn.control.body
+            first, after = eqn.control.consts, eqn.control.consts + eqn.control.carries
             for i, v in enumerate(eqn.ins):
                 cast = None if v not in of or first <= i < after else _only_cast(body, body.ins[i])
                 if cast is None:
@@ -31,7 +31,7 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
                     made[v, dtype] = Var(v.shape, dtype, v.name)
                     eqns.append(Eqn(CAST, (v,), (made[v, dtype],), {"dtype": dtype}, cast.where, cast.backward))
                 ins[i], body = made[v, dtype], _without_casts(body, body.ins[i], dtype)
-            eqn = dataclasses.replace(eqn, ins=tuple(ins), params={**eqn.params, "body": body})
+            eqn = eqn.replace(ins=tuple(ins)).with_control(body=body)
         eqns.append(eqn)
     return verify(graph.replace(eqns=tuple(eqns)), "hoist_casts")
 

@@ -7,13 +7,12 @@ bfloat16; the dtype of the sum stays.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Eqn, Graph, Var, verify
+from ..ir import Eqn, Graph, Linear, Reduce, Var, verify
 from ..ops.elementwise import CAST, kind
 
 __all__ = ["narrow_products", "widens"]
@@ -34,12 +33,11 @@ def _rewritten(graph: Graph) -> Graph:
     made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        params = {**eqn.params, **{key: _rewritten(sub) for key, sub in eqn.graphs()}}
         ins = eqn.ins
-        if eqn.op.linear == "each" and eqn.op.reduce == "sum":
+        if eqn.operation.linear is Linear.EACH and eqn.operation.reduce is Reduce.SUM:
             sources = tuple(_source(v, made) for v in ins)
             ins = sources if len({v.dtype for v in sources}) == 1 else ins
-        eqns.append(dataclasses.replace(eqn, ins=ins, params=params))
+        eqns.append(eqn.replace(ins=ins).map_graphs(_rewritten))
     return graph.replace(eqns=tuple(eqns))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from ..ir import Eqn, Graph, Var, cse, dce, verify
+from ..ir import Call, Eqn, Graph, Var, cse, dce, verify
 from .accumulate import sums_begin_with_zero
 from .narrow_products import narrow_products
 from .unmade import made_inside_loops
@@ -24,17 +24,16 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
     # a body may be opened twice (forward, and again in a gradient), so its values get new variables
     for eqn in eqns:
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
-        if eqn.op.name in ("checkpoint", "call"):
-            body: Graph = eqn.params["graph"]
+        if isinstance(eqn.control, Call):
+            body = eqn.control.graph
             inner = dict(zip(body.ins, ins, strict=True))
             for e in _opened(body.eqns, inner, fresh=True):
                 yield dataclasses.replace(e, backward=e.backward or eqn.backward)
             renamed.update(zip(eqn.outs, (inner.get(v, v) for v in body.outs), strict=True))
             continue
-        subs = {key: inline(sub) for key, sub in eqn.graphs()}
         outs = tuple(dataclasses.replace(v) for v in eqn.outs) if fresh else eqn.outs
         renamed.update(zip(eqn.outs, outs, strict=True))
-        yield dataclasses.replace(eqn, ins=ins, outs=outs, params={**eqn.params, **subs})
+        yield eqn.replace(ins=ins, outs=outs).map_graphs(inline)
 
 
 def simplify(graph: Graph) -> Graph:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..ir import Eqn, Graph, Op, Var, verify
+from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
 
 __all__ = ["made_inside_loops", "unmade_values"]
 
-CHEAP = ("map", "view")  # computed inside the kernel that reads it
+CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 
 def unmade_values(graph: Graph) -> dict[Var, Eqn]:
@@ -27,12 +27,12 @@ def unmade_values(graph: Graph) -> dict[Var, Eqn]:
 
 def _is_cheap(eqn: Eqn) -> bool:
     """Whether equal dims of operands and result are split alike, and computing it again costs next to nothing."""
-    op: Op = eqn.op
-    if op.control or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
+    op = eqn.operation
+    if eqn.control is not None or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
         return False
-    if op.linear == "each" and op.reduce == "sum":  # an outer product, where nothing is summed over
+    if op.linear is Linear.EACH and op.reduce is Reduce.SUM:  # an outer product, where nothing is summed over
         return all(d in eqn.outs[0].shape for v in eqn.ins for d in v.shape)
-    return op.fuses in CHEAP and not op.reduce and op.mask is None
+    return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
 
 
 def made_inside_loops(graph: Graph) -> Graph:
@@ -44,15 +44,14 @@ def _rewritten(graph: Graph) -> Graph:
     unmade = unmade_values(graph)
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if eqn.op.name == "scan":
-            eqn = _with_constants_inside(eqn, unmade)
-        params = {**eqn.params, **{key: _rewritten(sub) for key, sub in eqn.graphs()}}
-        eqns.append(dataclasses.replace(eqn, params=params) if params != eqn.params else eqn)
+        if isinstance(eqn.control, Scan):
+            eqn = _with_constants_inside(eqn, eqn.control, unmade)
+        eqns.append(eqn.map_graphs(_rewritten))
     return graph.replace(eqns=tuple(eqns))
 
 
-def _with_constants_inside(loop: Eqn, unmade: dict[Var, Eqn]) -> Eqn:
-    body, consts = loop.params["body"], loop.params["consts"]
+def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn:
+    body, consts = scan.body, scan.consts
     moved = [i for i, v in enumerate(loop.ins[:consts]) if v in unmade and unmade[v].ins]
     if not moved:
         return loop
@@ -66,8 +65,8 @@ def _with_constants_inside(loop: Eqn, unmade: dict[Var, Eqn]) -> Eqn:
         eqns=(*before, *eqns),
         outs=tuple(renamed.get(v, v) for v in body.outs),
     )
-    params = {**loop.params, "body": new, "consts": consts - len(moved)}
-    return dataclasses.replace(loop, ins=tuple(loop.ins[i] for i in kept), params=params)
+    inputs = tuple(loop.ins[i] for i in kept)
+    return loop.replace(ins=inputs).with_control(body=new, consts=consts - len(moved))
 
 
 def _needed(values: Iterable[Var], unmade: dict[Var, Eqn]) -> list[Var]:

@@ -6,29 +6,25 @@ Every figure is a sum over the ledger's lines or the memory's values; a report a
 from __future__ import annotations
 
 import html
-import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..cost.comm_groups import Sent, dims_of, record_of
 from ..cost.fusion import Kernel, Step
-from ..cost.ledger import Ledger, Line, ledger
+from ..cost.ledger import Ledger, Line
 from ..cost.machine import Machine
-from ..cost.machine import machine as machine_named
-from ..cost.memory import Memory, memory
-from ..cost.network import Placement
+from ..cost.memory import Memory
 from ..cost.roofline import roofline
-from ..cost.timeline import Cost, Timeline, timeline
-from ..ir import Var
+from ..cost.timeline import Cost, Timeline
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..units import seconds as show_seconds
 from ..units import show_bytes
 from .schema import SCHEMA_VERSION, plain
 
-__all__ = ["PARTS", "Report", "cost"]
+__all__ = ["PARTS", "Report"]
 
 PARTS = ("products", "elementwise", "moves", "exposed communication")  # of the time of a step, which they add up to
 _PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
@@ -53,6 +49,7 @@ class Report:
     timeline: Timeline
     limit: float  # bytes that one device has
     mesh: Mesh  # that was asked for; where groups share an update, the program's own may see an axis of it as two
+    text: Callable[[Report], str]  # what `print` shows
 
     @property
     def program(self) -> Program:
@@ -215,44 +212,10 @@ class Report:
         return f"<Report of {what}{self.mesh or 'one device'}, {self.machine.name}: {figures}>"
 
     def __str__(self) -> str:
-        from .show import analysis
-
-        return analysis(self)
+        return self.text(self)
 
     def _repr_html_(self) -> str:
         return f'<pre style="line-height:1.25">{html.escape(str(self))}</pre>'
-
-
-def cost(
-    program: Program,
-    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
-    *,
-    donated: Collection[Var] = (),
-    categories: Mapping[Var, str] | None = None,
-    placement: Placement | None = None,
-    limit: float | None = None,
-    layout: Layout | None = None,
-    title: str = "",
-    mesh: Mesh | None = None,
-) -> Report:
-    """What a program costs on a machine, without devices and without arrays.
-
-    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes, by
-    default the machine's; `mesh` is the one that was asked for, where that is not the program's. Raises `LayoutError`
-    where the mesh is larger than the machine, `MachineError` for a machine that nobody knows.
-    """
-    machine = machine if isinstance(machine, Machine) else machine_named(machine)
-    found = ledger(program)
-    return Report(
-        title=title,
-        layout=layout,
-        machine=machine,
-        ledger=found,
-        memory=memory(program, donated=donated, categories=categories),
-        timeline=timeline(found, machine, placement),
-        limit=machine.hbm if limit is None else limit,
-        mesh=program.mesh if mesh is None else mesh,
-    )
 
 
 def _largest(sizes: Mapping[str, float]) -> Iterable[tuple[str, float]]:

@@ -20,14 +20,14 @@ from typing import Any
 from ..control import BARRIER
 from ..dims import Dim
 from ..errors import InternalError
-from ..ir import Eqn, Op, Var
+from ..ir import Eqn, Fuses, Op, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
-from ..lowering.packing import PACK, UNPACK
 from ..lowering.program import Program
+from .packing import PACK, UNPACK
 
-__all__ = ["Joins", "batch", "joined_tensors"]
+__all__ = ["Joins", "bucket_collectives", "bucketed_tensors"]
 
 # Of collectives of one kind over some axes, given the bytes of each, ascending (one device's operand or result,
 # whichever is larger): how many travel together, the smallest first
@@ -37,7 +37,7 @@ Key = tuple[Any, ...]  # what is equal in collectives that can be one
 Group = tuple[Eqn, ...]
 
 
-def batch(program: Program, joins: Joins | None = None) -> Program:
+def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
     """The program with the collectives of single numbers in its update joined, and those of tensors that `joins` says.
 
     >>> import meshdsl as md
@@ -46,7 +46,7 @@ def batch(program: Program, joins: Joins | None = None) -> Program:
     ...     return {k: p - 0.1 * grads[k] for k, p in params.items()}
     >>> types = {"w": md.spec("io:8 hidden:8"), "b": md.spec("hidden:8")}, md.spec("batch:16 io:8")
     >>> program = md.compile(step, "rows:4", "batch:rows", weight_update="sharded").program(*types)
-    >>> for record in batch(program, lambda kind, axes, sizes: len(sizes)).collectives:
+    >>> for record in bucket_collectives(program, lambda kind, axes, sizes: len(sizes)).collectives:
     ...     print(record.kind, list(record.shape), record.cause)
     all_gather [1, 18] 2 tensors together: params/w is used here, its update is split, ...
     reduce_scatter [4, 18] 2 tensors together: sum over 'batch' of sum, ...
@@ -54,12 +54,15 @@ def batch(program: Program, joins: Joins | None = None) -> Program:
     made = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
     start = made[-1] + 1 if made else len(program.eqns)
     early, late = program.eqns[:start], program.eqns[start:]
-    if joins is not None:
-        early = _at_first(program, early, _groups(program, _given(program, early), joins))
-    return program.replace(eqns=(*early, *_in_rounds(program, late, _groups(program, _levels(late), joins))))
+    at_start = [] if joins is None else _groups(program, _given(program, early), joins)
+    in_update = _groups(program, _levels(late), joins)
+    if not at_start and not in_update:
+        return program
+    eqns = *_at_first(program, early, at_start), *_in_rounds(program, late, in_update)
+    return program.replace(eqns=eqns)
 
 
-def joined_tensors(program: Program) -> int:
+def bucketed_tensors(program: Program) -> int:
     """How many tensors, single numbers aside, travel with others."""
     return sum(bool(v.shape) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
 
@@ -89,7 +92,7 @@ def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
             continue
         if isinstance(eqn.op, AllGather):
             found[eqn] = 0
-        elif isinstance(eqn.op, Op) and eqn.op.fuses in ("map", "view") and eqn.op is not BARRIER:
+        elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and eqn.op is not BARRIER:
             ready.update(eqn.outs)
     return found
 
@@ -117,7 +120,8 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
     for eqns in alike.values():
         size = {eqn: max(program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)) for eqn in eqns}
         ordered = sorted(eqns, key=lambda eqn: (not _is_number(eqn), size[eqn]))
-        numbers, first = sum(map(_is_number, eqns)), eqns[0].op
+        numbers, first = sum(map(_is_number, eqns)), eqns[0].collective
+        assert first is not None
         count = numbers if joins is None else joins(first.name, first.axes, [size[eqn] for eqn in ordered])
         chosen = set(ordered[: max(numbers, count)])
         if len(chosen) > 1:
@@ -174,12 +178,18 @@ def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -
     return [*ordered, *rest]
 
 
+def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
+    assert isinstance(eqn.op, AllReduce | AllGather | ReduceScatter)
+    return eqn.op
+
+
 def _together(program: Program, group: Group) -> list[Eqn]:
     """The group as one collective, between what packs its operands and what unpacks its results."""
     first, mesh = group[0], program.mesh
-    op: Any = first.op
+    op = _joinable(first)
     home = first.ins[0].sharding
-    dims = tuple(None if isinstance(op, AllReduce) else eqn.op.dim for eqn in group)
+    each = [_joinable(eqn) for eqn in group]
+    dims = tuple(None if isinstance(one, AllReduce) else one.dim for one in each)
     ways = 1 if isinstance(op, AllReduce) else mesh.count(op.axes)
     others = tuple(axis for axis in mesh.axes if axis in set(home.split_axes) - set(op.axes))
     elements = sum(math.prod(program.local_shape(eqn.ins[0])) for eqn in group)

@@ -25,7 +25,7 @@ from ..ops.blocks import FILLED
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 
-__all__ = ["send_only_filled"]
+__all__ = ["ragged_exchange"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class _Mark:
         return dataclasses.replace(self, names=names, slots=new[self.slots])
 
 
-def send_only_filled(program: Program) -> Program:
+def ragged_exchange(program: Program) -> Program:
     """The program without marks, its exchanges of marked values ragged; the program itself where nothing is marked."""
     return dce(cse(_trimmed(program))) if any(eqn.op is RAGGED for eqn, _ in walk(program)) else program
 
@@ -52,8 +52,7 @@ def _trimmed(program: Program) -> Program:
     trim = _Trim(program)
     marks = _marks(program.eqns)
     for eqn in program.eqns:
-        inner = {key: _trimmed(sub) for key, sub in eqn.graphs() if isinstance(sub, Program)}
-        trim.add(dataclasses.replace(eqn, params={**eqn.params, **inner}) if inner else eqn, marks.get(eqn))
+        trim.add(eqn.map_graphs(_trimmed), marks.get(eqn))
     return program.replace(eqns=tuple(trim.eqns), outs=tuple(map(trim.now, program.outs)))
 
 
@@ -128,15 +127,16 @@ class _Trim:
 
     def exchange(self, eqn: Eqn, mark: _Mark) -> None:
         """The counts on both sides, and the exchange by them."""
-        (x,), (y,) = eqn.ins, eqn.outs
-        self.check(eqn, mark)
+        (x,), (y,), exchange = eqn.ins, eqn.outs, eqn.op
+        assert isinstance(exchange, AllToAll)
+        self.check(eqn, exchange, mark)
         sent, came = (self.filled(eqn, v, mark) for v in (x, y))
         cells = tuple(mark.names[d.name] for d in mark.counts.shape)
-        op = RaggedAllToAll(eqn.op.dim, eqn.op.to, eqn.op.axes, cells, mark.slots, mark.share)
+        op = RaggedAllToAll(exchange.dim, exchange.to, exchange.axes, cells, mark.slots, mark.share)
         self.append(dataclasses.replace(eqn, op=op, ins=(x, sent, came)))
 
-    def check(self, eqn: Eqn, mark: _Mark) -> None:
-        op, x = eqn.op, eqn.ins[0]
+    def check(self, eqn: Eqn, op: AllToAll, mark: _Mark) -> None:
+        x = eqn.ins[0]
         told = tuple(mark.names.values())
         lacking = [d for d in (op.dim, op.to) if d not in told]
         if lacking:

@@ -1,7 +1,7 @@
 """The devices that share a weight update: a group along axes of the mesh, or along a part of one.
 
 Gradients are reduced and scattered inside a group, and their shards summed across groups (partial sharding: Xu et al.,
-2020, section on large topologies). A part of an axis is an axis of a finer mesh: `rows:2048` in groups of 32 is
+2020, section on large topologies). A part of an axis is an axis of a refined mesh: `rows:2048` in groups of 32 is
 `rows.outer:64 rows.inner:32` on the same devices in the same order, so whatever lies on the one lies on the other.
 """
 
@@ -19,13 +19,14 @@ from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
+from ..ops.placement import SHARD
 
-__all__ = ["Asked", "Finer", "finer_meshes", "group_of"]
+__all__ = ["GroupSpec", "RefinedMesh", "refined_meshes", "group_of"]
 
-Asked = str | Iterable[str] | Mapping[str, int]
+GroupSpec = str | Iterable[str] | Mapping[str, int]
 
 
-def group_of(mesh: Mesh, asked: Asked) -> dict[str, int]:
+def group_of(mesh: Mesh, spec: GroupSpec) -> dict[str, int]:
     """How many devices a group has along each of its axes, in the order of the mesh.
 
     >>> group_of(Mesh("y:32 x:32 core:2"), "core x:8")
@@ -35,7 +36,7 @@ def group_of(mesh: Mesh, asked: Asked) -> dict[str, int]:
 
     Raises `LayoutError` for an axis that the mesh lacks, for a size that does not divide its axis, and for no group.
     """
-    words = asked if isinstance(asked, Mapping) else dict(_words(asked))
+    words = spec if isinstance(spec, Mapping) else dict(_words(spec))
     for axis, size in words.items():
         mesh.check_axis(axis)
         whole = mesh.axes[axis]
@@ -48,14 +49,14 @@ def group_of(mesh: Mesh, asked: Asked) -> dict[str, int]:
     group = {axis: words[axis] or n for axis, n in mesh.axes.items() if axis in words}
     if math.prod(group.values()) == 1:
         raise LayoutError(
-            f"update_group={asked!r} is one device, and a group has several\n"
-            f"  give axes of the mesh '{mesh}', or leave update_group out; weight_update='replicated' cuts no update"
+            f"group={spec!r} is one device, and a group has several\n"
+            f"  give axes of the mesh '{mesh}', or leave group out; weight_update='replicated' cuts no update"
         )
     return {axis: n for axis, n in group.items() if n > 1}
 
 
-def _words(asked: str | Iterable[str]) -> Iterator[tuple[str, int | None]]:
-    for word in re.split(r"[\s,;+]+", asked.strip()) if isinstance(asked, str) else asked:
+def _words(spec: str | Iterable[str]) -> Iterator[tuple[str, int | None]]:
+    for word in re.split(r"[\s,;+]+", spec.strip()) if isinstance(spec, str) else spec:
         axis, colon, size = word.partition(":")
         if colon and not size.isdigit():
             raise LayoutError(f"a group is written axis or axis:size, for example 'x core' or 'rows:32'; got {word!r}")
@@ -64,21 +65,21 @@ def _words(asked: str | Iterable[str]) -> Iterator[tuple[str, int | None]]:
 
 
 @dataclass(frozen=True)
-class Finer:
+class RefinedMesh:
     """A mesh, some of whose axes are seen as two: groups of neighbours, and their members.
 
-    >>> finer = Finer.of(Mesh("rows:8 cols:2"), {"rows": 4, "cols": 2})
-    >>> print(finer.mesh, finer.layout(Layout("batch:rows io:cols")), finer.group, sep="; ")
+    >>> refined = RefinedMesh.of(Mesh("rows:8 cols:2"), {"rows": 4, "cols": 2})
+    >>> print(refined.mesh, refined.layout(Layout("batch:rows io:cols")), refined.group, sep="; ")
     rows.outer:2 rows.inner:4 cols:2; batch:rows.outer,rows.inner io:cols; ('rows.inner', 'cols')
     """
 
     coarse: Mesh
     mesh: Mesh
     parts: Mapping[str, Axes] = field(default_factory=dict[str, Axes])  # a coarse axis as its outer and its inner one
-    group: Axes = ()  # the axes of `mesh` along which groups of the sizes asked for lie
+    group: Axes = ()  # the axes of `mesh` along which groups of the sizes spec for lie
 
     @staticmethod
-    def of(mesh: Mesh, sizes: Mapping[str, int]) -> Finer:
+    def of(mesh: Mesh, sizes: Mapping[str, int]) -> RefinedMesh:
         """The mesh in which groups of these sizes, which divide their axes, lie along axes."""
         axes: dict[str, int] = {}
         parts: dict[str, Axes] = {}
@@ -94,7 +95,7 @@ class Finer:
                 parts[axis] = outer, inner
                 group.append(inner)
         made = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
-        return Finer(mesh, made, parts, tuple(group))
+        return RefinedMesh(mesh, made, parts, tuple(group))
 
     def axes(self, axes: Iterable[str]) -> Axes:
         """Coarse axes as axes of the mesh, major to minor."""
@@ -119,10 +120,11 @@ class Finer:
             return graph
         eqns = []
         for eqn in graph.eqns:
-            params = {**eqn.params, **{key: self.graph(sub) for key, sub in eqn.graphs()}}
-            if str(eqn.op) == "shard":
-                params["split"] = tuple((dim, self.axes(axes)) for dim, axes in eqn.params["split"])
-            eqns.append(dataclasses.replace(eqn, params=params))
+            eqn = eqn.map_graphs(self.graph)
+            if eqn.op is SHARD:
+                split = tuple((dim, self.axes(axes)) for dim, axes in eqn.params["split"])
+                eqn = eqn.replace(params={**eqn.params, "split": split})
+            eqns.append(eqn)
         return graph.replace(eqns=tuple(eqns))
 
     def placement(self, coarse: Placement) -> Placement:
@@ -155,8 +157,8 @@ def _cut(parts: tuple[Part, ...], inner: int) -> tuple[tuple[Part, ...], tuple[P
     return (tuple(major), tuple(minor)) if inner == 1 else None
 
 
-def finer_meshes(mesh: Mesh, axes: Iterable[str]) -> Iterator[Finer]:
+def refined_meshes(mesh: Mesh, axes: Iterable[str]) -> Iterator[RefinedMesh]:
     """The meshes that see one of these axes as two, the largest groups first."""
     for axis in axes:
         n = mesh.axes[axis]
-        yield from (Finer.of(mesh, {axis: size}) for size in range(n - 1, 1, -1) if n % size == 0)
+        yield from (RefinedMesh.of(mesh, {axis: size}) for size in range(n - 1, 1, -1) if n % size == 0)

@@ -21,10 +21,10 @@ from ..passes.weight_update.pending import Placed, stages
 from ..passes.weight_update.regions import Part, uses
 from ..passes.weight_update.shard_updates import Verdict
 from ..passes.weight_update.updates import Update, recut
-from ..schedule.bucket_collectives import joined_tensors
-from .groups import Finer, finer_meshes
+from ..schedule.bucket_collectives import bucketed_tensors
+from .groups import RefinedMesh, refined_meshes
 
-__all__ = ["all_groups", "best_mesh", "by_time", "fastest", "on_finer"]
+__all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "on_refined"]
 
 
 def all_groups(pending: Axes) -> Sequence[Axes]:
@@ -32,9 +32,9 @@ def all_groups(pending: Axes) -> Sequence[Axes]:
     return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
 
 
-def by_time(placed: Placed, machine: Machine, finer: Finer) -> Callable[[Update], Verdict]:
+def by_time(placed: Placed, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
     """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
-    network = _network(machine, finer)
+    network = _network(machine, refined)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:
         return network.seconds(kind, axes, size) if axes and size else 0.0
@@ -84,41 +84,41 @@ def _gathered(update: Update) -> list[Var]:
     return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
 
 
-def best_mesh(placed: Placed, machine: Machine, updates: Sequence[Update]) -> Finer:
+def best_mesh(placed: Placed, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:
     """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
 
-    def saved(finer: Finer) -> float:
-        fine = on_finer(finer, placed)
-        worth, total = by_time(fine, machine, finer), 0.0
+    def saved(refined: RefinedMesh) -> float:
+        fine = on_refined(refined, placed)
+        worth, total = by_time(fine, machine, refined), 0.0
         for update in updates:
-            update = dataclasses.replace(update, pending=finer.axes(update.pending))
+            update = dataclasses.replace(update, pending=refined.axes(update.pending))
             groups = [recut(fine, update, group) for group in all_groups(update.pending)]
             total += max(0.0, *(worth(one)[1] or 0.0 for one in groups))
         return total
 
     mesh = placed.mesh
-    coarse, axes = Finer(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
-    best = max(finer_meshes(mesh, axes), key=saved, default=coarse)
+    coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    best = max(refined_meshes(mesh, axes), key=saved, default=coarse)
     return best if saved(best) > 1.01 * saved(coarse) else coarse
 
 
-def on_finer(finer: Finer, placed: Placed) -> Placed:
-    """The same graph where its values lie, in the finer mesh's axes."""
-    if not finer.parts:
+def on_refined(refined: RefinedMesh, placed: Placed) -> Placed:
+    """The same graph where its values lie, in the refined mesh's axes."""
+    if not refined.parts:
         return placed
-    homes = {v: finer.sharding(home) for v, home in placed.homes.items()}
-    graph, layout = finer.graph(placed.graph), finer.layout(placed.layout)
-    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=finer.mesh, layout=layout)
+    homes = {v: refined.sharding(home) for v, home in placed.homes.items()}
+    graph, layout = refined.graph(placed.graph), refined.layout(placed.layout)
+    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=refined.mesh, layout=layout)
 
 
-def fastest(joined: Callable[[float], Program], machine: Machine, finer: Finer) -> Program:
+def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refined: RefinedMesh) -> Program:
     """Of a program with the tensors below a limit travelling together, the limit with which a step takes least time.
 
     The limits tried are none, and a few around the bytes that a collective moves while its latency passes.
     """
-    network, none = _network(machine, finer), joined(0)
+    network, none = _network(machine, refined), joined(0)
     most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
-    found = {joined_tensors(made): made for made in (none, *(joined(most / part) for part in (256, 16, 1)))}
+    found = {bucketed_tensors(made): made for made in (none, *(joined(most / part) for part in (256, 16, 1)))}
     if len(found) == 1:
         return none
     return min(found.values(), key=lambda made: timeline(ledger(made), machine, network).seconds)
@@ -132,5 +132,5 @@ def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
     return size
 
 
-def _network(machine: Machine, finer: Finer) -> Placement:
-    return finer.placement(place(machine.network, finer.coarse))
+def _network(machine: Machine, refined: RefinedMesh) -> Placement:
+    return refined.placement(place(machine.network, refined.coarse))

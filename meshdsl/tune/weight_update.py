@@ -1,7 +1,7 @@
-"""Where each weight's update runs: on every device that holds the weight, or on one shard of it each.
+"""Which weight updates are sharded, over which groups of devices and with which buckets, and the table that says so.
 
-`passes.shard_updates` finds the updates and splits them; here is which of them it splits (all that it can, or those
-that a machine says are worth it), and the table that tells the user what was decided.
+`passes.weight_update` finds and shards the updates; this module decides which ones: all, or those that are faster on a
+machine.
 """
 
 from __future__ import annotations
@@ -13,63 +13,78 @@ from typing import Any
 
 from ..cost.machine import Machine
 from ..errors import LayoutError, nearest
-from ..ir import Graph, Var, verify
+from ..ir import Graph, Var
 from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
-from ..lowering.program import check
 from ..passes.hoist import hoist_casts
 from ..passes.weight_update.pending import Placed
 from ..passes.weight_update.shard_updates import Decision, Policy, Verdict, shard_updates
 from ..passes.weight_update.updates import Update
-from ..schedule.bucket_collectives import batch, joined_tensors
+from ..schedule.bucket_collectives import bucket_collectives, bucketed_tensors
 from ..units import show_bytes
-from .groups import Asked, Finer, group_of
-from .update_time import all_groups, best_mesh, by_time, fastest, on_finer
+from .groups import GroupSpec, RefinedMesh, group_of
+from .update_time import all_groups, best_mesh, by_time, fastest_buckets, on_refined
 
-__all__ = ["MODES", "Lowered", "Wanted", "WeightUpdate", "lower"]
+__all__ = ["MODES", "ShardedGraph", "UpdateTable", "WeightUpdate", "bucket", "shard"]
 
 MODES = ("replicated", "sharded", "auto")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What was asked for: a mode of `MODES`, and how. `machine` decides under "auto", and only there."""
+class WeightUpdate:
+    """How a training step updates a weight that several devices hold (Xu et al., 2020).
+
+    `mode` is "replicated", every device updates its whole copy; "sharded", each device updates one shard, and the
+    weight and its optimizer state stay sharded between steps; or "auto", sharded where that is faster on the machine
+    of `md.compile(machine=)`.
+
+    `group` names the mesh axes along which devices share an update, `"x core"`, or parts of axes, `"rows:32"` or
+    `{"rows": 32}`; by default all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
+    Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
+    `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
+    fastest buckets ("auto"). With `regather` a sharded weight is gathered again for the backward pass instead of kept,
+    and inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3).
+
+    >>> import meshdsl as md
+    >>> md.WeightUpdate("sharded", group="rows:32", bucket_bytes=100_000)
+    WeightUpdate(mode='sharded', group='rows:32', bucket_bytes=100000, regather=False)
+
+    Raises `LayoutError` for an unknown mode and for options without effect.
+    """
 
     mode: str = "replicated"
-    machine: Machine | None = None
+    group: GroupSpec | None = None
+    bucket_bytes: float | None = None
     regather: bool = False
-    group: Asked | None = None  # mesh axes, or parts of them; None: all, or the best ones
-    batch_bytes: float | None = None  # tensors of fewer bytes travel together; None: none, or as is best
 
     def __post_init__(self):
-        """Raises `LayoutError` for what says nothing, or cannot be."""
         if self.mode not in MODES:
             raise LayoutError(f"weight_update={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if self.mode == "replicated" and self.regather:
-            raise LayoutError("regather=True does nothing with weight_update='replicated': no weight is gathered")
+            raise LayoutError("regather=True has no effect with weight_update='replicated': no weight is gathered")
         if self.mode == "replicated" and self.group is not None:
             raise LayoutError(
-                f"update_group={self.group!r} does nothing with weight_update='replicated': each device updates all\n"
-                "  use weight_update='sharded' or 'auto'"
+                f"group={self.group!r} has no effect with weight_update='replicated': each device updates all\n"
+                "  use the mode 'sharded' or 'auto'"
             )
-        if self.batch_bytes is not None and not self.batch_bytes >= 0:
+        if self.bucket_bytes is not None and not self.bucket_bytes >= 0:
             raise LayoutError(
-                f"batch_bytes is a number of bytes from 0, or None for what is best; got {self.batch_bytes!r}"
+                f"bucket_bytes is a number of bytes from 0, or None for the default; got {self.bucket_bytes!r}"
             )
 
 
 @dataclass(frozen=True)
-class WeightUpdate:
-    """What was decided for each weight. `print` shows the table."""
+class UpdateTable:
+    """The decision for each weight. `print` shows it as a table."""
 
     mode: str
     decisions: tuple[Decision, ...] = ()
 
     def __str__(self) -> str:
         if not self.decisions:
-            return "weight update: replicated, as asked; every device updates what it holds"
+            return "weight update: replicated; every device updates its whole copy"
         rows = [("weight", "shape", "update cut by", "group", "saved", "time", "")]
         for d in self.decisions:
             shape = " ".join(f"{dim.name}={dim.size}" for dim in d.shape)
@@ -112,58 +127,61 @@ def _group(decision: Decision) -> str:
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A graph with its weight updates where they run, and its program."""
+class ShardedGraph:
+    """A graph whose weight updates run on private dims, the layout that shards these, and the decisions."""
 
     graph: Graph
-    program: Program
-    decided: WeightUpdate
-    finer: Finer | None = None  # the mesh of the program, where that is not the user's
+    layout: Layout
+    refined: RefinedMesh  # the mesh with the axes of the groups
+    table: UpdateTable
 
 
-def lower(
-    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str], gather_limit: float | None, wanted: Wanted
-) -> Lowered:
-    """The graph with its updates split as wanted, its program, and the decisions.
+def shard(
+    graph: Graph,
+    mesh: Mesh,
+    layout: Layout,
+    results: Sequence[str],
+    gather_limit: float | None,
+    request: WeightUpdate,
+    machine: Machine | None,
+) -> ShardedGraph:
+    """The graph with its weight updates sharded as requested; the same graph where none is worth it.
 
-    Raises `LayoutError` for an illegal layout, and for a wish that changes nothing: "sharded" when no update can be
-    split, `batch_bytes` when no two tensors travel together. A flag that does nothing is a mistake.
+    Raises `LayoutError` for an illegal layout, and for "sharded" when no update can be sharded.
     """
-    plain = partition(graph, mesh, layout, results, gather_limit, batched=False)
-    if wanted.mode == "replicated":
-        return Lowered(graph, _batched(plain, wanted), WeightUpdate(wanted.mode))
     hoisted = hoist_casts(graph, graph.ins)
     homes: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, wanted.regather)
-    finer, (split, private, decisions) = _split(placed, wanted)
-    if wanted.mode == "sharded" and not any(d.sharded for d in decisions):
+    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, request.regather)
+    refined, (sharded, private, decisions) = _shard(placed, request, machine)
+    if request.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(
             "weight_update='sharded' has nothing to shard: no weight has an update that several devices repeat"
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
-            + "\n  use weight_update='replicated', or 'auto', which shards where it pays"
+            + "\n  use weight_update='replicated', or 'auto', which shards only where that is faster"
         )
-    decided = WeightUpdate(wanted.mode, decisions)
+    table = UpdateTable(request.mode, decisions)
     if not any(d.sharded for d in decisions):
-        return Lowered(graph, _batched(plain, wanted), decided)
-    program = partition(split, finer.mesh, private, results, gather_limit, batched=False)
-    return Lowered(split, _batched(program, wanted, finer), decided, finer)
+        return ShardedGraph(graph, layout, RefinedMesh(mesh, mesh), table)
+    return ShardedGraph(sharded, private, refined, table)
 
 
-def _split(placed: Placed, wanted: Wanted) -> tuple[Finer, tuple[Graph, Layout, tuple[Decision, ...]]]:
-    """The graph with its updates split, its layout and the decisions, and the mesh that their groups are axes of."""
-    mesh, machine = placed.mesh, wanted.machine
-    if wanted.group is not None:
-        finer = Finer.of(mesh, group_of(mesh, wanted.group))
-        placed = on_finer(finer, placed)
-        worth = _always if machine is None else by_time(placed, machine, finer)
-        return finer, shard_updates(placed, Policy(_within(finer.group), worth))
-    finer = Finer(mesh, mesh)
+def _shard(
+    placed: Placed, request: WeightUpdate, machine: Machine | None
+) -> tuple[RefinedMesh, tuple[Graph, Layout, tuple[Decision, ...]]]:
+    """The mesh whose axes are the groups, and the graph with its updates sharded, its layout and the decisions."""
+    mesh = placed.mesh
+    if request.group is not None:
+        refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
+        placed = on_refined(refined, placed)
+        worth = _always if machine is None else by_time(placed, machine, refined)
+        return refined, shard_updates(placed, Policy(_within(refined.group), worth))
+    refined = RefinedMesh(mesh, mesh)
     if machine is None:
-        return finer, shard_updates(placed, Policy(_only_all, _always))
+        return refined, shard_updates(placed, Policy(_only_all, _always))
     found: list[Update] = []
-    worth = by_time(placed, machine, finer)
+    worth = by_time(placed, machine, refined)
 
     def noted(update: Update) -> Verdict:
         found.extend([update] if update.group == update.pending and update not in found else [])
@@ -172,32 +190,35 @@ def _split(placed: Placed, wanted: Wanted) -> tuple[Finer, tuple[Graph, Layout, 
     split = shard_updates(placed, Policy(all_groups, noted))
     best = best_mesh(placed, machine, found)
     if not best.parts:
-        return finer, split
-    placed = on_finer(best, placed)
+        return refined, split
+    placed = on_refined(best, placed)
     return best, shard_updates(placed, Policy(all_groups, by_time(placed, machine, best)))
 
 
-def _batched(program: Program, wanted: Wanted, finer: Finer | None = None) -> Program:
-    """The program with small tensors travelling together: those below a limit, or, where a machine decides, as is best
-    for the time of the step, of a few limits around the bytes that a collective moves while its latency passes.
+def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:
+    """The program with its small collectives bucketed: below `request.bucket_bytes`, or, where a machine decides, below
+    the fastest of a few limits around the bytes that a collective moves while its latency passes.
+
+    Raises `LayoutError` where a limit joins nothing.
     """
-    if wanted.batch_bytes is not None:
-        made = _joined(program, wanted.batch_bytes)
-        if wanted.batch_bytes and not joined_tensors(made):
+    if request.bucket_bytes is not None:
+        made = _below(program, request.bucket_bytes)
+        if request.bucket_bytes and not bucketed_tensors(made):
             raise LayoutError(
-                f"batch_bytes={wanted.batch_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at the "
-                "step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
-                "  use a larger limit, or 0 to join none"
+                f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
+                "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
+                "  use a larger limit, or 0 for no buckets"
             )
         return made
-    if wanted.machine is None:
-        return _joined(program, 0)
-    return fastest(lambda limit: _joined(program, limit), wanted.machine, finer or Finer(program.mesh, program.mesh))
+    if machine is None:
+        return bucket_collectives(program)
+    return fastest_buckets(lambda limit: _below(program, limit), machine, refined)
 
 
-def _joined(program: Program, limit: float) -> Program:
-    made = batch(program, lambda kind, axes, sizes: bisect_left(sizes, limit)) if limit else batch(program)
-    return check(verify(made, "batch"), "batch")
+def _below(program: Program, limit: float) -> Program:
+    if not limit:
+        return bucket_collectives(program)
+    return bucket_collectives(program, lambda kind, axes, sizes: bisect_left(sizes, limit))
 
 
 def _only_all(pending: Axes) -> Sequence[Axes]:

@@ -102,7 +102,7 @@ def all_layouts(case: str) -> list[tuple[md.Layout, md.Report]]:
     axes = list(md.Mesh(mesh).axes)
     sizes = {d.name: d.size for v in graph.ins for d in v.shape}
     for eqn in graph.eqns:
-        for v in (*eqn.outs, *(v for _, sub in eqn.graphs() for e in sub.eqns for v in e.outs)):
+        for v in (*eqn.outs, *(v for sub in eqn.graphs().values() for e in sub.eqns for v in e.outs)):
             for d in v.shape:
                 sizes[d.name] = max(d.size, sizes.get(d.name, 0))
     dims = [d for d in sizes if sizes[d] > 1 and (dims is None or d in dims)]

@@ -33,7 +33,7 @@ PRODUCTS_ONLY = Machine(  # one FLOP of a matrix product takes a microsecond, an
     network=SWITCH,
     overlap_slowdown=1.5,
 )
-CPU = dataclasses.replace(PRODUCTS_ONLY, asynchronous=())
+CPU = dataclasses.replace(PRODUCTS_ONLY, asynchronous=(), overlapped_by_compiler=())
 US = 1e-6
 LM = lm.replace(batch=8, length=8, vocab=16, layers=3, d_model=8, heads=4, d_head=2, d_ff=16)
 
@@ -208,7 +208,7 @@ def test_a_train_step_on_faster_machines(name: str, pipelined: bool) -> None:
         faster = checked(timeline(account, dataclasses.replace(REAL, **{field: value}), pipelined=pipelined))
         assert faster.seconds <= base.seconds * (1 + 1e-9), field
         assert faster.lower_bound <= base.lower_bound * (1 + 1e-9), field
-    blocking = dataclasses.replace(REAL, asynchronous=())
+    blocking = dataclasses.replace(REAL, asynchronous=(), overlapped_by_compiler=())
     assert timeline(account, blocking).seconds >= timeline(account, REAL).seconds / REAL.overlap_slowdown
 
 
@@ -222,5 +222,5 @@ def test_random_programs(seed: int) -> None:
         return
     account = ledger(program)
     for pipelined in (False, True):
-        for machine in (REAL, PRODUCTS_ONLY, dataclasses.replace(REAL, asynchronous=())):
+        for machine in (REAL, PRODUCTS_ONLY, dataclasses.replace(REAL, asynchronous=(), overlapped_by_compiler=())):
             checked(timeline(account, machine, pipelined=pipelined))

@@ -1,9 +1,11 @@
 """The layout law at length: `python -m tests.lowering.fuzz --cases 20000 --programs 1000`.
 
 A case is one operation with its gradient, of random sizes, under a random mesh and layout; a program is several
-operations with their gradients. Inputs are small whole numbers, padding is NaN (the largest numbers, for integers), and
-results are compared bit for bit with the undivided function; operations that round, in float64, to a relative error of
-1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1 on any mismatch.
+operations with their gradients. Inputs are small whole numbers, in a third of the cases with NaN of either sign,
+infinities and -0.0 among them; indices have any integer dtype; sizes may be 0. Padding is NaN (the largest numbers, for
+integers), and results are compared bit for bit with the undivided function; operations that round, in float64, to a
+relative error of 1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1
+on any mismatch.
 """
 
 from __future__ import annotations
@@ -19,13 +21,12 @@ import numpy as np
 
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
+from meshdsl import backend
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
-from meshdsl import backend
-from tests.laws import SIZES as NAMES
 from tests.laws import Row, rows, run
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, shrink, tensors
-from tests.lowering.test_layout_law import SIZES, weighted
+from tests.lowering.test_layout_law import drawn
 
 LAYOUTS_PER_SIZE = 10
 TRIES = 200
@@ -52,29 +53,30 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
     dtype = "float64" if row.dtypes[0] == "float32" else ""  # whole numbers stay exact for longer
     made = 0
     while made < wanted:
-        sizes = {name: rng.choice(SIZES) for name in NAMES}
-        arrays = row.arrays(numbers, sizes, dtype=dtype)
-        graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype))
-        right = run(graph, arrays, backend.NumPy)
-        known = tensors(graph)
+        case = drawn(row, rng, numbers, dtype)
+        with np.errstate(all="ignore"):
+            right = run(case.graph, case.arrays, backend.NumPy)
+        known = tensors(case.graph)
         for _ in range(min(LAYOUTS_PER_SIZE, wanted - made)):
             for _ in range(TRIES):
                 mesh = rng.choice(MESHES)
                 layout = Layout(dict(draw_layout(rng, mesh, known)))
                 try:
-                    program = partition(graph, Mesh(mesh), layout)
+                    program = partition(case.graph, Mesh(mesh), layout)
                     break
                 except md.LayoutError:
                     counts["illegal"] += 1
             else:
-                raise RuntimeError(f"no legal layout found for {row.name} {sizes}")
+                raise RuntimeError(f"no legal layout found for {row.name} {case}")
             made += 1
             counts["split"] += any(v.sharding.split for v in program.ins)
             counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.shape)
+            counts["empty"] += any(d.size == 0 for v in program.ins for d in v.shape)
+            counts["odd"] += case.odd
             counts["sends"] += bool(program.collectives)
-            got = md.simulate(program, *arrays)
+            got = md.simulate(program, *case.arrays)
             worst = max((error(a, b) for a, b in zip(got, right, strict=True)), default=0.0)
-            yield f"{row.name} {sizes} on {mesh} under {layout}", worst
+            yield f"{row.name} {case} on {mesh} under {layout}", worst
 
 
 def main() -> int:
@@ -113,6 +115,8 @@ def main() -> int:
         "cases_bitwise": counts["bitwise"],
         "cases_with_a_split_input": counts["split"],
         "cases_with_padding": counts["padded"],
+        "cases_with_an_empty_dim": counts["empty"],
+        "cases_with_odd_values": counts["odd"],
         "cases_that_send": counts["sends"],
         "layouts_refused": counts["illegal"],
         "largest_relative_error": worst,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.dims import Dim, Shape, names
-from meshdsl.ir import Eqn, Graph, Op
 from meshdsl import backend
+from meshdsl.dims import Dim, Shape, names
+from meshdsl.ir import Eqn, Graph
 from meshdsl.passes.unmade import unmade_values
 from meshdsl.values import Tensor
-from tests.laws import run
+from tests.laws import INDICES, run
 
 MESHES = [
     "x:2", "x:3", "x:4", "x:5", "x:7", "x:8", "x:1", "x:2 y:2", "x:2 y:3", "x:2 y:4", "x:4 y:2", "x:1 y:4", "x:3 y:1",
@@ -78,6 +78,8 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
     """A function from tensors to (loss and gradients, some of its values), and its arguments."""
     rng = Draw(seed)
     pool = [Dim(name, rng.choice(SIZES)) for name in "abcde"]
+    if rng.random() < 0.1:
+        pool[0] = Dim("a", 0)
     shapes = [tuple(rng.sample(pool, rng.choice([1, 2, 2, 3]))) for _ in range(rng.choice([2, 3]))]
     numbers = np.random.default_rng(seed)
     args = [whole_numbers(numbers, shape) for shape in shapes]
@@ -122,8 +124,14 @@ class Maker:
     def pick(self) -> Tensor:
         return self.rng.choice(self.live[-3:] if self.rng.random() < 0.7 else self.live)
 
-    def dim(self, x: Tensor) -> Dim | None:
-        return self.rng.choice(x.dims) if x.dims else None
+    def dim(self, x: Tensor, empty: bool = False) -> Dim | None:
+        dims = [d for d in x.dims if empty or d.size]
+        return self.rng.choice(dims) if dims else None
+
+    def index(self, i: Tensor) -> Tensor:
+        """Indices in some dtype; sometimes one less, which may be -1, or the largest number of an unsigned one."""
+        i = md.cast(i, "int32") - self.rng.choice([0, 0, 1])
+        return md.cast(i, self.rng.choice(INDICES))
 
     def fresh(self, x: Tensor) -> str:
         return self.rng.choice([n for n in "abcdefg" if n not in names(x.dims)])
@@ -196,7 +204,7 @@ class Maker:
         return x - md.stop_gradient(reduce(x, d))
 
     def op_prod(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else x * md.prod(md.stop_gradient(md.sign(x)), d)
 
     def op_argmax(self, x: Tensor) -> Tensor:
@@ -214,7 +222,7 @@ class Maker:
         return md.transpose(x, self.rng.sample(x.dims, len(x.dims)))
 
     def op_rename(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else md.rename(x, **{d.name: self.fresh(x)})
 
     def op_flatten(self, x: Tensor) -> Tensor:
@@ -233,24 +241,34 @@ class Maker:
         return md.unflatten(x, d, [Dim(first, d.size // n), Dim(second, n)])
 
     def op_take(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         if d is None:
             return x
         new = Dim(self.fresh(x), self.rng.choice(SIZES))
-        index = md.iota(new) * 3 % (d.size + 1)  # the last index lies outside
-        return md.take(x, index, d)
+        index = md.iota(new) * 3 % (d.size + 1)  # the last index is outside
+        return md.take(x, self.index(index), d)
+
+    def op_take_in_order(self, x: Tensor) -> Tensor:
+        """The indices have the dim that is taken over."""
+        d, y = self.dim(x, empty=True), self.pick()
+        if d is None:
+            return x
+        y = md.sum(y, [e for e in y.dims if e != d])
+        order = md.argsort(y, d) if d in y.dims else md.iota(d)
+        return md.take(x, self.index(order), d)
 
     def op_take_by_value(self, x: Tensor) -> Tensor:
         d, y = self.dim(x), self.pick()
         index = md.cast(md.abs(md.stop_gradient(y)) % 5, "int32")
         for e in y.dims:
-            if e.name in names(x.dims) and (d is None or e.name != d.name):
+            paired = e in x.dims and self.rng.random() < 0.5
+            if e.name in names(x.dims) and not paired and (d is None or e.name != d.name):
                 index = md.sum(index, e)
         if d is None or len(index.dims) + len(x.dims) > 5:
             return x
-        if d.name in names(index.dims):
+        if d.name in names(index.dims) and self.rng.random() < 0.5:
             index = md.rename(index, **{d.name: next(c for c in "hijklm" if c not in names(index.dims + x.dims))})
-        return md.take(x, index, d)
+        return md.take(x, self.index(index), d)
 
     def op_one_hot(self, x: Tensor) -> Tensor:
         if len(x.dims) > 3:
@@ -263,13 +281,20 @@ class Maker:
         d = self.dim(x)
         if d is None:
             return x
-        new = Dim(self.fresh(x), self.rng.choice(SIZES))
-        return md.put_add(
-            md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), md.iota(d) % new.size, x, new
-        )
+        new = Dim(self.rng.choice([self.fresh(x), d.name]), self.rng.choice(SIZES))
+        index = self.index(md.iota(d) % new.size)
+        return md.put_add(md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), index, x, new)
+
+    def op_twin(self, x: Tensor) -> Tensor:
+        """A value beside itself under another name."""
+        d = self.dim(x, empty=True)
+        if d is None or len(x.dims) > 3:
+            return x
+        y = md.sign(md.rename(x, **{d.name: self.fresh(x)}))
+        return md.einsum(x, y, out=dict.fromkeys((*x.dims, *y.dims)))
 
     def op_concat(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else md.concat([x, -x, md.slice(x, d, 0, (d.size + 1) // 2)], d.name)
 
     def op_slice(self, x: Tensor) -> Tensor:
@@ -281,7 +306,7 @@ class Maker:
         return md.slice(x, d, start, self.rng.randint(1, (d.size - start - 1) // stride + 1), stride)
 
     def op_pad(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return (
             x
             if d is None
@@ -289,18 +314,18 @@ class Maker:
         )
 
     def op_move(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         if d is None:
             return x
         by = self.rng.choice([-2, 1, 3])
         return self.rng.choice([lambda: md.reverse(x, d), lambda: md.roll(x, d, by), lambda: md.shift(x, d, by)])()
 
     def op_cumsum(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else md.cumsum(x, d, self.rng.random() < 0.5, self.rng.random() < 0.5)
 
     def op_sort(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else md.sort(x, d)
 
     def op_top_k(self, x: Tensor) -> Tensor:
@@ -319,12 +344,15 @@ class Maker:
         if d is None:
             return x
         size = self.rng.randint(1, d.size)
-        start = md.cast(md.abs(md.stop_gradient(md.sum(self.pick()))) % d.size, "int32")
+        start = self.index(md.abs(md.stop_gradient(md.sum(self.pick()))) % d.size)
+        if self.rng.random() < 0.25:
+            ends = np.iinfo(start.dtype)
+            start = md.tensor(np.array(self.rng.choice([ends.min, ends.max]), start.dtype))
         y = md.dynamic_slice(x, d, start, size)
         return y if self.rng.random() < 0.5 else md.dynamic_update_slice(x, 2 * y, d, start)
 
     def op_prefer(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         return x if d is None else md.prefer(x, d)
 
     def op_shard(self, x: Tensor) -> Tensor:
@@ -344,7 +372,7 @@ class Maker:
         return maker.live[-1]
 
     def op_scan(self, x: Tensor) -> Tensor:
-        d = self.dim(x)
+        d = self.dim(x, empty=True)
         if d is None or d.size > 6:
             return x
         held, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)
@@ -433,9 +461,8 @@ def draw(seed: int) -> Case:
 def sent_though_unmade(program: Graph) -> list[Eqn]:
     """The collectives of a program, those of its loops included, that send a value made of nothing."""
     unmade = unmade_values(program)
-    found = [eqn for eqn in program.eqns if not isinstance(eqn.op, Op) and eqn.op.name != "slice"]
-    found = [eqn for eqn in found if eqn.ins[0] in unmade]
-    return found + [sent for eqn in program.eqns for _, sub in eqn.graphs() for sent in sent_though_unmade(sub)]
+    found = [eqn for eqn in program.eqns if eqn.sends and eqn.ins[0] in unmade]
+    return found + [sent for eqn in program.eqns for sub in eqn.graphs().values() for sent in sent_though_unmade(sub)]
 
 
 def judge(case: Case) -> str:

@@ -19,10 +19,10 @@ from meshdsl.lowering.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
-    Collective,
     Permute,
     ReduceScatter,
     Slice,
+    Step,
 )
 from tests.lowering.definitions import linear, places
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """One collective on a value of SHAPE, laid out so."""
 
     before: Sharding
-    step: Collective
+    step: Step
 
 
 def relabel(before: dict[str, str], after: dict[str, str], partial: str = "") -> Row:
@@ -264,7 +264,7 @@ def test_wire_dtype():
     ],
     ids=str,
 )
-def test_bytes_sent(step: Collective, sent: int):
+def test_bytes_sent(step: Step, sent: int):
     """What one device sends around a ring when it holds 100 bytes, in whole bytes."""
     assert step.bytes_sent(100, Mesh("a:2 b:3 c:2")) == sent
 
@@ -295,7 +295,7 @@ def test_bytes_sent(step: Collective, sent: int):
     ],
     ids=lambda x: str(x),
 )
-def test_rules_refuse(before: Sharding, step: Collective):
+def test_rules_refuse(before: Sharding, step: Step):
     with pytest.raises(InternalError, match="does not apply"):
         step.step(before, Mesh("a:2 b:2 c:3"))
 

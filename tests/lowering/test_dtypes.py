@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.ir import Graph
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
-from meshdsl import backend
 from tests.laws import SIZES, Row, rows, run
 from tests.lowering.programs import MESHES, Draw, draw_layout, same_bits, tensors
 from tests.lowering.test_layout_law import placed

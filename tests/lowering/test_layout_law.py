@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,20 +18,20 @@ import pytest
 from jax.sharding import NamedSharding
 
 import meshdsl as md
+from meshdsl import backend
 from meshdsl.ir import Graph
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering import Program
 from meshdsl.lowering.emit import partition_spec
 from meshdsl.lowering.partition import partition
 from meshdsl.lowering.simulate import poison
-from meshdsl import backend
 from meshdsl.values import Tensor
+from tests.laws import INDEX, INDICES, Row, rows, run
 from tests.laws import SIZES as NAMES
-from tests.laws import Row, rows, run
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, same_bits, shrink, tensors, weights
 
 ROWS = rows()
-SIZES = [1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 1, primes, and sizes that few meshes divide
+SIZES = [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 0, 1, primes, and sizes that few meshes divide
 SIZES_PER_ROW, LAYOUTS_PER_SIZE = 4, 5
 PROGRAMS, BLOCKS = 160, 4
 
@@ -59,6 +60,35 @@ def weighted(row: Row) -> Any:
     return with_gradient
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """One operation with its gradient: sizes, the dtype of its indices, and its operands."""
+
+    sizes: dict[str, int]
+    index: str
+    odd: bool  # NaN of either sign, infinities and -0.0 are among the values
+    graph: Graph
+    arrays: list[np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.sizes} {self.index}{' odd' if self.odd else ''}"
+
+
+def drawn(row: Row, rng: Draw, numbers: np.random.Generator, dtype: str = "") -> Drawn:
+    """Sizes (0 too, where the operation takes it), a dtype for the indices, and values; all at random."""
+    index = rng.choice(INDICES) if any(operand.dtype == INDEX for operand in row.ins) else INDICES[0]
+    odd = row.odd and rng.random() < 0.3
+    while True:
+        sizes = {name: rng.choice(SIZES) for name in NAMES}
+        try:
+            graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype, index))
+        except md.ShapeError:
+            if row.empty or 0 not in sizes.values():
+                raise
+            continue
+        return Drawn(sizes, index, odd, graph, row.arrays(numbers, sizes, dtype=dtype, index=index, odd=odd))
+
+
 def close(row: Row, got: np.ndarray, wanted: np.ndarray) -> bool:
     """Equal bits for an exact row; else float64 to a few roundings."""
     if row.exact or got.dtype.kind != "f":
@@ -73,14 +103,13 @@ def test_an_operation_gives_the_same_bits_under_every_layout(row: Row) -> None:
     counts: Counter[str] = Counter()
     dtype = "" if row.exact else "float64"
     for _ in range(SIZES_PER_ROW):
-        sizes = {name: rng.choice(SIZES) for name in NAMES}
-        arrays = row.arrays(random, sizes, dtype=dtype)
-        graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype))
-        wanted = run(graph, arrays, backend.NumPy)
-        for mesh, layout, program in legal(rng, graph, counts):
-            got = md.simulate(program, *arrays)
+        case = drawn(row, rng, random, dtype)
+        with np.errstate(all="ignore"):
+            wanted = run(case.graph, case.arrays, backend.NumPy)
+        for mesh, layout, program in legal(rng, case.graph, counts):
+            got = md.simulate(program, *case.arrays)
             wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not close(row, a, b)]
-            assert not wrong, f"results {wrong} differ: {row.name} {sizes} on {mesh} under {layout}"
+            assert not wrong, f"results {wrong} differ: {row.name} {case} on {mesh} under {layout}"
     assert counts["illegal"] < counts["legal"], "most layouts that are drawn should be legal"
 
 
@@ -170,7 +199,7 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
     some = [row for row in ROWS[group::GROUPS] if row.exact]
     rng, random, mesh = Draw(group), np.random.default_rng(group), ON_DEVICES[group]
     sizes = {name: rng.choice([2, 3, 5, 6]) for name in NAMES}
-    operands = [row.make(random, sizes) for row in some]
+    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=row.odd and rng.random() < 0.5) for row in some]
     counts = np.cumsum([0, *map(len, operands)])
 
     def everything(*xs: md.Tensor) -> Any:

@@ -16,8 +16,8 @@ from meshdsl import backend
 from tests.laws import run
 from tests.lowering.test_layout_law import placed
 
-NAN, INF = np.nan, np.inf
-VALUES = [(NAN,), (INF,), (-INF,), (INF, -INF), (INF, INF), (NAN, INF), (-INF, NAN)]
+NAN, INF = np.nan, np.inf  # -NAN has its sign bit set, as inf - inf has on x86
+VALUES = [(NAN,), (-NAN,), (INF,), (-INF,), (INF, -INF), (INF, INF), (NAN, INF), (-INF, -NAN)]
 LAYOUTS = ["a:x", "b:x", "a:y,x", "a:x; b:y", "b:x,y"]
 MESH = "x:3 y:2"
 SHAPE = (7, 5)  # no mesh axis divides it
@@ -41,6 +41,17 @@ def along(name: str, over: Any) -> Callable[[md.Tensor], md.Tensor]:
     return lambda x: getattr(md, name)(x, over)
 
 
+def slopes_of_kernel(x: md.Tensor) -> md.Tensor:
+    """The gradient of a kernel slid over x: a convolution by a cotangent that is split like x, and unevenly."""
+    kernel = md.tensor([1.0, -2.0, 3.0], "k")
+
+    def total(w: md.Tensor) -> md.Tensor:
+        y = md.conv(x, md.cast(w, x.dtype), {"a": "k"}, "a b")
+        return md.sum(y * (md.iota(y.dims[0], y.dtype) + 1))
+
+    return md.grad(total)(kernel)
+
+
 FUNCTIONS: dict[str, Callable[[md.Tensor], Any]] = {
     **{name: along(name, "a") for name in ("sum", "mean", "max", "min", "prod", "var")},
     **{f"{name}_all": along(name, None) for name in ("sum", "mean", "max", "min", "var")},
@@ -50,6 +61,8 @@ FUNCTIONS: dict[str, Callable[[md.Tensor], Any]] = {
     "any": lambda x: (md.any(x > 0, "a"), md.all(x > 0, "a"), md.any(md.isnan(x), "a"), md.all(md.isfinite(x))),
     "sort": lambda x: (md.sort(x, "a"), md.argsort(x, "a")),
     "top_k": lambda x: md.top_k(x, "a", md.Dim("k", 3)),
+    "top_k_all": lambda x: md.top_k(x, "a", md.Dim("k", SHAPE[0])),
+    "conv_kernel": lambda x: slopes_of_kernel(x),
     "max_pool": lambda x: md.max_pool(x, {"a": 3}, padding={"a": (1, 1)}, stride={"a": 2}),
     "avg_pool": lambda x: md.avg_pool(x, {"a": 3}, padding={"a": (1, 1)}, stride={"a": 2}),
     "einsum": lambda x: md.einsum(x, x, out="b"),
@@ -60,6 +73,7 @@ FUNCTIONS: dict[str, Callable[[md.Tensor], Any]] = {
     "cross_entropy": loss(),
     "smoothed": loss(z_loss=1e-3, label_smoothing=0.1),
     "take": lambda x: md.take(x, md.tensor([0, 3, 6, 9], "n"), "a"),
+    "take_in_order": lambda x: md.take(x, md.tensor([3, 0, 6, 1, 1, 5, 9], "a"), "a"),
     "where": lambda x: md.where(md.isfinite(x), x, 0),
     "concat": lambda x: md.concat([md.roll(x, "a", 2), md.pad(x, "a", 1, 1)], "a"),
     "reshape": lambda x: md.flatten(x, "a b", "n"),

@@ -63,7 +63,7 @@ def loops(layout: str, remat: bool | str) -> list[Any]:
 
 
 def kinds(loop: Any) -> list[str]:
-    return [str(eqn.op) for eqn in loop.params["body"].eqns if not isinstance(eqn.op, Op)]
+    return [str(eqn.op) for eqn in loop.control.body.eqns if not isinstance(eqn.op, Op)]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_what_is_kept_by_name_is_not_computed_again() -> None:
     def backward(policy: Any) -> list[str]:
         step = md.compile(md.grad(lambda w, x: f(w, x, policy)), "r:2", "c:r")
         program = step.program(spec("t:3 c:4 d:4"), spec("b:2 c:4"))
-        (loop,) = [eqn for eqn in program.eqns if eqn.backward and "body" in eqn.params]
-        return [str(eqn.op) for eqn in loop.params["body"].eqns]
+        (loop,) = [eqn for eqn in program.eqns if eqn.backward and eqn.control is not None]
+        return [str(eqn.op) for eqn in loop.control.body.eqns]
 
     assert backward("nothing").count("einsum") == 3
     assert backward("names:y,z").count("einsum") == backward(("y",)).count("einsum") == 2
@@ -224,12 +224,15 @@ def test_a_result_is_an_argument_as_it_lies() -> None:
     double = md.compile(lambda x: 2 * x, "r:8", "a:r")
     first = double(md.tensor(np.arange(10.0), "a"))
     assert (double(first).numpy() == 4 * np.arange(10)).all()
-    assert double._for([first])[0].place(first, *lie(double, first)) is first.stored
+    assert double._for([first])[0].arrays([first])[0] is first.stored
 
 
-def lie(compiled: md.Compiled, x: md.Tensor) -> tuple[Any, Any]:
-    stages = compiled._for([x])[0]
-    return stages.program.ins[0], stages.shardings[0]
+def test_compiled_refuses_a_donated_tensor_that_is_used_again() -> None:
+    step = md.compile(lambda x: x + 1, "r:2", "a:r", donate=0)
+    first = step(md.tensor(np.arange(4.0), "a"))
+    step(first)
+    with pytest.raises(md.ShapeError, match="argument x was donated to an earlier call"):
+        step(first)
 
 
 def test_donated_memory_is_taken_over() -> None:

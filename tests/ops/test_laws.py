@@ -16,10 +16,10 @@ import meshdsl.autodiff
 import meshdsl.control
 import meshdsl.ops
 import meshdsl.trace
-from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl import backend
+from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl.trace import run_kernel
-from tests.laws import Row, gradient, leaves, operations, rows, run, widest
+from tests.laws import INDEX, INDICES, SIZES, Row, gradient, leaves, operations, rows, run, widest
 
 ROWS = rows()
 EVERY = pytest.mark.parametrize("row", ROWS, ids=str)
@@ -46,7 +46,7 @@ def rng(row: Row) -> np.random.Generator:
 def type_law(graph: Graph) -> None:
     """Every declared type is what the kernel makes of undivided arrays."""
     for eqn, _ in walk(graph):
-        if not eqn.op.control:
+        if eqn.control is None:
             structs = [jax.ShapeDtypeStruct(tuple(d.size for d in v.shape), v.dtype) for v in eqn.ins]
             made = jax.eval_shape(lambda *xs, e=eqn: _outs(e, xs, backend.Jax), *structs)
             declared = [(tuple(d.size for d in v.shape), v.dtype) for v in eqn.outs]
@@ -54,7 +54,7 @@ def type_law(graph: Graph) -> None:
 
 
 def _outs(eqn: Eqn, xs: Any, xp: Any) -> list[Any]:
-    return run_kernel(eqn.op, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+    return run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
 
 
 @EVERY
@@ -131,3 +131,35 @@ def test_every_operation_has_a_row() -> None:
     assert len(there) > 80
     tested = set().union(*(operations(row.graph()) for row in ROWS))
     assert not sorted(str(op) for op in there - tested), "add a row to tests/laws.py"
+
+
+WITH_INDICES = [row for row in ROWS if any(x.dtype == INDEX for x in row.ins)]
+
+
+@pytest.mark.parametrize("row", WITH_INDICES, ids=str)
+def test_indices_of_every_integer_dtype(row: Row) -> None:
+    """Also where the dim has more places than the dtype counts, and at the ends of the dtype's range."""
+    for index in INDICES:
+        arrays, graph = row.arrays(rng(row), index=index), row.graph(index=index)
+        numpy = run(graph, arrays, backend.NumPy)
+        wanted = leaves(row.reference(*arrays)) if row.reference is not None else numpy
+        for ours, reference in zip(numpy, wanted, strict=True):
+            same(row, ours, np.asarray(reference).astype(ours.dtype))
+
+
+@pytest.mark.parametrize("index", ["uint8", pytest.param("uint64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", WITH_INDICES, ids=str)
+def test_indices_of_odd_dtypes_in_jax(row: Row, index: str) -> None:
+    arrays, graph = row.arrays(rng(row), index=index), row.graph(index=index)
+    jitted = jax.jit(lambda *xs: run(graph, xs, backend.Jax), compiler_options={"xla_backend_optimization_level": 0})
+    for ours, theirs in zip(jitted(*arrays), run(graph, arrays, backend.NumPy), strict=True):
+        same(row, ours, theirs, bitwise=row.exact)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.empty], ids=str)
+def test_any_size_may_be_zero(row: Row) -> None:
+    for name in row.dims():
+        sizes = {**SIZES, name: 0}
+        arrays, graph = row.arrays(rng(row), sizes), row.graph(sizes)
+        run(graph, arrays, backend.NumPy)  # it compares shapes and dtypes with the declared ones
+        jax.eval_shape(lambda *xs, g=graph: run(g, xs, backend.Jax), *arrays)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.dims import Dim
 from meshdsl import backend
+from meshdsl.dims import Dim
 from meshdsl.trace import trace
 from meshdsl.values import Tensor
 from tests.laws import run

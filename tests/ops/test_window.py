@@ -18,8 +18,8 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.autodiff import vjp_of_graph
 from meshdsl import backend
+from meshdsl.autodiff import vjp_of_graph
 from meshdsl.ops.window import Window, transposed
 from meshdsl.trace import trace
 from tests.laws import run

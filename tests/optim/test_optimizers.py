@@ -117,7 +117,30 @@ def test_the_global_norm_is_that_of_all_elements():
     zero, norm = md.optim.clip_by_global_norm({"w": md.tensor([0.0], "a")}, 1.0)
     assert zero["w"].numpy()[0] == 0 == norm.item()
     lost, _ = md.optim.clip_by_global_norm({"w": md.tensor([np.inf, 1.0], "a")}, 1.0)
-    assert np.isnan(lost["w"].numpy()[0])
+    assert np.isnan(lost["w"].numpy()).all()
+
+
+@pytest.mark.parametrize("layout", ["", "a:x", "b:y", "a:y,x; b:"])
+def test_norms_and_clipping_of_large_elements(layout: str):
+    """Their squares overflow, the norm does not; nor does its gradient, in the dtype of what it is taken of."""
+    w, v = np.array([3e20, 0, 1, -4e20, 1e-3], np.float32), np.array([[2.0], [1e19], [0.0]], np.float32)
+    grads = {"w": md.tensor(w, "a"), "v": md.tensor(v, "b c"), "u": md.tensor(np.array([7.0], np.float16), "one")}
+
+    def both(grads: Any) -> Any:
+        return md.optim.clip_by_global_norm(grads, 2.0), md.grad(md.optim.global_norm)(grads)
+
+    (clipped, norm), slope = md.compile(both, "x:2 y:3", layout)(grads)
+    exact = np.sqrt(sum(np.square(x.numpy().astype(np.float64)).sum() for x in grads.values()))
+    np.testing.assert_allclose(norm.item(), exact, rtol=1e-6)
+    for name, x in grads.items():
+        assert clipped[name].dtype == slope[name].dtype == x.dtype
+        np.testing.assert_allclose(clipped[name].numpy(), 2 * x.numpy() / exact, rtol=1e-3, atol=1e-7)
+        np.testing.assert_allclose(slope[name].numpy(), x.numpy() / exact, rtol=1e-3, atol=1e-7)
+
+
+def test_the_slope_of_a_norm_without_large_elements_is_the_usual_one():
+    x = np.array([3.0, 4.0, 0.0], np.float32)
+    np.testing.assert_allclose(md.grad(md.optim.global_norm)(md.tensor(x, "a")).numpy(), x / 5, rtol=1e-6)
 
 
 def test_the_global_norm_of_narrow_gradients_is_summed_wide():

@@ -67,6 +67,21 @@ def start() -> tuple[Any, Any]:
     return params, {"x": draw("batch io"), "y": draw("batch three")}
 
 
+def compiled_with(
+    step: Any,
+    mesh: str,
+    layout: str,
+    *,
+    weight_update: str = "replicated",
+    machine: Any = None,
+    donate: Any = (),
+    **options: Any,
+) -> md.Compiled:
+    """`md.compile` with the options of `md.WeightUpdate` spelled out."""
+    update = md.WeightUpdate(weight_update, **options)
+    return md.compile(step, mesh, layout, weight_update=update, machine=machine, donate=donate)
+
+
 def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options: Any) -> tuple[Any, md.Compiled]:
     """What some steps end in, as NumPy arrays, and the step."""
 
@@ -75,7 +90,7 @@ def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options
         norm = md.optim.global_norm(grads)
         return *optimizer.update(grads, state, params), {"loss": value, "norm": norm}
 
-    compiled = md.compile(step, mesh, layout, weight_update=mode, **options)
+    compiled = compiled_with(step, mesh, layout, weight_update=mode, **options)
     params, batch = start()
     state, metrics = optimizer.init(params), None
     for _ in range(steps):
@@ -118,7 +133,7 @@ def wishes(mesh: str, layout: str, seed: int) -> dict[str, Any]:
     axes = layout.split()[0].removeprefix("batch:").split(",")
     sizes = {axis: md.Mesh(mesh).axes[axis] for axis in rng.sample(axes, rng.randint(1, len(axes)))}
     group = {axis: rng.choice([d for d in range(1, n + 1) if n % d == 0]) for axis, n in sizes.items()}
-    return {"update_group": group, "batch_bytes": rng.choice([0, 300, 1e9])}
+    return {"group": group, "bucket_bytes": rng.choice([0, 300, 1e9])}
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.comm_groups import dims_of
-from meshdsl.report.report import PARTS, Report, cost
+from meshdsl.report.evaluate import cost
+from meshdsl.report.report import PARTS, Report
 from meshdsl.report.schema import SCHEMA_VERSION
 from meshdsl.report.show import analysis
 from meshdsl.report.tables import WIDTH

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.passes.test_shard_updates import adam_mlp, example
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, loss, run
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run
+from tests.passes.weight_update.test_shard_updates import adam_mlp, example
 from tests.stablehlo import cost_law
 
 CASES = [
-    ("clipped", "x:2 y:4", "batch:x,y", {"update_group": "y:2", "batch_bytes": 1e9}),
-    ("adafactor", "x:3 y:2", "batch:x next:y", {"batch_bytes": 1e6}),
-    pytest.param("adam", "x:2 y:2 z:2", "batch:x,y,z", {"update_group": "z x"}, marks=pytest.mark.slow),
-    pytest.param("adafactor", "x:8", "batch:x", {"update_group": {"x": 4}}, marks=pytest.mark.slow),
-    pytest.param("lamb", "x:2 y:2 z:2", "batch:x,y hidden:z", {"batch_bytes": 200}, marks=pytest.mark.slow),
-    pytest.param("lars", "x:4 y:2", "batch:y,x", {"update_group": "x", "batch_bytes": 1e9}, marks=pytest.mark.slow),
+    ("clipped", "x:2 y:4", "batch:x,y", {"group": "y:2", "bucket_bytes": 1e9}),
+    ("adafactor", "x:3 y:2", "batch:x next:y", {"bucket_bytes": 1e6}),
+    pytest.param("adam", "x:2 y:2 z:2", "batch:x,y,z", {"group": "z x"}, marks=pytest.mark.slow),
+    pytest.param("adafactor", "x:8", "batch:x", {"group": {"x": 4}}, marks=pytest.mark.slow),
+    pytest.param("lamb", "x:2 y:2 z:2", "batch:x,y hidden:z", {"bucket_bytes": 200}, marks=pytest.mark.slow),
+    pytest.param("lars", "x:4 y:2", "batch:y,x", {"group": "x", "bucket_bytes": 1e9}, marks=pytest.mark.slow),
 ]
 
 
@@ -40,12 +40,12 @@ def test_the_update_is_the_replicated_one(name: str, mesh: str, layout: str, opt
 
 def program(mesh: str, layout: str, **options: Any) -> tuple[Any, md.Compiled]:
     workload = adam_mlp()
-    step = md.compile(workload.train_step(), mesh, layout, **{"weight_update": "sharded", **options})
+    step = compiled_with(workload.train_step(), mesh, layout, **{"weight_update": "sharded", **options})
     return step.program(*workload.specs()), step
 
 
 def test_shards_are_summed_across_groups_and_nothing_whole_is() -> None:
-    made, step = program("x:2 y:4", "batch:x,y", update_group="y")
+    made, step = program("x:2 y:4", "batch:x,y", group="y")
     found = Counter((r.kind, r.axes) for r in made.collectives)
     assert found[("reduce_scatter", ("y",))] == found[("all_gather", ("y",))] == found[("all_reduce", ("x",))] == 3
     scattered, summed = ([r for r in made.collectives if r.kind == k] for k in ("reduce_scatter", "all_reduce"))
@@ -56,9 +56,9 @@ def test_shards_are_summed_across_groups_and_nothing_whole_is() -> None:
 
 
 def test_tensors_that_travel_together_keep_their_shards() -> None:
-    for options in ({}, {"update_group": "y"}):
+    for options in ({}, {"group": "y"}):
         apart, _ = program("x:2 y:4", "batch:x,y", **options)
-        together, _ = program("x:2 y:4", "batch:x,y", batch_bytes=1e9, **options)
+        together, _ = program("x:2 y:4", "batch:x,y", bucket_bytes=1e9, **options)
         for one, other in ((apart.ins, together.ins), (apart.outs, together.outs)):
             assert [(v.type, v.sharding) for v in one] == [(v.type, v.sharding) for v in other]
         found = Counter(r.kind for r in together.collectives if r.bytes > 8)
@@ -77,9 +77,9 @@ def test_what_travels_together_arrives_bit_for_bit() -> None:
 
     given = example("adam")
     arrays = [x.numpy() for x in jax.tree.leaves(given)]
-    options = {"weight_update": "sharded", "update_group": "y:2"}
+    options = {"weight_update": "sharded", "group": "y:2"}
     apart, together = (
-        md.compile(step, "x:2 y:4", "batch:x,y", batch_bytes=limit, **options).program(*given) for limit in (0, 1e9)
+        compiled_with(step, "x:2 y:4", "batch:x,y", bucket_bytes=limit, **options).program(*given) for limit in (0, 1e9)
     )
     assert len(together.collectives) < len(apart.collectives)
     for x, y in zip(md.simulate(apart, *arrays), md.simulate(together, *arrays), strict=True):
@@ -94,7 +94,7 @@ def test_a_limit_joins_what_is_smaller_only() -> None:
     params = {"w": md.spec("io:16 hidden:8"), "a": md.spec("hidden:8"), "b": md.spec("hidden:8")}
     found = {}
     for limit in (0, 33, 512, 513):
-        compiled = md.compile(step, "x:8", "batch:x", weight_update="sharded", batch_bytes=limit)
+        compiled = compiled_with(step, "x:8", "batch:x", weight_update="sharded", bucket_bytes=limit)
         records = compiled.program(params, md.spec("batch:16 io:16")).collectives
         found[limit] = sorted(r.bytes for r in records if r.kind == "reduce_scatter")
     assert found == {0: [32, 32, 512], 33: [64, 512], 512: [64, 512], 513: [576]}
@@ -107,7 +107,7 @@ def test_auto_takes_the_group_that_saves_most() -> None:
     where = "y:4 x:4 core:2", "batch:y,x,core"
     best = _decisions(workload, *where, **options)
     others = [
-        _decisions(workload, *where, update_group=group, **options)
+        _decisions(workload, *where, group=group, **options)
         for n in (1, 2, 3)
         for group in combinations(("y", "x", "core"), n)
     ]
@@ -117,7 +117,7 @@ def test_auto_takes_the_group_that_saves_most() -> None:
 
 
 def _decisions(workload: md.Workload, mesh: str, layout: str, **options: Any) -> Any:
-    step = md.compile(workload.train_step(), mesh, layout, **options)
+    step = compiled_with(workload.train_step(), mesh, layout, **options)
     step.program(*workload.specs())
     return step.weight_update.decisions
 
@@ -126,8 +126,8 @@ def test_auto_joins_where_the_step_is_predicted_to_be_faster() -> None:
     workload = adam_mlp().replace(batch=4096)
     seconds: dict[Any, float] = {}
     for limit in (0, None):
-        options = {"weight_update": "auto", "machine": "tpu-v3", "batch_bytes": limit}
-        step = md.compile(workload.train_step(), "x:32 y:32", "batch:x,y", **options)
+        options = {"weight_update": "auto", "machine": "tpu-v3", "bucket_bytes": limit}
+        step = compiled_with(workload.train_step(), "x:32 y:32", "batch:x,y", **options)
         seconds[limit] = step.cost(*workload.specs(), machine="tpu-v3").seconds
     assert seconds[None] < seconds[0]
 
@@ -135,33 +135,33 @@ def test_auto_joins_where_the_step_is_predicted_to_be_faster() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"update_group": "x"}, "does nothing with weight_update='replicated'"),
-        ({"weight_update": "sharded", "update_group": "xx"}, "the mesh has no axis 'xx'; did you mean 'x'?"),
-        ({"weight_update": "sharded", "update_group": ""}, "update_group='' is one device, and a group has several"),
-        ({"weight_update": "sharded", "update_group": "x:1"}, "update_group='x:1' is one device"),
-        ({"weight_update": "sharded", "update_group": "x:3"}, "cannot have 3 of the 8 devices along the mesh axis 'x'"),
-        ({"weight_update": "sharded", "update_group": {"x": 2.5}}, "cannot have 2.5 of the 8 devices"),
-        ({"weight_update": "sharded", "update_group": "x:a"}, "a group is written axis or axis:size"),
-        ({"batch_bytes": -1}, "batch_bytes is a number of bytes from 0"),
+        ({"group": "x"}, "has no effect with weight_update='replicated'"),
+        ({"weight_update": "sharded", "group": "xx"}, "the mesh has no axis 'xx'; did you mean 'x'?"),
+        ({"weight_update": "sharded", "group": ""}, "group='' is one device, and a group has several"),
+        ({"weight_update": "sharded", "group": "x:1"}, "group='x:1' is one device"),
+        ({"weight_update": "sharded", "group": "x:3"}, "cannot have 3 of the 8 devices along the mesh axis 'x'"),
+        ({"weight_update": "sharded", "group": {"x": 2.5}}, "cannot have 2.5 of the 8 devices"),
+        ({"weight_update": "sharded", "group": "x:a"}, "a group is written axis or axis:size"),
+        ({"bucket_bytes": -1}, "bucket_bytes is a number of bytes from 0"),
     ],
 )
 def test_wishes_that_cannot_be(options: dict[str, Any], text: str) -> None:
     with pytest.raises(md.LayoutError, match=text.replace("?", r"\?")):
-        md.compile(lambda x: x, "x:8", **options)
+        compiled_with(lambda x: x, "x:8", "", **options)
 
 
 @pytest.mark.parametrize("mode", ["replicated", "sharded"])
 def test_a_limit_that_joins_nothing_is_an_error(mode: str) -> None:
-    with pytest.raises(md.LayoutError, match="batch_bytes=16 joins nothing"):
-        program("x:8", "batch:x", weight_update=mode, batch_bytes=16)
+    with pytest.raises(md.LayoutError, match="bucket_bytes=16 joins nothing"):
+        program("x:8", "batch:x", weight_update=mode, bucket_bytes=16)
 
 
 def test_a_group_that_no_gradient_is_summed_over_is_an_error() -> None:
     with pytest.raises(md.LayoutError, match="is a sum over x, and no axis of the group is among them"):
-        program("x:4 y:2", "batch:x", update_group="y")
+        program("x:4 y:2", "batch:x", group="y")
 
 
-PART = {"weight_update": "sharded", "update_group": "x:4"}
+PART = {"weight_update": "sharded", "group": "x:4"}
 
 
 def marked(params: Any, state: Any, x: md.Tensor) -> Any:
@@ -183,7 +183,7 @@ def marked_arguments() -> tuple[Any, ...]:
 
 def test_a_part_of_an_axis_is_an_axis_of_the_program_and_of_nothing_else(tmp_path: Any) -> None:
     given = marked_arguments()
-    plain, parts = (md.compile(marked, "x:8", "batch:x", donate=(), **options) for options in ({}, PART))
+    plain, parts = (compiled_with(marked, "x:8", "batch:x", donate=(), **options) for options in ({}, PART))
     made = parts.program(*given)
     assert (str(parts.mesh), str(made.mesh)) == ("x:8", "x.outer:2 x.inner:4")
     params, state, _ = parts(*given)
@@ -206,7 +206,7 @@ def test_a_part_of_an_axis_is_an_axis_of_the_program_and_of_nothing_else(tmp_pat
 
 
 def test_a_part_of_an_axis_is_costed_where_the_axis_lies() -> None:
-    parts, whole = (md.compile(marked, "x:8", "batch:x", **{**PART, **more}) for more in ({}, {"update_group": "x"}))
+    parts, whole = (compiled_with(marked, "x:8", "batch:x", **{**PART, **more}) for more in ({}, {"group": "x"}))
     given = marked_arguments()
     for assignment in (None, {"x": "x:4 y:2"}):
         report = parts.cost(*given, machine="tpu-v5e", assignment=assignment)
@@ -221,9 +221,9 @@ def test_a_part_of_an_axis_is_costed_where_the_axis_lies() -> None:
 
 def test_auto_takes_parts_of_an_axis_where_that_wastes_less() -> None:
     workload = adam_mlp().replace(batch=2048, io=512, hidden=512)
-    options = {"weight_update": "auto", "machine": "tpu-v3", "batch_bytes": 0}
-    step = md.compile(workload.train_step(), "x:1024", "batch:x", **options)
+    options = {"weight_update": "auto", "machine": "tpu-v3", "bucket_bytes": 0}
+    step = compiled_with(workload.train_step(), "x:1024", "batch:x", **options)
     assert list(step.program(*workload.specs()).mesh.axes) == ["x.outer", "x.inner"]
     found = step.weight_update.decisions
-    whole = _decisions(workload, "x:1024", "batch:x", update_group="x", **options)
+    whole = _decisions(workload, "x:1024", "batch:x", group="x", **options)
     assert sum(d.seconds_saved for d in found) > sum(d.seconds_saved for d in whole)

@@ -9,27 +9,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from ...errors import Where
-from ...ir import Eqn, Graph, Var, cse, dce
+from ...errors import InternalError, Where
+from ...ir import Call, Cond, Control, Eqn, Graph, Scan, Var, While, cse, dce
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
 from .demand import Body, Demand
-from .partition import lower, settle
-from .scope import Scope
+from .scope import Reader, Scope
 
 __all__ = [
     "Given",
     "as_given",
     "as_stacked",
-    "lower_cond",
-    "lower_scan",
-    "lower_while",
+    "lower_control",
     "natural",
     "next_carry",
     "row_of",
 ]
 
+Lower = Callable[[Scope, Eqn], None]  # adds one equation to the program being built
 Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
 
 
@@ -56,7 +54,7 @@ def as_stacked(scope: Scope, v: Var) -> Given:
     return given.with_split(v.shape[0].name, ())
 
 
-def _build(outer: Scope, body: Graph, given: Sequence[Given], use: Body | None = None) -> Scope:
+def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
     zero = [
         v
         for v, g in zip(body.ins, given, strict=True)
@@ -87,10 +85,10 @@ def natural(scope: Scope, v: Var) -> Sharding:
 
 def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], where: Eqn) -> Program:
     body = scope.graph
-    back = dataclasses.replace(where, op="the loop's result")
+    back = Reader("the loop's result", where.where, where.backward, where.cause)
     outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, wanted, strict=True))
     ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, given, strict=True) if isinstance(how, Sharding))
-    # settle() may reorder versions of computed values, never of inputs
+    # shard_free_dims() may reorder versions of computed values, never of inputs
     return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
 
 
@@ -98,17 +96,29 @@ def _sent(program: Program) -> int:
     return sum(record.wire_bytes * record.count for record in program.collectives)
 
 
-def lower_scan(scope: Scope, eqn: Eqn) -> None:
+def lower_control(scope: Scope, eqn: Eqn, control: Control, lower: Lower) -> None:
+    """Add a loop or a branch to the program being built; `lower` adds the equations of its bodies."""
+    match control:
+        case Scan():
+            lower_scan(scope, eqn, control, lower)
+        case While():
+            lower_while(scope, eqn, control, lower)
+        case Cond():
+            lower_cond(scope, eqn, control, lower)
+        case Call():
+            raise InternalError(f"{eqn.op} at {eqn.where} was not put in place before partition")
+
+
+def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     """Find the carry's sharding, build the body once more with it, and add the loop."""
-    body: Graph = eqn.params["body"]
-    consts, carries = eqn.params["consts"], eqn.params["carries"]
+    body, consts, carries = loop.body, loop.consts, loop.carries
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
-    use = Body(consts, carries, eqn.params["trips"], scope.demand.deferred_results(eqn, scope.setting))
+    use = Body(consts, carries, loop.trips, scope.demand.deferred_results(eqn, loop, scope.setting))
     inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry, *inner_rows], use)
+        return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
 
     fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
     if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
@@ -122,7 +132,7 @@ def lower_scan(scope: Scope, eqn: Eqn) -> None:
             built, fixed = other, whole
     ys = [natural(built, v) for v in body.outs[carries:]]
     program = _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
-    _add_loop(scope, eqn, program, held, fixed, rows, built)
+    _add_loop(scope, eqn, loop, program, held, fixed, rows, built)
 
 
 def _fixed_point(
@@ -159,14 +169,14 @@ def next_carry(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
 def _add_loop(
     scope: Scope,
     eqn: Eqn,
+    loop: Scan,
     program: Program,
     held: Sequence[Given],
     carry: Sequence[Sharding],
     rows: Sequence[Given],
     built: Scope,
 ) -> None:
-    body: Graph = eqn.params["body"]
-    carries = eqn.params["carries"]
+    body, carries = loop.body, loop.carries
     scope.made_in.update(built.made_in)
     ins = [
         scope.get(v, how, eqn)
@@ -180,24 +190,24 @@ def _add_loop(
         if inner.sharding.partial:
             reason = built.reasons.get(body.outs[i], ("sum carried by the loop", eqn.where, eqn.backward))
             scope.reasons[v] = reason
-    params = {**eqn.params, "body": program, "consts": n_held, "carries": carries}
-    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
+    new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
+    scope.eqns.append(new.with_control(body=program, consts=n_held))
     for v in eqn.outs[carries:]:
         if not scope.home[v].partial:
-            settle(scope, v, eqn)
+            scope.shard_free_dims(v, eqn)
 
 
-def lower_while(scope: Scope, eqn: Eqn) -> None:
+def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     """Find the carry's sharding as for a scan; body and predicate both see it."""
-    test, body, consts = eqn.params["test"], eqn.params["body"], eqn.params["consts"]
+    test, body, consts = loop.test, loop.body, loop.consts
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry], Body(consts, len(carry), 1))
+        return _build(scope, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
         given: list[Given] = [*held, *carry]
-        predicate = _finish(_build(scope, test, given), [Sharding()], given, eqn)
+        predicate = _finish(_build(scope, test, given, lower), [Sharding()], given, eqn)
         return {"test": predicate, "body": _finish(built, carry, given, eqn)}
 
     fixed, built = _fixed_point(scope, eqn.ins[consts:], body.outs, attempt)
@@ -213,17 +223,17 @@ def lower_while(scope: Scope, eqn: Eqn) -> None:
     for v, inner in zip(eqn.outs, body.outs, strict=True):
         if scope.home[v].partial:
             scope.reasons[v] = built.reasons.get(inner, ("sum carried by the loop", eqn.where, eqn.backward))
-    params = {**eqn.params, **programs, "consts": len(ins) - len(fixed)}
-    scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs), params=params))
+    new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
+    scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))
 
 
-def lower_cond(scope: Scope, eqn: Eqn) -> None:
+def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Both branches take the same shardings and give the same; every device takes the same branch."""
     given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
-    yes, no = (_build(scope, eqn.params[key], given) for key in ("yes", "no"))
-    wanted = [natural(yes, v).whole() for v in eqn.params["yes"].outs]
+    yes, no = (_build(scope, graph, given, lower) for graph in (branch.yes, branch.no))
+    wanted = [natural(yes, v).whole() for v in branch.yes.outs]
     branches = {key: _finish(built, wanted, given, eqn) for key, built in (("yes", yes), ("no", no))}
     operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
     outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, wanted, strict=True))
-    scope.eqns.append(dataclasses.replace(eqn, ins=ins, outs=outs, params={**eqn.params, **branches}))
+    scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**branches))

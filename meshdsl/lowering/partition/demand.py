@@ -16,8 +16,10 @@ from typing import Protocol
 
 from ...control import KEEP
 from ...dims import Shape
-from ...ir import Eqn, Graph, Op, Var
+from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
 from ...layouts import Extents, Layout, Mesh
+from ...ops.contraction import BROADCAST
+from ...ops.elementwise import CAST
 from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL
@@ -64,16 +66,9 @@ class _Region:
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """Every dim whose axes matter."""
-        bodies = [eqn for eqn in self.eqns if eqn.op.control and eqn.outs and not self.values.isdisjoint(eqn.outs)]
-        inner = [e for eqn in bodies for _, sub in eqn.graphs() for e in _all(sub)]
+        bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
+        inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
         return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.shape))
-
-
-def _all(graph: Graph) -> Iterator[Eqn]:
-    for eqn in graph.eqns:
-        yield eqn
-        for _, sub in eqn.graphs():
-            yield from _all(sub)
 
 
 class Demand:
@@ -110,7 +105,7 @@ class Demand:
     def _is_zero(self, eqn: Eqn) -> bool:
         if eqn.op is FULL:
             return bool(eqn.params["value"] == 0)
-        return eqn.op.name in ("broadcast", "cast") and eqn.ins[0] in self.zero
+        return eqn.op in (BROADCAST, CAST) and eqn.ins[0] in self.zero
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
         """Whether v should be left pending for the operations that can take it so.
@@ -137,28 +132,28 @@ class Demand:
             self._estimates[key] = make()
         return self._estimates[key]
 
-    def of_body(self, loop: Eqn) -> Demand:
+    def of_body(self, loop: Eqn, scan: Scan) -> Demand:
         """The demand of a scan's body, whose carries start as the loop's operands do."""
         if loop not in self._bodies:
-            body, consts = loop.params["body"], loop.params["consts"]
+            body, consts = scan.body, scan.consts
             zero = [v for v, x in zip(body.ins[consts:], loop.ins[consts:], strict=True) if x in self.zero]
-            self._bodies[loop] = Demand(body, Body(consts, loop.params["carries"], loop.params["trips"]), zero)
+            self._bodies[loop] = Demand(body, Body(consts, scan.carries, scan.trips), zero)
         return self._bodies[loop]
 
-    def deferred_results(self, loop: Eqn, setting: Setting) -> frozenset[int]:
+    def deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
         """The stacked results of a scan that, arriving pending, would be left pending here."""
-        inside = self.of_body(loop)
+        inside = self.of_body(loop, scan)
         found: set[int] = set()
         for i, (v, out) in enumerate(zip(inside.graph.outs, loop.outs, strict=True)):
-            region = inside.regions.get(v) if i >= loop.params["carries"] else None
+            region = inside.regions.get(v) if i >= scan.carries else None
             axes = inside.estimate(region, setting).axes.get(v, NONE) if region is not None else NONE
             if axes and self.should_defer(out, {out: tuple(axes)}, setting):
                 found.add(i)
         return frozenset(found)
 
-    def loop_dims(self, loop: Eqn) -> tuple[str, ...]:
+    def loop_dims(self, loop: Eqn, scan: Scan) -> tuple[str, ...]:
         """The dims whose axes decide `deferred_results`."""
-        inside = self.of_body(loop)
+        inside = self.of_body(loop, scan)
         return tuple(d for v in inside.graph.outs for d in inside.dims(v)) + tuple(
             d for v in loop.outs for d in self.dims(v)
         )
@@ -186,7 +181,7 @@ class Demand:
 
         for eqn in self.graph.eqns:
             through = [v for v in dict.fromkeys(eqn.ins) if v in leader and may_stay_pending(eqn, v)]
-            if through or eqn.op.reduce == "sum" or eqn.op.control:
+            if through or eqn.operation.reduce is Reduce.SUM or eqn.control is not None:
                 for v in eqn.outs:
                     leader[v] = find(through[0]) if through else v
                 for v in through:
@@ -214,7 +209,7 @@ class _Estimate:
             self.through[eqn] = through = self._through(eqn)
             self.gone[eqn] = gone = self._gone(eqn)
             for i, v in enumerate(eqn.outs):
-                inner = self._leaving(eqn, i) if eqn.op.control else NONE
+                inner = self._leaving(eqn, i) if isinstance(eqn.control, Scan) else NONE
                 axes = known.get(v, gone.union(inner, *(self.axes[x] for x in through)))
                 if v in region.values and axes:
                     self.axes[v] = axes
@@ -274,9 +269,9 @@ class _Estimate:
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and may_stay_pending(eqn, v)]
         if not can:
             return ()
-        linear = eqn.op.linear
-        if linear in ("joint", "padded", "branches"):
-            others = eqn.ins[1:] if linear == "branches" else eqn.ins
+        linear = eqn.operation.linear
+        if linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+            others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins
             alike = len({self.axes[v] for v in can}) == 1
             return tuple(can) if alike and all(v in can or v in self.demand.zero for v in others) else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
@@ -284,7 +279,7 @@ class _Estimate:
         others = [v for v in eqn.ins if v is not chosen and v not in self.demand.unmade]
         if any(axes & self._split(v.shape) for v in others):
             return ()
-        contracts = eqn.op.reduce == "sum" and len(eqn.ins) > 1
+        contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
         if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
             return ()  # the complete sum is split over these axes, and so is the work on it
         return (chosen,)
@@ -294,7 +289,7 @@ class _Estimate:
         return frozenset(axis for d in shape for axis in self.setting.layout.axes(d.name))
 
     def _gone(self, eqn: Eqn) -> AxisSet:
-        if eqn.op.reduce != "sum" or eqn.op.control:
+        if eqn.operation.reduce is not Reduce.SUM or eqn.control is not None:
             return NONE
         labels = labels_of(eqn)
         gone = set(vanishing(labels))
@@ -304,9 +299,9 @@ class _Estimate:
 
     def _leaving(self, eqn: Eqn, i: int) -> AxisSet:
         """The axes over which a loop may leave this result pending."""
-        if "carries" not in eqn.params:
+        if not isinstance(eqn.control, Scan):
             return NONE
-        inside = self.demand.of_body(eqn)
+        inside = self.demand.of_body(eqn, eqn.control)
         out = inside.graph.outs[i]
         region = inside.regions.get(out)
         return inside.estimate(region, self.setting).axes.get(out, NONE) if region is not None else NONE
@@ -339,21 +334,20 @@ def _ignores(eqn: Eqn, v: Var) -> bool:
 
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
     """Whether the operation is linear in this operand, as far as the graph alone can tell."""
-    op: Op = eqn.op
-    match op.linear:
-        case "joint":
+    match eqn.operation.linear:
+        case Linear.JOINT:
             return True
-        case "padded":
+        case Linear.PADDED:
             return eqn.params["value"] == 0
-        case "each":
+        case Linear.EACH:
             return sum(x is v for x in eqn.ins) == 1
-        case "first":
+        case Linear.FIRST:
             return eqn.ins[0] is v and v not in eqn.ins[1:]
-        case "second":
+        case Linear.SECOND:
             return eqn.ins[1] is v and eqn.ins[0] is not v
-        case "branches":
+        case Linear.BRANCHES:
             return eqn.ins[0] is not v
-        case "widening":
+        case Linear.WIDENING:
             return widens(v.dtype, eqn.outs[0].dtype)
         case _:
             return False

@@ -13,9 +13,13 @@ from ...ir import Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import blocks
+from ...ops.contraction import PROD
+from ...ops.conv import CONV
 from ...ops.index_map import Moves, Piece, replaced
+from ...ops.indexing import CUMSUM, SORT, TOP_K
 from ...ops.masking import identity
-from ...ops.reshape import groups
+from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
+from ...ops.reshape import RESHAPE, groups
 from ..collectives import AllGather
 from . import sorting, windows
 from .index_map import move
@@ -85,7 +89,7 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
     _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
     for d, axes in cut.items():
         y = _gathered(scope, eqn, y, parts[d], axes, f"a product for each block of {d.name!r}")
-    _add(scope, eqn, eqn.op, [y], outs, over=tuple(parts.values()))
+    _add(scope, eqn, eqn.operation, [y], outs, over=tuple(parts.values()))
 
 
 def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -121,7 +125,9 @@ def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The groups that hold more than single elements, without their dims of size 1 (but for one on each side)."""
+    """The groups that hold more than single elements, without their dims of size 1; none where there is no element."""
+    if not size_of(target):
+        return []
     found: list[tuple[Shape, Shape]] = []
     for left, right in groups(source, target):
         left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
@@ -178,19 +184,19 @@ def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes)
     return made
 
 
-EXPANSIONS: dict[str, Expansion] = {
-    "cumsum": Expansion(
+EXPANSIONS: dict[Op, Expansion] = {
+    CUMSUM: Expansion(
         _by_name,
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
         _cumsum,
     ),
-    "prod": Expansion(
+    PROD: Expansion(
         _by_name,
         lambda scope, eqn, assigned: any(assigned.get(d.name) for d in eqn.params["over"]),
         _prod,
         sums=False,
     ),
-    "top_k": Expansion(
+    TOP_K: Expansion(
         lambda scope, eqn: Labels(
             ({d.name: d.name for d in eqn.ins[0].shape},),
             tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.shape} for v in eqn.outs),
@@ -199,13 +205,11 @@ EXPANSIONS: dict[str, Expansion] = {
         _top_k,
         sums=False,
     ),
-    "reshape": Expansion(_reshape_labels, _reshape_needed, _reshape),
-    "sort": Expansion(
+    RESHAPE: Expansion(_reshape_labels, _reshape_needed, _reshape),
+    SORT: Expansion(
         sorting.labels,
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
         sorting.build,
     ),
-    **dict.fromkeys(
-        ("conv", "sum_pool", "max_pool", "unfold", "fold"), Expansion(windows.labels, windows.needed, windows.build)
-    ),
+    **dict.fromkeys((CONV, SUM_POOL, MAX_POOL, UNFOLD, FOLD), Expansion(windows.labels, windows.needed, windows.build)),
 }

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...dims import Dim, Shape
-from ...ir import Eqn, Var
+from ...ir import Blocks, Eqn, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.index_map import PLACE, ROWS, Moves, Table, replaced
@@ -27,8 +27,6 @@ from ..collectives import AllGather
 from .scope import Scope
 
 __all__ = ["Exchange", "move"]
-
-Blocks = list[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ class Exchange:
     and not its sharding, so it is no step of a plan.
     """
 
-    name: ClassVar[str] = "permute"
+    name = "permute"
+    sends = True
     dim: str
     axes: Axes
     routes: tuple[tuple[int, int], ...]  # (sender, receiver)
@@ -47,7 +46,7 @@ class Exchange:
     def __str__(self) -> str:
         return f"permute {self.dim} over {','.join(self.axes)}"
 
-    def wire_dtype(self, dtype: np.dtype) -> np.dtype:
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype on the wire is the value's own."""
         return np.dtype(dtype)
 

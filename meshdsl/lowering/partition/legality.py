@@ -9,6 +9,7 @@ from ...errors import LayoutError, MeshdslError, Where, at, nearest
 from ...ir import Graph, Var, walk
 from ...layouts import Layout, Mesh
 from ...layouts.sharding import Axes
+from ...ops.placement import SHARD
 from .choose import Conflict
 from .scope import Scope
 
@@ -29,7 +30,7 @@ def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout)
 def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
     found: dict[str, Where] = {}
     for eqn, _ in walk(graph):
-        if str(eqn.op) == "shard":
+        if eqn.op is SHARD:
             shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
             axes = [axis for cut in split.values() for axis in cut]
             for axis in dict.fromkeys(axes):

@@ -13,28 +13,29 @@ from collections.abc import Mapping, Sequence
 from ...control.region import LOCAL
 from ...dims import Dim, show
 from ...errors import MeshdslError, Where, at
-from ...ir import Eqn, Graph, Op, Type, Var, cse, dce, verify, walk
+from ...ir import Eqn, Graph, Linear, Type, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
-from ...ops.ragged import RAGGED
+from ...ops.contraction import BROADCAST
+from ...ops.elementwise import CAST
+from ...ops.placement import PREFER, SHARD
 from ...ops.reshape import RENAME
-from ...passes.weight_update.shard_updates import CUT
-from ...schedule.bucket_collectives import batch
-from ...schedule.ragged_exchange import send_only_filled
 from ...trace import FULL
+from ..check import check
 from ..labels import Labels, apply, labels_of, vanishing
-from ..program import Program, check
+from ..program import Program
 from . import placement_ops as views
 from .choose import Claims, Conflict, choose
+from .control import lower_control
 from .demand import may_stay_pending
 from .expansions import EXPANSIONS
 from .index_map import move
 from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
 from .row_dims import row_dims
-from .scope import Scope, Setting
+from .scope import Reader, Scope, Setting
 
-__all__ = ["add_input", "add_output", "lower", "partition", "preferences", "settle"]
+__all__ = ["add_input", "add_output", "lower", "partition", "preferences"]
 
 
 def partition(
@@ -44,14 +45,13 @@ def partition(
     results: Sequence[str] | None = None,
     gather_limit: float | None = None,
     homes: dict[Var, Sharding] | None = None,
-    batched: bool = True,
 ) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
     the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
     its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
-    pending. Not `batched` is for a caller that says itself what travels together. Raises one `LayoutError` with every
+    pending. Raises one `LayoutError` with every
     problem of the layout.
     """
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
@@ -79,8 +79,7 @@ def partition(
     if homes is not None:
         homes.update(scope.made_in)
     program = Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)
-    program = send_only_filled(dce(cse(program)))
-    return check(verify(batch(program) if batched else program, "partition"), "partition")
+    return check(verify(dce(cse(program)), "partition"), "partition")
 
 
 def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
@@ -90,7 +89,7 @@ def _extents(graph: Graph, mesh: Mesh, layout: Layout) -> Extents:
         for dim, cut in rules.items():
             axes.setdefault(dim, set()).update(cut)
     for eqn, _ in walk(graph):
-        if str(eqn.op) == "shard":
+        if eqn.op is SHARD:
             for dim, cut in eqn.params["split"]:
                 axes.setdefault(dim, set()).update(cut)
     return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
@@ -100,14 +99,15 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     """The dims that win in each value: what `md.prefer` says of it, or of what elementwise operations make of it."""
     found: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):
-        for _, sub in eqn.graphs():
+        for sub in eqn.graphs().values():
             found.update(preferences(sub))
     for eqn in reversed(graph.eqns):
-        if str(eqn.op) == "prefer":
+        if eqn.op is PREFER:
             found.setdefault(eqn.ins[0], eqn.params["names"])
-        elif eqn.op.rule is None and eqn.op.blocked is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
-            for v in eqn.ins:
-                if set(v.shape) == set(eqn.outs[0].shape):
+        elif eqn.control is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+            labels = labels_of(eqn)
+            for v, names in zip(eqn.ins, labels.ins, strict=True):
+                if names == labels.outs[0] and None not in names.values():
                     found.setdefault(v, found[eqn.outs[0]])
     return found
 
@@ -131,7 +131,7 @@ def add_output(scope: Scope, v: Var, path: str) -> Var:
     used = [axis for axes in wanted.values() for axis in axes]
     home = scope.home.get(v, Sharding()).whole()
     target = Sharding.of(wanted) if len(used) == len(set(used)) else home
-    return scope.get(v, target, Eqn("the result", (), (), {}, _made_at(scope, v)))
+    return scope.get(v, target, Reader("the result", _made_at(scope, v)))
 
 
 def _made_at(scope: Scope, v: Var) -> Where:
@@ -149,33 +149,25 @@ def lower(scope: Scope, eqn: Eqn) -> None:
 
 
 def _sends(eqns: Sequence[Eqn]) -> bool:
-    inner = [e for eqn in eqns for _, sub in eqn.graphs() for e, _ in walk(sub)]
-    return any(not isinstance(eqn.op, Op) and eqn.op.name != "slice" for eqn in (*eqns, *inner))
+    inner = [e for eqn in eqns for sub in eqn.graphs().values() for e, _ in walk(sub)]
+    return any(eqn.sends for eqn in (*eqns, *inner))
 
 
 def _lower(scope: Scope, eqn: Eqn) -> None:
-    op: Op = eqn.op
-    if op.control:
-        from .control import lower_cond, lower_scan, lower_while
-
-        {"scan": lower_scan, "while_loop": lower_while, "cond": lower_cond}[op.name](scope, eqn)
-    elif op.name == "broadcast" and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
+    op = eqn.operation
+    if eqn.control is not None:
+        lower_control(scope, eqn, eqn.control, lower)
+    elif op is BROADCAST and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
         born = scope.lazy[eqn.ins[0]]
         params = {**born.params, "shape": eqn.outs[0].shape}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
-    elif op.name == "cast" and scope.is_zero(eqn.ins[0]):
+    elif op is CAST and scope.is_zero(eqn.ins[0]):
         params = {**scope.lazy[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif eqn.outs[0] in scope.demand.unmade and (eqn.outs[0].shape or not eqn.ins):
         scope.lazy[eqn.outs[0]] = eqn
-    elif op.name in ("prefer", "shard"):
-        views.place(scope, eqn)
-    elif op.name == "keep":
-        views.keep(scope, eqn)
-    elif op is CUT:
-        views.cut(scope, eqn)
-    elif op is RAGGED:
-        views.mark(scope, eqn)
+    elif op in views.PLACEMENTS:
+        views.PLACEMENTS[op](scope, eqn)
     elif op is RENAME and views.padded_otherwise(scope, eqn):
         views.rename_first(scope, eqn)
     else:
@@ -184,7 +176,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
-    op: Op = eqn.op
+    op = eqn.operation
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
     if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
@@ -192,11 +184,11 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
     if any(scope.home[v].partial != axes for v in waiting):
         return ()
     others = [v for v in eqn.ins if v not in waiting]
-    if op.linear in ("joint", "padded") and not all(scope.is_zero(v) for v in others):
+    if op.linear in (Linear.JOINT, Linear.PADDED) and not all(scope.is_zero(v) for v in others):
         return ()
-    if op.linear == "branches" and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
+    if op.linear is Linear.BRANCHES and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
         return ()
-    if op.linear in ("each", "first", "second") and len(waiting) > 1:
+    if op.linear in (Linear.EACH, Linear.FIRST, Linear.SECOND) and len(waiting) > 1:
         return ()
     split = {axis for v in others if v in scope.home for axis in scope.home[v].split_axes + scope.home[v].partial}
     return () if split & set(axes) else axes
@@ -244,10 +236,11 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
-    setting, expansion = scope.setting, EXPANSIONS.get(eqn.op.name)
+    setting, op = scope.setting, eqn.operation
+    expansion = EXPANSIONS.get(op)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
-    moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+    moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
     sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.lazy for v in eqn.ins)
     claims = Claims() if sent_for_nothing else _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
@@ -275,21 +268,19 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         if ring is not None and k == ring.operand:
             continue
         x = scope.get(v, demanded(v, names, assigned), eqn)
-        if eqn.op.mask is not None:
-            x = scope.masked(
-                x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), eqn.op.mask, eqn
-            )
+        if op.mask is not None:
+            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), op.mask, eqn)
         ins.append(x)
     sums = expansion is None or expansion.sums
     summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
     outs: list[Var] = []
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         split = apply(names, assigned)
-        kind = eqn.op.reduce if summed else "sum"
+        kind = op.reduce if summed else "sum"
         outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
         if summed:
-            over = ", ".join(repr(label) for label in gone if assigned.get(label))
-            scope.reasons[v] = (f"{eqn.op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
+            over = ", ".join(repr(label.rstrip("*")) for label in gone if assigned.get(label))
+            scope.reasons[v] = (f"{op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
     if ring is not None:
@@ -305,7 +296,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if (None in names.values() or sent_for_nothing) and not scope.home[v].partial:
-            settle(scope, v, eqn)  # each device has all of it, and takes its part
+            scope.shard_free_dims(v, eqn)  # each device has all of it, and takes its part
 
 
 def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
@@ -334,31 +325,10 @@ def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
 
     types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
     try:
-        eqn.op.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+        eqn.operation.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
     except MeshdslError as error:
         raise at(error, eqn.where) from None
     return assigned
-
-
-def settle(scope: Scope, v: Var, eqn: Eqn) -> None:
-    """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
-    home = scope.home[v]
-    split = dict(home.split)
-    scanned = scope.setting.row_dims.get(v, frozenset())
-    for d in v.shape:
-        axes = scope.setting.layout.axes(d.name)
-        if (
-            d.name not in split
-            and d.name not in scanned
-            and not any(axis in cut for cut in split.values() for axis in axes)
-        ):
-            split[d.name] = axes
-    target = Sharding.of(split)
-    if target != home:
-        scope.get(v, target, eqn)
-        scope.home[v] = target
-        made = scope.versions[v]
-        scope.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
 
 
 def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:

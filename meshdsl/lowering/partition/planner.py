@@ -18,13 +18,13 @@ from ...dims import Shape
 from ...errors import LayoutError, nearest
 from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
-from ..collectives import AllGather, AllReduce, AllToAll, Collective, Permute, ReduceScatter, Slice
+from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
 
 __all__ = ["cost", "plan"]
 
 Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
 Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that cut it
-Steps = tuple[Collective, ...]
+Steps = tuple[Step, ...]
 
 # Shardings grow faster than exponentially with the axes. With more axes than this, those that lead the same dim in
 # source and target stay where they are: as right, and rarely dearer (0 of 212,000 random pairs that share such an
@@ -138,7 +138,7 @@ def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsiz
     return tuple(_renamed(step, dims, axes) for step in steps)
 
 
-def _renamed(step: Collective, dim: Mapping[str, str], axis: Mapping[str, str]) -> Collective:
+def _renamed(step: Step, dim: Mapping[str, str], axis: Mapping[str, str]) -> Step:
     def along(axes: Axes) -> Axes:
         return tuple(axis[a] for a in axes)
 
@@ -173,7 +173,7 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
             if there not in best and not _fits(there, sizes, mesh):
                 best[there] = (-1, 0, 0)  # no price is lower: never entered
             sent = step.bytes_sent(local_bytes, mesh)
-            price = (so_far[0] + sent, so_far[1] + (step.name != "slice"), so_far[2] + 1)
+            price = (so_far[0] + sent, so_far[1] + step.sends, so_far[2] + 1)
             if (there not in best or price < best[there]) and price < best.get(target, NEVER):
                 best[there] = price
                 heapq.heappush(queue, (price, next(number), there, (*steps, step)))
@@ -191,12 +191,12 @@ def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
 @lru_cache(maxsize=16384)
 def _moves(
     here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
-) -> tuple[tuple[Collective, Sharding], ...]:
+) -> tuple[tuple[Step, Sharding], ...]:
     """Every collective that applies here and leaves alone what is held, with where it leads."""
     return tuple((step, step.step(here, mesh)) for step in _steps(here, held, dims, axes, mesh))
 
 
-def _steps(here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Collective]:
+def _steps(here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
     for idle in _ordered(tuple(axis for axis in axes if axis not in here.varying)):
         yield from (Slice(dim, idle) for dim in dims)
     for done in _ordered(tuple(axis for axis in here.partial if axis not in held.partial)):

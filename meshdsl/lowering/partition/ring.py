@@ -17,10 +17,11 @@ import numpy as np
 from ...backend import Local, letters
 from ...control import SCAN
 from ...dims import Dim, Shape
-from ...ir import Eqn, Labels, Op, Type, Var
+from ...ir import Eqn, Labels, Op, Product, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.blocks import RELABEL
+from ...ops.contraction import EINSUM
 from ...ops.index_map import replaced
 from ...ops.indexing import IOTA
 from ...trace import FULL
@@ -45,7 +46,7 @@ def find_ring(
 ) -> Ring | None:
     """The operand that would be gathered beyond the limit, if there is one and it can go around."""
     limit = scope.setting.gather_limit
-    if limit is None or eqn.op.name != "einsum" or len(eqn.ins) != 2:
+    if limit is None or eqn.op is not EINSUM or len(eqn.ins) != 2:
         return None
     used = {axis for axes in assigned.values() for axis in axes}
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
@@ -101,7 +102,7 @@ def multiply_around(
     steps = (made(Exchange(block.name, ring.axes, routes), [b], sent, cause), product(inner, b, a, t, summed))
     body = Program((*inner, b, a, t), steps, (sent, summed), mesh=mesh, extents=extents)
     last, most = clone(held), clone(acc)
-    loop = {"body": body, "consts": len(ins), "carries": 2, "dim": turns_dim, "reverse": False, "trips": n - 1}
+    loop = {"control": Scan(body, len(ins), 2, turns_dim)}
     end = Var((), turns.dtype, "", Sharding())
     scope.eqns += [
         Eqn(SCAN, (*ins, held, acc, turns), (last, most), loop, eqn.where, eqn.backward),
@@ -136,4 +137,16 @@ def _turn_flops(ins: Any, outs: Any, *, shapes: Any, ring: Dim, block: Dim, **_:
     return 2.0 * math.prod(sizes.values())
 
 
-TURN = Op("turn", type=lambda *types, **_: types[-2], kernel=_turn_kernel, flops=_turn_flops, rule=_turn_rule)
+def _turn_shardings(eqn: Eqn) -> list[Sharding]:
+    return [eqn.ins[-2].sharding]  # each device works on another block, by turns: no label says so
+
+
+TURN = Op(
+    "turn",
+    type=lambda *types, **_: types[-2],
+    kernel=_turn_kernel,
+    flops=_turn_flops,
+    rule=_turn_rule,
+    shardings=_turn_shardings,
+    product=Product.MATMUL,
+)

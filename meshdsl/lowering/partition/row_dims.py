@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...ir import Eqn, Graph, Var
+from ...ir import Eqn, Graph, Scan, Var
 
 __all__ = ["row_dims"]
 
@@ -27,15 +27,15 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], found: RowDims
     found.update(results)
     for eqn in reversed(graph.eqns):
         for i, v in enumerate(eqn.ins):
-            dims = _read(eqn, i, found) if eqn.op.name == "scan" else frozenset[str]()
+            dims = _read(eqn, eqn.control, i, found) if isinstance(eqn.control, Scan) else frozenset[str]()
             found[v] = found.get(v, dims) & dims
 
 
-def _read(loop: Eqn, i: int, found: RowDims) -> frozenset[str]:
+def _read(loop: Eqn, scan: Scan, i: int, found: RowDims) -> frozenset[str]:
     """The dims of operand i that a scan takes row by row."""
-    body, carried = loop.params["body"], loop.params["consts"] + loop.params["carries"]
+    body, carried = scan.body, scan.consts + scan.carries
     if body.ins and i == 0:
-        n = loop.params["carries"]
+        n = scan.carries
         results = {v: frozenset[str]() for v in body.outs[:n]}
         for v, out in zip(body.outs[n:], loop.outs[n:], strict=True):
             dims = found.get(out, frozenset[str]())
@@ -43,5 +43,5 @@ def _read(loop: Eqn, i: int, found: RowDims) -> frozenset[str]:
         _collect(body, results, found)
     inside = found.get(body.ins[i], frozenset[str]())
     if i >= carried:
-        return inside | {loop.params["dim"].name}
-    return inside if i < loop.params["consts"] else frozenset()
+        return inside | {scan.dim.name}
+    return inside if i < scan.consts else frozenset()

@@ -18,11 +18,11 @@ from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
 from ...trace import FULL
-from ..collectives import AllGather, AllToAll, Collective, Permute
+from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
 from .demand import Demand
 from .planner import cost, plan
 
-__all__ = ["Scope", "Setting"]
+__all__ = ["Reader", "Scope", "Setting"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Setting:
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
     row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of a value that is no equation: a result of the graph, or of a loop's body."""
+
+    op: str
+    where: Where
+    backward: bool = False
+    cause: str = ""
 
 
 class Scope:
@@ -86,7 +96,7 @@ class Scope:
             return 0
         return min(self._cost(x, target) for x in self._sources(v, target))
 
-    def get(self, v: Var, target: Sharding, eqn: Eqn) -> Var:
+    def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
         """The value in this sharding, for this equation; collectives are added where no version fits."""
         if v in self.lazy:
             return self._born(v, target)
@@ -109,22 +119,22 @@ class Scope:
     def _cost(self, x: Var, target: Sharding) -> int:
         return cost(x.sharding, target, x.shape, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
 
-    def _step(self, v: Var, x: Var, step: Collective, eqn: Eqn) -> Var:
+    def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader) -> Var:
         sharding = step.step(x.sharding, self.setting.mesh)
         for there in self.versions[v]:
             if there.sharding == sharding:
                 return there
         made = Var(v.shape, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
-        if step.name in ("all_reduce", "reduce_scatter") and v in self.reasons:
+        if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
             cause, where, backward = self.reasons[v]
         self.eqns.append(Eqn(step, (x,), (made,), {}, where, backward, cause))
         self.versions[v].append(made)
-        if step.name != "slice" or x in self.received:
+        if step.sends or x in self.received:
             self.received.add(made)
         return made
 
-    def _cause(self, step: Collective, eqn: Eqn) -> str:
+    def _cause(self, step: Step, eqn: Eqn | Reader) -> str:
         if eqn.cause:  # a pass asked for it and says why
             return eqn.cause
         match step:
@@ -165,6 +175,24 @@ class Scope:
         params = {"over": over, "fill": identity(fill, x.dtype)}
         self.eqns.append(Eqn(MASK, (x,), (made,), params, eqn.where, eqn.backward))
         return made
+
+    def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
+        """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
+        home = self.home[v]
+        split = dict(home.split)
+        scanned = self.setting.row_dims.get(v, frozenset[str]())
+        for d in v.shape:
+            axes = self.setting.layout.axes(d.name)
+            if d.name in split or d.name in scanned:
+                continue
+            if not any(axis in cut for cut in split.values() for axis in axes):
+                split[d.name] = axes
+        target = Sharding.of(split)
+        if target != home:
+            self.get(v, target, eqn)
+            self.home[v] = target
+            made = self.versions[v]
+            self.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
 
     def canonical(self, shape: tuple[Dim, ...], rules: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
         """What the layout asks for these dims, an axis asked twice included."""

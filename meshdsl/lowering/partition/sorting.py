@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...dims import Dim
-from ...ir import Eqn, Labels, Op, Var
+from ...ir import Collective, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import sorted_blocks as blocks
 from ...ops.elementwise import CAST
 from ...ops.index_map import ROWS, Moves, Piece, replaced
-from ..collectives import AllGather, AllToAll, Collective, Slice
+from ..collectives import AllGather, AllToAll, Slice
 from .index_map import Exchange, move
 from .scope import Scope
 
@@ -59,12 +59,10 @@ class _Job:
     def length(self) -> int:
         return self.scope.setting.extents.padded(self.over) // self.n
 
-    def add(
-        self, op: Op | Collective | Exchange, ins: Sequence[Var], outs: Sequence[Var], cause: str = "", **params: object
-    ):
+    def add(self, op: Op | Collective, ins: Sequence[Var], outs: Sequence[Var], cause: str = "", **params: object):
         self.scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, self.eqn.where, self.eqn.backward, cause))
 
-    def each(self, items: Items, op: Collective | Exchange, cause: str) -> Items:
+    def each(self, items: Items, op: Collective, cause: str) -> Items:
         """The same collective on the elements and on their places."""
         made = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
         for v, out in zip(items, made, strict=True):

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ...dims import Dim, find
 from ...ir import Eqn, Labels, Op, Type, Var
 from ...layouts import Sharding
@@ -106,17 +108,18 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
     else:
         windows, size = out.size, extents.padded(kernel) // n
         begin = size * v.dilation
-    width = max(0, (windows - 1) * v.stride + (size - 1) * v.dilation + 1) if windows and size else 0
+    width = _reach(v, windows, size)
     run = Dim(f"{v.dim}__window", n * width)
     pieces: list[Piece] = []
     for i in range(n if width else 0):
         low = i * begin - v.low
         first = -(-max(low, 0) // v.base_dilation)
-        last = min((low + width - 1) // v.base_dilation, dim.size - 1)
+        real = size if kernel is None else _real_sizes(kernel, size, n)[i]
+        last = min((low + _reach(v, windows, real) - 1) // v.base_dilation, dim.size - 1)
         if last >= first:
             to = i * width + first * v.base_dilation - low
             pieces.append(Piece(0, first, to, last - first + 1, to_step=v.base_dilation))
-    fill = eqn.params.get("value", identity(eqn.op.mask, x.dtype))
+    fill = eqn.params.get("value", identity(eqn.operation.mask, x.dtype))
     split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
     fetched = Var(replaced(x.shape, dim, run), x.dtype, "", sharding)
@@ -124,12 +127,61 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
     return fetched, dataclasses.replace(v, dim=run.name, size=size, base_dilation=1, low=0, high=0)
 
 
+def _reach(v: Window, windows: int, size: int) -> int:
+    """The positions that so many windows of a size read, from the first to the last."""
+    return (windows - 1) * v.stride + (size - 1) * v.dilation + 1 if windows and size else 0
+
+
+def _real_sizes(kernel: Dim, size: int, n: int) -> list[int]:
+    """How many elements of a split kernel dim each device stores, padding left out."""
+    return [max(0, min(size, kernel.size - i * size)) for i in range(n)]
+
+
+def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], run: Any) -> Any:
+    """`run(x, w, windows)` with every kernel at its real size on each device.
+
+    Zeros for padding would not do: x may be infinite where only other windows read it, and 0 * inf is NaN.
+    """
+    for k, v, kernel in windows:
+        at, place = c.ins[1].position(kernel), c.ins[0].position(v.dim)
+        axes, size = c.ins[1].axes[at], w.shape[at]
+        real = _real_sizes(c.ins[1].shape[at], size, c.count(axes)) if axes else []
+        sizes = sorted({n for n in real if n})  # where no element is stored x is zero too, and any size will do
+        if len(sizes) < 2:
+            continue
+        count = v.out_size(x.shape[place])
+
+        def of_size(n: int, k: int = k, v: Window = v, at: int = at, place: int = place, count: int = count) -> Any:
+            def branch(x: Any, w: Any) -> Any:
+                x = x[(slice(None),) * place + (slice(0, _reach(v, count, n)),)]
+                rest = [one for one in windows if one[0] > k]
+                shorter = lambda x, w, more: run(x, w, {k: dataclasses.replace(v, size=n), **more})  # noqa: E731
+                return _uneven(c, x, w[(slice(None),) * at + (slice(0, n),)], rest, shorter)
+
+            return branch
+
+        which = np.array([sizes.index(n) if n else 0 for n in real], np.int32)
+        return c.xp.switch(c.xp.asarray(which)[c.index(axes)], [of_size(n) for n in sizes], x, w)
+    return run(x, w, {})
+
+
 @lru_cache(maxsize=64)
 def _alone(op: Op) -> Op:
     """The operation on fetched runs: no padding is left, and the result's type is as stated."""
 
     def kernel(c: Any, *xs: Any, result: Type, sides: tuple[str, ...], **params: Any) -> Any:
-        return op.kernel(c, *xs, **params)
+        if "kernel" in params and not all(v.size for v in params["window"]):  # how many windows there are, only the
+            return c.xp.zeros(c.outs[0].sizes, params["dtype"])  # result's type says: they read nothing
+        if "kernel" not in sides:
+            return op.kernel(c, *xs, **params)
+
+        def run(x: Any, w: Any, changed: dict[int, Window]) -> Any:
+            window = tuple(changed.get(k, v) for k, v in enumerate(params["window"]))
+            return op.kernel(c, x, w, **{**params, "window": window})
+
+        along = zip(range(len(sides)), params["window"], params["kernel"], strict=True)
+        split = [one for one, side in zip(along, sides, strict=True) if side == "kernel"]
+        return _uneven(c, xs[0], xs[1], split, run)
 
     def flops(ins: Any, outs: Any, *, result: Type, sides: tuple[str, ...], **params: Any) -> float:
         return op.flops(ins, outs, **params) if op.flops is not None else 0.0

@@ -110,9 +110,10 @@ def _tensor(name: str, x: Any) -> md.Tensor:
 
 
 def _integers(name: str, x: Any) -> md.Tensor:
+    """The ids in int32 at least, since there can be more experts than a narrow integer counts."""
     if not jnp.issubdtype(_tensor(name, x).dtype, jnp.integer):
         raise md.ShapeError(f"{name} holds numbers of experts or tokens, so integers; got {x.type}")
-    return x
+    return md.cast(x, "int32") if x.dtype.itemsize < 4 else x
 
 
 def _within(name: str, x: Any, dims: tuple[md.Dim, ...]) -> md.Tensor:

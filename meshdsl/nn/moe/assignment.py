@@ -116,7 +116,7 @@ def _chosen(case: Asked, scores: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
 
 
 def _at(case: Asked, ids: md.Tensor) -> md.Tensor:
-    return md.broadcast(ids, [*ids.dims, case.expert]) == md.cast(md.iota(case.expert), ids.dtype)
+    return md.one_hot(ids, case.expert, bool)
 
 
 def _token_choice(case: Asked, gates: md.Tensor) -> Assignment:

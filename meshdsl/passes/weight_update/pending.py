@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import Eqn, Graph, Var
+from ...ir import Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 
@@ -55,13 +55,13 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
     while queue:
         v = queue.pop()
         eqn = made.get(v)
-        same = [] if eqn is None or eqn.op.control else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
         same = list(dict.fromkeys(same))  # a square has one operand
         home = placed.homes.get(v, Sharding())
         pending = home.partial and home.kind == "sum"
-        if eqn is not None and eqn.op.name == "scan" and (placed.regather or not pending):
-            i, body = eqn.outs.index(v), eqn.params["body"]
-            inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.params["carries"] else Sums()
+        if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
+            i, body = eqn.outs.index(v), eqn.control.body
+            inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.control.carries else Sums()
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue

@@ -11,9 +11,10 @@ from typing import Any, cast
 
 from ...dims import Dim, Shape
 from ...errors import ShapeError
-from ...ir import Eqn, Graph, Type, Var
+from ...ir import Eqn, Graph, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
+from ...ops.elementwise import CAST
 from .pending import Placed, Sums
 
 __all__ = ["CannotShardError", "Format", "Part", "Region", "equations", "renamed", "uses"]
@@ -102,7 +103,7 @@ class Region:
             needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
             inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
             own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
-            own = {eqn for eqn in own if not eqn.op.control}
+            own = {eqn for eqn in own if eqn.control is None}
             for eqn in own:
                 if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
@@ -113,13 +114,14 @@ class Region:
                 break
         for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
-                if eqn.op.name == "cast" and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
                     self.take(eqn)
         return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
 
     def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
         """The part of a loop body that makes one of its stacked results."""
-        body: Graph = loop.params["body"]
+        assert isinstance(loop.control, Scan)
+        body = loop.control.body
         part = Region(self.placed, body, self.form, sums, self.group, (), self.taken).grow()
         out = body.outs[i]
         others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
@@ -129,7 +131,7 @@ class Region:
 
     def take(self, eqn: Eqn) -> list[Var]:
         """Add an equation; returns its results with a cut dim."""
-        if eqn.op.control:
+        if eqn.control is not None:
             raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
         if eqn in self.taken:
             raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
@@ -147,7 +149,7 @@ def renamed(eqn: Eqn, form: Format) -> Eqn:
     ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]
     outs = tuple(dataclasses.replace(v, shape=form.renamed(v.shape)) for v in eqn.outs)
     try:
-        inferred = eqn.op.infer(ins, params)
+        inferred = eqn.operation.infer(ins, params)
     except (ShapeError, KeyError, ValueError) as error:
         raise CannotShardError(f"{eqn.op} at {eqn.where} cannot take a part of it: {error}") from None
     if inferred != tuple(v.type for v in outs):

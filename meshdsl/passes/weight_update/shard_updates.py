@@ -18,7 +18,7 @@ from typing import Any
 from ...control import BARRIER
 from ...dims import Shape
 from ...errors import InternalError
-from ...ir import Eqn, Graph, Op, Type, Var, verify, walk
+from ...ir import Eqn, Graph, Op, Scan, Type, Var, verify, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
@@ -150,10 +150,10 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict
     every: list[Update] = []
     updated: dict[str, Decision | None] = {}
     for eqn in placed.graph.eqns:
-        if eqn.op.name != "scan" or eqn.backward:
+        if not isinstance(eqn.control, Scan) or eqn.backward:
             eqns.append(eqn)
             continue
-        held, n, body = eqn.params["consts"], eqn.params["carries"], eqn.params["body"]
+        held, n, body = eqn.control.consts, eqn.control.carries, eqn.control.body
         outer = dict(zip(body.ins, eqn.ins, strict=True))
         pairs = [
             (v, out)
@@ -169,7 +169,7 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict
             if outer[v] in placed.graph.ins and gradients.intersection(pending_sums(inside, body, out).all())
         ]
         chosen, decisions = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
-        eqns += _cut_around(eqn, inside, pairs, chosen) if chosen else [eqn]
+        eqns += _cut_around(eqn, eqn.control, inside, pairs, chosen) if chosen else [eqn]
         every += chosen
         updated |= {outer[v].name: None for update in chosen for v in update.carried if outer[v] in placed.graph.ins}
         updated |= {d.weight: d for d in decisions}
@@ -178,15 +178,17 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict
 
 def _differentiates(eqn: Eqn) -> bool:
     """Whether an equation is part of a backward pass, or has one inside."""
-    return eqn.backward or any(inner.backward for _, sub in eqn.graphs() for inner, _ in walk(sub))
+    return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 
-def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> list[Eqn]:
+def _cut_around(
+    loop: Eqn, scan: Scan, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
+) -> list[Eqn]:
     """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
-    body, held = _rewritten(inside, pairs, chosen), loop.params["consts"]
+    body, held = _rewritten(inside, pairs, chosen), scan.consts
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
-        if not held <= i < held + loop.params["carries"] or v.shape == ins[i].shape:
+        if not held <= i < held + scan.carries or v.shape == ins[i].shape:
             continue
         cut = dataclasses.replace(v, name=ins[i].name)
         before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
@@ -194,7 +196,7 @@ def _cut_around(loop: Eqn, inside: Placed, pairs: Sequence[tuple[Var, Var]], cho
         outs[i - held] = Var(v.shape, v.dtype, whole.name)
         cause = f"{cut.name or 'a weight'} leaves the loop"
         after.append(Eqn(RENAME, (outs[i - held],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
-    made = dataclasses.replace(loop, ins=tuple(ins), outs=tuple(outs), params={**loop.params, "body": body})
+    made = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
     return [*before, made, *after]
 
 
@@ -248,12 +250,12 @@ class _Rewrite:
                 self.eqns.append(made)
             else:
                 if eqn in self.loops:
-                    eqn = dataclasses.replace(eqn, params={**eqn.params, "body": self.body(eqn)})
-                inside = self.by_layer(eqn) if self.regather and eqn.op.name == "scan" else {}
+                    eqn = eqn.with_control(body=self.body(eqn))
+                inside = self.by_layer(eqn, eqn.control) if self.regather and isinstance(eqn.control, Scan) else {}
                 ins_ = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
-                params = {**eqn.params, "body": _renamed_inside(eqn, inside)} if inside else eqn.params
+                eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
                 outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
-                self.eqns.append(dataclasses.replace(eqn, ins=ins_, outs=outs, params=params))
+                self.eqns.append(eqn.replace(ins=ins_, outs=outs))
         outs = [self.result(v, old.eqns[-1]) for v in old.outs]
         return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
 
@@ -269,7 +271,7 @@ class _Rewrite:
         return self.inside[v, form]
 
     def body(self, loop: Eqn) -> Graph:
-        body: Graph = loop.params["body"]
+        body = _scan_of(loop).body
         parts = [(form, part) for _, form, part in self.loops[loop]]
         return _Rewrite(body, parts, self.homes, kept=[body.outs[i] for i, _, _ in self.loops[loop]]).graph()
 
@@ -301,9 +303,9 @@ class _Rewrite:
             self.outside[v] = self.rename(self.inside[v, self.owner[v]], v.shape, eqn, cause)
         return self.outside.get(v, v)
 
-    def by_layer(self, loop: Eqn) -> dict[int, Var]:
+    def by_layer(self, loop: Eqn, scan: Scan) -> dict[int, Var]:
         """The stacked operands of a loop that go in cut, to be gathered one layer at a time."""
-        first, dim = loop.params["consts"] + loop.params["carries"], loop.params["dim"]
+        first, dim = scan.consts + scan.carries, scan.dim
         stacks = {i: v for i, v in enumerate(loop.ins) if i >= first and v in self.owner}
         return {
             i: self.inside[v, self.owner[v]]
@@ -320,12 +322,18 @@ class _Rewrite:
         return made
 
 
+def _scan_of(eqn: Eqn) -> Scan:
+    assert isinstance(eqn.control, Scan)
+    return eqn.control
+
+
 def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
     """A loop's body that is given rows of these cut stacks, and gathers them first."""
-    body: Graph = loop.params["body"]
+    scan = _scan_of(loop)
+    body = scan.body
     ins, eqns = list(body.ins), list[Eqn]()
     for i, stack in cut.items():
-        row = Var(tuple(d for d in stack.shape if d != loop.params["dim"]), stack.dtype, stack.name)
+        row = Var(tuple(d for d in stack.shape if d != scan.dim), stack.dtype, stack.name)
         cause = f"{stack.name or 'a weight'} is used in this layer, its update is split"
         eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
         ins[i] = row

@@ -81,7 +81,7 @@ def find_update(
     sums = tuple(found.all())
     if not sums:
         made = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
-        if made is not None and made.op.control:
+        if made is not None and made.control is not None:
             raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
         raise CannotShardError("its gradient is not a sum over devices")
     pending = {placed.homes[g].partial for g in sums}

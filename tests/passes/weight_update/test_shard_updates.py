@@ -12,7 +12,7 @@ import pytest
 import meshdsl as md
 from models.mlp import mlp
 from models.transformer import lm
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, difference, loss, run, start, undecided
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
 
 CASES = [
     ("adam", "x:8", "batch:x"),
@@ -168,7 +168,9 @@ def test_weights_gathered_again_take_less_memory_and_change_nothing() -> None:
     assert sorted(gathers) == [1, 1, 1, 1, 1, 3, 3, 3]  # the layers' one by one, forward and backward
     workload = lm.replace(layers=8, batch=8, length=8, d_model=64, d_ff=256)
     peaks = [
-        md.compile(workload.train_step(), "x:8", "batch:x", weight_update="sharded", donate=(0, 1), regather=regather)
+        compiled_with(
+            workload.train_step(), "x:8", "batch:x", weight_update="sharded", donate=(0, 1), regather=regather
+        )
         .cost(*workload.specs(), machine="tpu-v5e")
         .memory.peak
         for regather in (False, True)
@@ -254,13 +256,13 @@ def test_an_average_of_the_weights_has_their_paths_too():
     ("options", "text"),
     [
         ({"weight_update": "shraded"}, "weight_update='shraded' is not available; did you mean 'sharded'?"),
-        ({"regather": True}, "regather=True does nothing with weight_update='replicated'"),
-        ({"weight_update": "sharded", "machine": "tpu-v5e"}, "does nothing with weight_update='sharded'"),
+        ({"regather": True}, "regather=True has no effect with weight_update='replicated'"),
+        ({"weight_update": "sharded", "machine": "tpu-v5e"}, "has no effect with weight_update='sharded'"),
     ],
 )
 def test_flags_that_cannot_be(options: dict[str, Any], text: str) -> None:
     with pytest.raises(md.LayoutError, match=text.replace("(", r"\(").replace("?", r"\?")):
-        md.compile(lambda x: x, "x:8", **options)
+        compiled_with(lambda x: x, "x:8", "", **options)
 
 
 def test_an_update_inside_a_branch_or_a_while_loop_says_so() -> None:

@@ -19,10 +19,10 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Labels, Op, Type
+from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
 from ..layouts import Sharding
 
-__all__ = ["PACK", "UNPACK", "packed_shardings"]
+__all__ = ["PACK", "UNPACK"]
 
 Dims = Sequence["str | None"]  # for each tensor the dim whose chunks are rows of `way`, if there is such a dim
 
@@ -74,7 +74,7 @@ def _no_flops(ins: Any, outs: Any) -> float:
 
 
 def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
-    """No dim of an operand is a dim of a result: `packed_shardings` is the rule."""
+    """No dim of an operand is a dim of a result: `_packed_shardings` is the rule."""
 
     def labels(types: Sequence[Type]) -> tuple[dict[str, str | None], ...]:
         return tuple({d.name: None for d in t.shape} for t in types)
@@ -82,32 +82,14 @@ def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
     return Labels(labels(ins), labels(outs))
 
 
-PACK = Op(
-    "pack",
-    type=lambda *xs, shape, dims: Type(shape, xs[0].dtype),
-    kernel=_pack,
-    linear="joint",
-    flops=_no_flops,
-    fuses="map",
-    rule=lambda *xs, shape, dims: _apart(xs, [Type(shape, xs[0].dtype)]),
-)
-UNPACK = Op(
-    "unpack",
-    type=lambda x, *, result, dims: tuple(Type(shape, x.dtype) for shape in result),
-    kernel=_unpack,
-    linear="joint",
-    flops=_no_flops,
-    rule=lambda x, *, result, dims: _apart([x], [Type(shape, x.dtype) for shape in result]),
-)
-
-
-def packed_shardings(eqn: Eqn) -> list[Sharding]:
+def _packed_shardings(eqn: Eqn) -> list[Sharding]:
     """The shardings of the results of a pack or an unpack.
 
     Raises `InternalError` where a tensor is split over other axes than the block that it is packed in.
     """
-    (packed,) = eqn.outs if eqn.op is PACK else eqn.ins
-    tensors = eqn.ins if eqn.op is PACK else eqn.outs
+    packs = eqn.op is PACK
+    (packed,) = eqn.outs if packs else eqn.ins
+    tensors = eqn.ins if packs else eqn.outs
     way = packed.shape[-2].name if len(packed.shape) > 1 else ""
     for v, dim in zip(tensors, eqn.params["dims"], strict=True):
         minor = packed.sharding.axes(way) if dim is not None else ()
@@ -117,3 +99,24 @@ def packed_shardings(eqn: Eqn) -> list[Sharding]:
         if not same or cut[len(cut) - len(minor) :] != minor or others != set(packed.sharding.split_axes) - set(minor):
             raise InternalError(f"{eqn.op} at {eqn.where} has {v} as {v.sharding} in {packed.sharding}")
     return [v.sharding for v in eqn.outs]
+
+
+PACK = Op(
+    "pack",
+    type=lambda *xs, shape, dims: Type(shape, xs[0].dtype),
+    kernel=_pack,
+    linear=Linear.JOINT,
+    flops=_no_flops,
+    shardings=_packed_shardings,
+    fuses=Fuses.MAP,
+    rule=lambda *xs, shape, dims: _apart(xs, [Type(shape, xs[0].dtype)]),
+)
+UNPACK = Op(
+    "unpack",
+    type=lambda x, *, result, dims: tuple(Type(shape, x.dtype) for shape in result),
+    kernel=_unpack,
+    linear=Linear.JOINT,
+    flops=_no_flops,
+    shardings=_packed_shardings,
+    rule=lambda x, *, result, dims: _apart([x], [Type(shape, x.dtype) for shape in result]),
+)

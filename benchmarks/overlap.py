@@ -1,0 +1,92 @@
+"""GPT2-S-MoE and GPT2-L-MoE under every overlap: predicted step and exposed communication, as JSON lines.
+
+The setting of Lancet's evaluation (Jiang et al., 2024, section 7): length 512, two experts a device, experts in every
+second layer, capacity factor 1, SGD with momentum; batch of one device 24 (S) and 48 (L) on A100, 16 and 8 on V100. All
+times are of the cost tool's timeline. `none` is the scanned program as the compiler is assumed to overlap it.
+
+
+    python -m benchmarks.overlap                            # S and L on 16 A100
+    python -m benchmarks.overlap --sizes S --machines v100-p3dn --devices 16 32 64 --routers switch batch_prioritised
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import meshdsl as md
+from models.gpt_moe import gpt2_moe, gpt2_moe_large
+
+MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
+BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}
+MODES = ("none", "dw", "lancet", "list", "halves")
+
+
+def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
+    """One model of the evaluation, for so many devices."""
+    dtype = "bfloat16" if machine.startswith("a100") else "float16"
+    return MODELS[size].replace(
+        batch=BATCH[size, machine] * devices,
+        length=512,
+        experts=2 * devices,
+        router=router,
+        capacity_factor=1.0,
+        compute_dtype=dtype,
+        optimizer="momentum",
+    )
+
+
+def row(size: str, machine: str, devices: int, router: str, mode: str) -> dict[str, Any]:
+    """One model under one overlap."""
+    model = workload(size, machine, devices, router)
+    start = time.process_time()
+    step = md.compile(
+        model.train_step(),
+        f"rows:{devices}",
+        "batch:rows; group:rows; expert:rows",
+        donate=(0, 1),
+        overlap=mode,
+        machine=None if mode == "none" else machine,
+    )
+    report = step.cost(*model.specs(), machine=machine)
+    return {
+        "size": size, "machine": machine, "devices": devices, "router": router, "overlap": mode,
+        "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 2),
+        "exposed_ms": round(report.exposed * 1e3, 2), "peak_gb": round(report.peak_bytes / 1e9, 2),
+        "planning_cpu_s": round(time.process_time() - start, 1),
+    }  # fmt: skip
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Every case; with the ratio of its step to that without overlap, and the part of exposed time that is left."""
+    for machine in options.machines:
+        for size in options.sizes:
+            for devices in options.devices:
+                for router in options.routers:
+                    first: dict[str, Any] | None = None
+                    for mode in options.modes:
+                        found = row(size, machine, devices, router, mode)
+                        first = first or found
+                        found["speedup"] = round(first["step_ms"] / found["step_ms"], 3)
+                        found["exposed_change"] = round(found["exposed_ms"] / first["exposed_ms"] - 1, 3)
+                        yield found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=list(MODELS), default=["S", "L"])
+    parser.add_argument("--machines", nargs="+", choices=["a100-p4de", "v100-p3dn"], default=["a100-p4de"])
+    parser.add_argument("--devices", nargs="+", type=int, default=[16])
+    parser.add_argument("--routers", nargs="+", choices=["switch", "batch_prioritised"], default=["switch"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    for found in rows(parser.parse_args()):
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

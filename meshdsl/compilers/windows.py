@@ -1,0 +1,95 @@
+"""The windows of an overlap plan in the text of a compiled program: which planned products run inside them.
+
+`emit` numbers the equations of a planned program in their names (`eqn12`), and a compiler keeps names on instructions
+and inside fusions. Its text is in the order that the device runs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ..lowering.asynchrony import Start
+from ..lowering.program import Program
+from ..schedule.fences import is_product, windows
+from .hlo import KINDS, Instruction, bodies_of, called
+
+__all__ = ["CompiledWindow", "compiled_windows"]
+
+NUMBER = re.compile(r"\beqn(\d+)\b")
+
+
+@dataclass(frozen=True)
+class CompiledWindow:
+    """One planned collective in the compiled program."""
+
+    collective: str
+    where: str
+    asynchronous: bool  # it has a start and a done, or runs inside kernels
+    planned: int  # products that the plan puts between them
+    inside: int  # of these, how many the compiler left there
+
+    def __str__(self) -> str:
+        how = f"{self.inside} of {self.planned} products inside" if self.asynchronous else "synchronous"
+        return f"{self.collective}: {how}  # {self.where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(vars(self))
+
+
+def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
+    """Every window of a planned program, as the compiled text has it."""
+    bodies, entry = bodies_of(text)
+    order = bodies.get(entry, [])
+    numbers = [_numbers(bodies, one) for one in order]
+    number = {eqn: i for i, eqn in enumerate(program.eqns)}
+    found: list[CompiledWindow] = []
+    for start, eqns in windows(program).items():
+        planned = {number[eqn] for eqn in eqns if is_product(eqn)}
+        begin, end = _span(bodies, order, number[start])
+        inside = set[int]().union(*numbers[begin:end]) if begin < end else set[int]()
+        assert isinstance(start.op, Start)
+        found.append(
+            CompiledWindow(str(start.op.collective), str(start.where), begin < end, len(planned), len(planned & inside))
+        )
+    return tuple(found)
+
+
+def _numbers(bodies: dict[str, list[Instruction]], one: Instruction) -> set[int]:
+    """The equations that an instruction computes, those inside its fusion included."""
+    found = {int(n) for n in NUMBER.findall(one.rest)}
+    for name in called(one):
+        for inner in bodies.get(name, []):
+            found |= _numbers(bodies, inner)
+    return found
+
+
+def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number: int) -> tuple[int, int]:
+    """From a collective's start to behind its done; an empty span where it has none.
+
+    The TPU's compiler writes a start and a done, or begins the collective inside one kernel and ends it inside another.
+    """
+    starts = (i for i, one in enumerate(order) if _is(bodies, one, "start", number))
+    begin = next(starts, 0)
+    for i in range(begin + 1, len(order)):
+        if order[i].opcode.endswith("-done") and order[begin].name in order[i].operands:
+            return begin, i + 1
+        if _is(bodies, order[i], "done", number):
+            return begin, i + 1
+    return 0, 0
+
+
+def _is(bodies: dict[str, list[Instruction]], one: Instruction, phase: str, number: int) -> bool:
+    """Whether an instruction starts a numbered collective, or ends it, itself or inside its kernel."""
+    if one.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(one.rest):
+        return True
+    for name in called(one):
+        inside = bodies.get(name, [])
+        if any(f"AsyncCollective{phase.title()}" in inner.rest for inner in inside):
+            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.rest) for inner in inside):
+                return True
+        elif any(_is(bodies, inner, phase, number) for inner in inside):
+            return True
+    return False

@@ -1,0 +1,61 @@
+"""What every collective is to the readers of a program; the kinds themselves are records of `lowering`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..layouts import Mesh, Sharding
+from ..layouts.sharding import Axes
+
+__all__ = ["Blocks", "Collective"]
+
+Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
+
+
+class Collective(Protocol):
+    """An instruction that takes a value from one sharding to another and never changes the global value.
+
+    `emit(x, shape, before, mesh, *counts)` is the JAX call on one device's block of a value of global `shape`.
+    `simulate(blocks, shape, before, mesh, *counts)` is its definition on the blocks of all devices, in NumPy.
+    `counts` are the further operands of a ragged exchange; the other kinds have none.
+    """
+
+    @property
+    def name(self) -> str:
+        """The kind, such as `all_reduce`."""
+        ...
+
+    @property
+    def axes(self) -> Axes:
+        """The mesh axes along which devices exchange."""
+        ...
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything travels; a device cuts its own block without sending."""
+        ...
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        """The sharding afterwards; raises `InternalError` where the collective does not apply."""
+        ...
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        """The bytes that one device sends, of a block of so many bytes."""
+        ...
+
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype that is sent."""
+        ...
+
+    @property
+    def emit(self) -> Callable[..., Any]:
+        """The JAX call."""
+        ...
+
+    @property
+    def simulate(self) -> Callable[..., Blocks]:
+        """The definition, on all blocks."""
+        ...

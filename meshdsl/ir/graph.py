@@ -1,0 +1,307 @@
+"""A graph is let-bound equations over named-dim values; every value is defined once, before its uses.
+
+`Graph` is the global view: no mesh, no devices. `lowering.Program` is one device's view of the same equations, with a
+sharding on every value and collectives among the operations. Both are these types, share this printer, `dce` and
+`cse`, and are never edited: a pass builds a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from ..dims import Dim, Shape, show
+from ..errors import NOWHERE, InternalError, Where
+from ..layouts import Sharding
+from .collective import Collective
+from .op import Op, Params, Type
+
+__all__ = [
+    "Call", "Cond", "Control", "Eqn", "Graph", "Scan", "Var", "While", "format_graph", "graphs_of", "operations",
+    "walk",
+]  # fmt: skip
+
+T = TypeVar("T")
+G = TypeVar("G", bound="Graph")
+REPLICATED = Sharding()
+
+
+@dataclass(frozen=True, eq=False)
+class Var:
+    """A value of a graph; two variables are the same only when they are the same object."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    name: str = ""
+    sharding: Sharding = REPLICATED  # in a program; the values of a graph have no other
+
+    @property
+    def type(self) -> Type:
+        """Dims and dtype."""
+        return Type(self.shape, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'value'}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A loop over the slices of stacks along `dim`. Its body takes constants, carries and rows, and returns carries
+    and rows; the operands of the equation are constants, first carries and stacks, its results last carries and stacks.
+    """
+
+    body: Graph
+    consts: int
+    carries: int
+    dim: Dim
+    reverse: bool = False
+
+    @property
+    def trips(self) -> int:
+        """How often the body runs."""
+        return self.dim.size
+
+    def inputs(self, xs: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """Operands, or inputs of the body, as constants, carries and stacks (or rows)."""
+        first = self.consts + self.carries
+        return xs[: self.consts], xs[self.consts : first], xs[first:]
+
+    def results(self, ys: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+        """Results, of the equation or of the body, as carries and stacks (or rows)."""
+        return ys[: self.carries], ys[self.carries :]
+
+
+@dataclass(frozen=True, eq=False)
+class While:
+    """A loop for as long as `test` holds. Both graphs take constants and carries; the body returns carries."""
+
+    test: Graph
+    body: Graph
+    consts: int
+
+    def inputs(self, xs: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+        """Operands, or inputs of the graphs, as constants and carries."""
+        return xs[: self.consts], xs[self.consts :]
+
+
+@dataclass(frozen=True, eq=False)
+class Cond:
+    """One of two graphs, by the predicate that is the equation's first operand; both take all other operands."""
+
+    yes: Graph
+    no: Graph
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A graph with a gradient of its own, or computed again for its gradient; `simplify` puts it in place."""
+
+    graph: Graph
+
+
+Control = Scan | While | Cond | Call
+
+
+def graphs_of(control: Control) -> dict[str, Graph]:
+    """The graphs that a loop, a branch or a call holds, by the name of the field."""
+    match control:
+        case Scan():
+            return {"body": control.body}
+        case While():
+            return {"test": control.test, "body": control.body}
+        case Cond():
+            return {"yes": control.yes, "no": control.no}
+        case Call():
+            return {"graph": control.graph}
+
+
+@dataclass(frozen=True, eq=False)
+class Eqn:
+    """`outs = op(*ins, **params)`, with the user's line that asked for it.
+
+    The operation is a record of `ops`, or in a program a collective. Loops and branches keep a record of their graphs
+    in the parameter `control`.
+    """
+
+    op: Op | Collective
+    ins: tuple[Var, ...]
+    outs: tuple[Var, ...]
+    params: Params = field(default_factory=dict[str, Any])
+    where: Where = NOWHERE
+    backward: bool = False  # made by differentiation
+    cause: str = ""  # of a collective: why it is there
+
+    @property
+    def collective(self) -> Collective | None:
+        """The collective, if the equation is one."""
+        return None if isinstance(self.op, Op) else self.op
+
+    @property
+    def sends(self) -> bool:
+        """Whether the equation is a collective that sends something."""
+        return not isinstance(self.op, Op) and self.op.sends
+
+    @property
+    def operation(self) -> Op:
+        """The record of the operation. Requires that the equation is not a collective."""
+        if isinstance(self.op, Op):
+            return self.op
+        raise InternalError(f"{self.op} at {self.where} is a collective")
+
+    @property
+    def control(self) -> Control | None:
+        """The loop, branch or call, if the equation is one."""
+        return self.params.get("control")
+
+    @property
+    def trips(self) -> int:
+        """How often the graphs of the equation run each time it does; one trip of a loop without a known number."""
+        return self.control.trips if isinstance(self.control, Scan) else 1
+
+    def graphs(self) -> dict[str, Graph]:
+        """The graphs that the equation holds (loop bodies, branches), by the name of the field."""
+        return {} if self.control is None else graphs_of(self.control)
+
+    def replace(self, **changes: Any) -> Eqn:
+        """A copy with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def with_control(self, **changes: Any) -> Eqn:
+        """A copy with other fields in its loop, branch or call."""
+        assert self.control is not None
+        return self.replace(params={**self.params, "control": dataclasses.replace(self.control, **changes)})
+
+    def map_graphs(self, change: Callable[[Any], Graph]) -> Eqn:
+        """A copy with every graph changed; the equation itself when it holds none."""
+        graphs = self.graphs()
+        return self.with_control(**{key: change(graph) for key, graph in graphs.items()}) if graphs else self
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A function as equations. `print(graph)` shows it."""
+
+    ins: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outs: tuple[Var, ...]
+    mentions: frozenset[str] = field(default=frozenset(), kw_only=True)  # dims the function used, left out since or not
+
+    def __str__(self) -> str:
+        return format_graph(self)
+
+    @property
+    def instructions(self) -> int:
+        """The number of equations, those of loop bodies and branches included, each counted once; numbers are none.
+
+        How many numbers there are depends on sizes: of two that are equal one is kept.
+        """
+        return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
+
+    def replace(self: G, **changes: Any) -> G:
+        """A copy with other fields."""
+        return dataclasses.replace(self, **changes)
+
+
+def _is_number(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, Op) and eqn.op.literal and not eqn.outs[0].shape
+
+
+def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
+    """Every equation, those of loop bodies and branches included, with how often it runs."""
+    for eqn in graph.eqns:
+        yield eqn, trips
+        for graph in eqn.graphs().values():
+            yield from walk(graph, trips * eqn.trips)
+
+
+def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
+    """The floating-point operations of one equation without graphs in it, on operands and results of these sizes."""
+    ins, outs = [sizes(v) for v in eqn.ins], [sizes(v) for v in eqn.outs]
+    op = eqn.operation
+    if op.flops is None:
+        return float(sum(math.prod(n) for n in outs))
+    given = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
+    return float(op.flops(ins, outs, **op.keywords(op.flops, given)))
+
+
+def format_graph(
+    graph: Graph,
+    show_type: Callable[[Var], str] = lambda v: repr(v.type),
+    title: str = "graph",
+    note: Callable[[Eqn], str] = lambda eqn: eqn.cause,
+) -> str:
+    """The text that `print` shows: one equation a line, type after the colon, the user's line after the hash."""
+    lines = list(_lines(graph, {}, show_type, note, ""))
+    width = min(max((len(code) for code, _ in lines), default=0), 118)
+    names: dict[Var, str] = {}
+    for v in graph.ins:
+        names[v] = _name(v, names)
+    ins = "".join(f"\n  {names[v]}: {show_type(v)}" for v in graph.ins)
+    body = "\n".join(f"{code:<{width}}  # {note}".rstrip(" #") if note else code for code, note in lines)
+    return f"{title}({ins}\n):\n{body}"
+
+
+def _lines(
+    graph: Graph, names: dict[Var, str], show_type: Callable[[Var], str], note: Callable[[Eqn], str], indent: str
+) -> Iterator[tuple[str, str]]:
+    for v in graph.ins:
+        names[v] = _name(v, names)
+    for eqn in graph.eqns:
+        if _is_number(eqn):
+            names[eqn.outs[0]] = str(eqn.params["value"])  # a number reads best where it is used
+            continue
+        for v in eqn.outs:
+            names[v] = _name(v, names)
+        outs = ", ".join(names[v] for v in eqn.outs)
+        ins = " ".join(names[v] for v in eqn.ins)
+        params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
+        types = ", ".join(show_type(v) for v in eqn.outs)
+        beside = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", beside
+        for key, sub in eqn.graphs().items():
+            inner = dict(names)
+            for v in sub.ins:
+                inner[v] = _name(v, inner)
+            yield f"{indent}    {key}({', '.join(f'{inner[v]}: {show_type(v)}' for v in sub.ins)}):", ""
+            yield from _lines(sub, inner, show_type, note, indent + "    ")
+    yield f"{indent}  return {', '.join(names[v] for v in graph.outs)}", ""
+
+
+# parameters that the types beside them already say, or that are tables for the machine
+UNSHOWN = {
+    *("out", "shape", "dtype", "starts", "axes", "table", "dims", "dim", "rows", "sides", "result", "label"),
+    *("whole", "key", "follows", "control"),
+}
+
+
+def _shown(eqn: Eqn) -> Iterator[tuple[str, Any]]:
+    """The parameters that are printed, those of a loop first."""
+    params = {**({} if eqn.control is None else vars(eqn.control)), **eqn.params}
+    for key, value in params.items():
+        if key not in UNSHOWN and value is not None and not isinstance(value, Graph):
+            yield key, value
+
+
+def _name(var: Var, names: Mapping[Var, str]) -> str:
+    if var in names:
+        return names[var]
+    return var.name if var.name and var.name not in names.values() else f"%{len(names)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Dim):
+        return repr(value)
+    if isinstance(value, np.ndarray):
+        sizes: tuple[int, ...] = np.shape(cast(Any, value))
+        return f"array{list(sizes)}" if sizes else str(cast(Any, value))
+    if callable(value):
+        return getattr(value, "__name__", "function")
+    items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+    if items and all(isinstance(d, Dim) for d in items):
+        return show(cast(Shape, items))
+    return str(cast(object, value)).replace(" ", "")

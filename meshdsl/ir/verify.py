@@ -1,0 +1,44 @@
+"""The laws of a graph: every value is defined once, before its uses, with the type that its rule infers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import InternalError
+from .borders import borders
+from .graph import Eqn, G
+from .op import Op
+
+__all__ = ["verify"]
+
+
+def verify(graph: G, made_by: str) -> G:
+    """The graph itself; raises `InternalError`, naming the pass, when a law of this module is broken."""
+    defined = set(graph.ins)
+    if len(defined) != len(graph.ins):
+        raise InternalError(f"{made_by}: an input appears twice")
+    for eqn in graph.eqns:
+        missing = [v for v in eqn.ins if v not in defined]
+        if missing:
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} uses {missing[0]} before it is defined")
+        for problem in _type_problems(eqn):
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+        for sub in eqn.graphs().values():
+            verify(sub, made_by)
+        if not defined.isdisjoint(eqn.outs):
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} defines a value twice")
+        defined.update(eqn.outs)
+    if not defined.issuperset(graph.outs):
+        raise InternalError(f"{made_by}: a result is never defined")
+    return graph
+
+
+def _type_problems(eqn: Eqn) -> Iterator[str]:
+    if isinstance(eqn.op, Op):
+        inferred = eqn.op.infer([v.type for v in eqn.ins], eqn.params)
+        if inferred != tuple(v.type for v in eqn.outs):
+            yield f"declares {[v.type for v in eqn.outs]}, its rule says {inferred}"
+    for role, outer, inner, stacked in borders(eqn):
+        shape = outer.shape[1:] if stacked else outer.shape
+        if (shape, outer.dtype) != (inner.shape, inner.dtype):
+            yield f"has {role} of types {outer.type} and {inner.type}"

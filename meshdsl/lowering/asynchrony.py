@@ -1,0 +1,145 @@
+"""Asynchrony is stated: a collective is one instruction, or a `start` and a `wait`.
+
+From its start a collective occupies the network; at its wait the result is available, and its buffers stay allocated
+in between. Anything may run meanwhile, and nothing else overlaps. A fence ties values together: none of its results is
+available before all of its operands are. Compilers keep an order that fences tie to operands, and no other
+(`jax.lax.optimization_barrier`).
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+# (arrays of two libraries, and parameters of equations, are only partly typed)
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ..dims import Shape
+from ..errors import InternalError
+from ..ir import Collective, Eqn, Fuses, Graph, Op, Type
+from ..layouts import Mesh, Sharding
+from ..layouts.sharding import Axes
+from .casts import invariant, varying
+
+__all__ = ["FENCE", "WAIT", "Start", "check_pairs", "emit_fence", "pairs"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Begin a collective. The result may be read by one `wait` only, in the same body.
+
+    >>> from meshdsl.lowering.collectives import AllReduce
+    >>> print(Start(AllReduce(("cols",))))
+    start all_reduce(sum) over cols
+    """
+
+    collective: Collective
+
+    def __str__(self) -> str:
+        return f"start {self.collective}"
+
+    @property
+    def name(self) -> str:
+        return self.collective.name
+
+    @property
+    def sends(self) -> bool:
+        return self.collective.sends
+
+    @property
+    def axes(self) -> Axes:
+        return self.collective.axes
+
+    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
+        return self.collective.step(before, mesh)
+
+    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
+        return self.collective.bytes_sent(local_bytes, mesh)
+
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return self.collective.wire_dtype(dtype)
+
+    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
+        return self.collective.emit(x, shape, before, mesh, *counts)
+
+    def simulate(self, blocks: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
+        return self.collective.simulate(blocks, shape, before, mesh, *counts)
+
+
+def _no_flops(*_: Any, **__: Any) -> float:
+    return 0.0
+
+
+def _unchanged(eqn: Eqn) -> list[Sharding]:
+    return [v.sharding for v in eqn.ins]
+
+
+WAIT = Op(
+    "wait",
+    type=lambda x: x,
+    kernel=lambda c, x: x,
+    flops=_no_flops,
+    fuses=Fuses.VIEW,
+    effects=True,
+    shardings=_unchanged,
+)
+FENCE = Op(
+    "fence",
+    type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
+    kernel=lambda c, *xs: list(xs),  # in NumPy; see `emit_fence`
+    flops=_no_flops,
+    fuses=Fuses.VIEW,
+    effects=True,
+    shardings=_unchanged,
+)
+
+
+def emit_fence(eqn: Eqn, xs: Sequence[Any], mesh: Mesh) -> list[Any]:
+    """The operands of a fence, tied in JAX.
+
+    `optimization_barrier` types every result as varying over the axes of all operands, so the operands are typed alike
+    before it and as their shardings say after it.
+    """
+    own = [v.sharding.varying for v in eqn.ins]
+    every = tuple(axis for axis in mesh.axes if any(axis in axes for axes in own))
+    tied = lax.optimization_barrier([varying(x, every) for x in xs])
+    return [invariant(y, tuple(a for a in every if a not in axes)) for y, axes in zip(tied, own, strict=True)]
+
+
+def pairs(graph: Graph) -> dict[Eqn, Eqn]:
+    """Every start of one body, with its wait."""
+    waits = {eqn.ins[0]: eqn for eqn in graph.eqns if eqn.op is WAIT}
+    return {eqn: waits[eqn.outs[0]] for eqn in graph.eqns if isinstance(eqn.op, Start)}
+
+
+def check_pairs(graph: Graph, made_by: str) -> None:
+    """Raise `InternalError` unless every start has one wait, which alone reads it, in every body."""
+    for problem in _problems(graph):
+        raise InternalError(f"{made_by}: {problem}")
+    for eqn in graph.eqns:
+        for sub in eqn.graphs().values():
+            check_pairs(sub, made_by)
+
+
+def _problems(graph: Graph) -> Iterator[str]:
+    in_flight = {eqn.outs[0]: eqn for eqn in graph.eqns if isinstance(eqn.op, Start)}
+    waited = set[Any]()
+    for eqn in graph.eqns:
+        if eqn.op is WAIT and eqn.ins[0] not in in_flight:
+            yield f"a wait at {eqn.where} waits for {eqn.ins[0]}, which no collective of this body starts"
+        for v in eqn.ins:
+            if v not in in_flight:
+                continue
+            if eqn.op is not WAIT:
+                yield f"{eqn.op} at {eqn.where} reads the result of '{in_flight[v].op}' before its wait"
+            if v in waited:
+                yield f"'{in_flight[v].op}' at {in_flight[v].where} is waited for twice"
+            waited.add(v)
+    for v, eqn in in_flight.items():
+        if v not in waited or v in graph.outs:
+            yield f"'{eqn.op}' at {eqn.where} is never waited for"

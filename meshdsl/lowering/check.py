@@ -1,0 +1,62 @@
+"""The law of a program: the stored sharding of every value is the one that the rule of its equation infers.
+
+A loop or a branch follows the law when its operands are sharded as its bodies take them, its results as the bodies
+return them, and its bodies follow it too. The row that a body sees is a slice along the stacked dim, which is
+replicated; a predicate is replicated and complete, so that all devices go the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..dims import names
+from ..errors import InternalError
+from ..ir import Eqn, borders, predicates
+from ..layouts import Sharding
+from .asynchrony import check_pairs
+from .labels import out_shardings
+from .program import Program
+
+__all__ = ["check"]
+
+
+def check(program: Program, made_by: str) -> Program:
+    """The program itself; raises `InternalError`, naming the pass, where a stored sharding breaks the law."""
+    check_pairs(program, made_by)
+    _check(program, made_by)
+    return program
+
+
+def _check(program: Program, made_by: str) -> None:
+    for var in (*program.ins, *(v for eqn in program.eqns for v in eqn.outs)):
+        lacking = [dim for dim, _ in var.sharding.split if dim not in names(var.shape)]
+        if lacking:
+            raise InternalError(
+                f"{made_by}: {var} is stored as {var.sharding}: split by {lacking[0]!r}, which it lacks"
+            )
+        program.local_shape(var)
+    for eqn in program.eqns:
+        for problem in _problems(eqn, program):
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+        for body in eqn.graphs().values():
+            assert isinstance(body, Program)
+            _check(body, made_by)
+
+
+def _problems(eqn: Eqn, program: Program) -> Iterator[str]:
+    for role, outer, inner, _ in borders(eqn):
+        if outer.sharding != inner.sharding:
+            yield f"has {role} stored as {outer.sharding} and as {inner.sharding}"
+    for predicate in predicates(eqn):
+        if predicate.sharding != Sharding():
+            yield f"has a predicate stored as {predicate.sharding}; it must be replicated and complete"
+    if eqn.control is not None:
+        return
+    inferred: Sequence[Sharding | None]
+    if eqn.collective is None:
+        inferred = out_shardings(eqn)
+    else:
+        inferred = [eqn.collective.step(eqn.ins[0].sharding, program.mesh)]
+    for var, sharding in zip(eqn.outs, inferred, strict=True):
+        if sharding is not None and sharding != var.sharding:
+            yield f"stores {var.sharding}, its rule infers {sharding} from {[v.sharding for v in eqn.ins]}"

@@ -1,0 +1,171 @@
+"""The passes from a traced function to the program of one device, in one visible order.
+
+A pass takes the state of a compilation and returns the next state. The runner verifies the graph and the program after
+every pass, and keeps both for `compiled.history`. To add a pass, write it in a file of its own and add one entry
+here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .cost.machine import Machine
+from .cost.network import place
+from .ir import Graph, verify
+from .layouts import Layout, Mesh
+from .lowering import Program
+from .lowering.check import check
+from .lowering.partition import partition
+from .passes.simplify import simplify
+from .schedule.ragged_exchange import ragged_exchange
+from .tune.groups import RefinedMesh
+from .tune.overlap.plan import NO_OVERLAP, Overlap, OverlapPlan, plan_overlap
+from .tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
+
+__all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]
+
+REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `md.compile` was asked for, apart from the function, the mesh and the layout."""
+
+    gather_limit: float | None = None
+    weight_update: WeightUpdate = REPLICATED
+    overlap: Overlap = NO_OVERLAP
+    machine: Machine | None = None  # decides what "auto" leaves open, and the order of an overlap plan
+    donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may take over
+
+
+@dataclass(frozen=True)
+class State:
+    """A compilation between two passes: the graph, where it runs, and its program once it is partitioned."""
+
+    graph: Graph
+    mesh: Mesh  # the mesh of the program, with the axes of update groups
+    layout: Layout
+    results: Sequence[str]  # the paths of the results
+    refined: RefinedMesh  # how `mesh` refines the user's mesh
+    program: Program | None = None
+    weight_update: UpdateTable = UNCHANGED
+    overlap: OverlapPlan = UNPLANNED
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One entry of the pipeline: a name for `history`, and a function from state to state."""
+
+    name: str
+    run: Callable[[State, Options], State]
+
+
+def _decides(options: Options) -> Machine | None:
+    """The machine that decides on weight updates: under "auto" only."""
+    return options.machine if options.weight_update.mode == "auto" else None
+
+
+def _shard_weight_updates(state: State, options: Options) -> State:
+    if options.weight_update.mode == "replicated":
+        return state
+    found = shard(
+        state.graph,
+        state.mesh,
+        state.layout,
+        state.results,
+        options.gather_limit,
+        options.weight_update,
+        _decides(options),
+    )
+    return dataclasses.replace(
+        state,
+        graph=found.graph,
+        mesh=found.refined.mesh,
+        layout=found.layout,
+        refined=found.refined,
+        weight_update=found.table,
+    )
+
+
+def _partition(state: State, options: Options) -> State:
+    program = partition(state.graph, state.mesh, state.layout, state.results, options.gather_limit)
+    return dataclasses.replace(state, program=program)
+
+
+def _plan_overlap(state: State, options: Options) -> State:
+    if options.overlap.mode == "none":
+        return state
+    assert state.program is not None and options.machine is not None
+    placement = state.refined.placement(place(options.machine.network, state.refined.coarse))
+    donated = [state.program.ins[i] for i in options.donated]
+    program, plan = plan_overlap(state.program, options.overlap, options.machine, placement, donated)
+    return dataclasses.replace(state, program=program, overlap=plan)
+
+
+def _on_program(transform: Callable[[Program, State, Options], Program]) -> Callable[[State, Options], State]:
+    def run(state: State, options: Options) -> State:
+        assert state.program is not None
+        return dataclasses.replace(state, program=transform(state.program, state, options))
+
+    return run
+
+
+# Before any layout: run once for each signature of a function
+GRAPH_PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (("simplify", simplify),)
+
+# For one mesh and layout
+PASSES: tuple[Pass, ...] = (
+    Pass("shard weight updates", _shard_weight_updates),
+    Pass("partition", _partition),
+    Pass("exchange filled slots", _on_program(lambda program, state, options: ragged_exchange(program))),
+    Pass(
+        "bucket collectives",
+        _on_program(
+            lambda program, state, options: bucket(program, options.weight_update, _decides(options), state.refined)
+        ),
+    ),
+    Pass("plan overlap", _plan_overlap),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one pass left: a graph, or a program once there is one. `changed` says whether it is a new one."""
+
+    name: str
+    graph: Graph
+    changed: bool
+
+
+def begin(traced: Graph) -> tuple[Stage, ...]:
+    """The stages that need no layout: the traced graph, and what `GRAPH_PASSES` make of it."""
+    stages = [Stage("trace", traced, True)]
+    for name, transform in GRAPH_PASSES:
+        before = stages[-1].graph
+        graph = verify(transform(before), name)
+        stages.append(Stage(name, graph, graph is not before))
+    return tuple(stages)
+
+
+def run(
+    begun: Sequence[Stage], mesh: Mesh, layout: Layout, results: Sequence[str], options: Options
+) -> tuple[State, tuple[Stage, ...]]:
+    """The state after all of `PASSES`, and every stage.
+
+    Raises `LayoutError` for an illegal layout and for options without effect, `InternalError`, naming the pass, where
+    a pass breaks a law of graphs or programs.
+    """
+    state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh))
+    stages = list(begun)
+    for one in PASSES:
+        state = one.run(state, options)
+        now: Graph = state.graph if state.program is None else state.program
+        changed = now is not stages[-1].graph
+        if changed:
+            verify(now, one.name)
+            if isinstance(now, Program):
+                check(now, one.name)
+        stages.append(Stage(one.name, now, changed))
+    return state, tuple(stages)

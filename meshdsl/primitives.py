@@ -1,0 +1,164 @@
+"""JAX's primitives by what they do along the axes of their operands: a static check that a function is elementwise.
+
+A function of arrays of one shape is elementwise when each element of its result depends on the elements at the same
+place alone, whatever the shape. Only such a function gives the same on a device's block as on the whole array.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import export
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from .errors import Where, users_line
+
+__all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "inner", "mixing"]
+
+# Equations that only call: the function they hold takes their place.
+CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
+LOOPS = {"scan", "while", "cond"}
+ELEMENTWISE = {
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
+    "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type",
+    "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to",
+    "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter",
+    "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad", "real", "reduce_precision",
+    "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+    "zeta",
+}  # fmt: skip
+# Primitives that work along the axes in this parameter and leave every other axis alone.
+_ALONG = {
+    **dict.fromkeys(("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+                     "reduce_sum", "reduce_xor"), "axes"),
+    **dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "split", "stack", "unstack"), "axis"),
+    **dict.fromkeys(("concatenate", "sort"), "dimension"),
+    **dict.fromkeys(("rev", "squeeze"), "dimensions"),
+}  # fmt: skip
+
+Sizes = tuple[Any, ...]  # of axes: whole numbers, and symbols for the axes of the arguments
+
+
+class Mixing(NamedTuple):
+    """Why a function is not elementwise: the primitive ("" where it is none), a sentence part, and the line in it."""
+
+    primitive: str
+    what: str
+    where: Where | None = None
+
+
+def elementwise(name: str, ins: Sequence[Sizes], out: Sizes) -> bool:
+    """Whether a primitive on operands of these sizes takes each element of its result from those at its place.
+
+    >>> elementwise("add", [(3,), ()], (3,)), elementwise("cumsum", [(3,)], (3,)), elementwise("reduce_sum", [(3,)], ())
+    (True, False, False)
+    """
+    return name in ELEMENTWISE and all(sizes in ((), out) for sizes in ins)
+
+
+def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
+    """The functions that an equation of a jaxpr holds, each with its constants."""
+    parts = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple | list) else (value,))]
+    return [
+        (part.jaxpr, part.consts) if isinstance(part, ClosedJaxpr) else (part, ())
+        for part in parts
+        if isinstance(part, ClosedJaxpr | Jaxpr)
+    ]
+
+
+def mixing(f: Callable[..., Any], names: Sequence[str], dtypes: Sequence[np.dtype]) -> Mixing | None:
+    """Why a function of arrays with these axes, one of each dtype, is not elementwise; None when it is.
+
+    >>> import jax.numpy as jnp
+    >>> mixing(jnp.tanh, ["batch", "io"], ["float32"])
+    >>> mixing(lambda x: x / x.size, ["batch", "io"], ["float32"])
+    Mixing(primitive='dim_as_value', what='reads the shape of its argument', where=None)
+
+    The function is traced once, on arrays whose sizes are symbols, so what it returns holds for every shape and a
+    size that gets into a value is seen. An axis whose size is a number was made by the function itself (the terms of a
+    series, the choices of `jnp.select`), and anything may be done along it.
+    """
+    found = _mixing(f, len(names), dtypes)
+    return found and found._replace(what=re.sub(r"axis(\d+)", lambda m: names[int(m[1])], found.what))
+
+
+def _mixing(f: Callable[..., Any], rank: int, dtypes: Sequence[np.dtype]) -> Mixing | None:
+    sizes = export.symbolic_shape(", ".join(f"axis{i}" for i in range(rank)))
+    try:
+        closed = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(sizes, dtype) for dtype in dtypes))
+    except Exception as error:  # of JAX or the function, which cannot do with sizes that are not numbers
+        text = str(error).strip().partition("\n")[0].rstrip(".")
+        return Mixing("", f"depends on the shape of its argument ({text[:160]})")
+    found = sorted(_mixed(closed.jaxpr, None), key=lambda one: one.primitive in ("dim_as_value", "iota"))
+    results = [tuple(v.aval.shape) for v in closed.jaxpr.outvars]
+    if not found and results != [tuple(sizes)]:
+        return Mixing("", f"returns {', '.join(map(_show, results))} for an argument of {_show(tuple(sizes))}")
+    return found[0] if found else None  # x[::-1] reads a size and makes an iota, then gathers, which says most
+
+
+def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Mixing]:
+    """Equations that take an element of their result from elements at other places."""
+    for eqn in jaxpr.eqns:
+        traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inside for an earlier caller
+        name, held = eqn.primitive.name, inner(eqn)
+        counted = not _symbolic((eqn.params.get("length", 0),))  # a loop over the elements is none over its own axis
+        if held and counted and not eqn.effects and name in CALLS | LOOPS:
+            for body, _ in held:
+                yield from _mixed(body, traceback)
+        elif name == "dim_as_value":
+            yield Mixing(name, "reads the shape of its argument", _line(traceback))
+        elif held or eqn.effects or not _keeps_places(eqn):
+            yield Mixing(name, f"computes {name} of {_shapes(eqn.invars)} to {_shapes(eqn.outvars)}", _line(traceback))
+
+
+def _keeps_places(eqn: Any) -> bool:
+    """Whether the axes of the function's arguments are left alone by an equation."""
+    name, params = eqn.primitive.name, eqn.params
+    ins, outs = ([tuple(v.aval.shape) for v in vs] for vs in (eqn.invars, eqn.outvars))
+    if not any(map(_symbolic, (*ins, *outs))):
+        return True
+    if name in ELEMENTWISE:
+        return all(sizes == () or _stretches(sizes, outs[0]) for sizes in ins)
+    if name == "transpose":
+        return True  # symbols differ, so the shape says where each axis went
+    if name == "broadcast_in_dim":
+        return _stretches(ins[0], tuple(outs[0][i] for i in params["broadcast_dimensions"]))
+    if name == "slice":
+        return all(n == size or not _symbolic((n,)) for n, size in zip(ins[0], outs[0], strict=True))
+    if name not in _ALONG:
+        return False
+    axes = params[_ALONG[name]]
+    axes = axes if isinstance(axes, tuple | list) else (axes,)
+    longer = ins[0] if name != "stack" else outs[0]
+    return not _symbolic(tuple(longer[axis] for axis in axes))
+
+
+def _stretches(sizes: Sizes, out: Sizes) -> bool:
+    return len(sizes) == len(out) and all(n in (1, size) for n, size in zip(sizes, out, strict=True))
+
+
+def _symbolic(sizes: Sizes) -> bool:
+    return any(not isinstance(n, int) for n in sizes)
+
+
+def _shapes(atoms: Sequence[Any]) -> str:
+    arrays = [_show(v.aval.shape) for v in atoms if v.aval.shape]
+    return ", ".join(arrays) or ("a number" if len(atoms) == 1 else "numbers")
+
+
+def _show(sizes: Sizes) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def _line(traceback: Any) -> Where | None:
+    frames = traceback.frames if traceback is not None else ()
+    return users_line((frame.file_name, frame.line_num) for frame in frames)

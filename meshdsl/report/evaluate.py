@@ -1,0 +1,53 @@
+"""A program and a machine make a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.machine import machine as machine_named
+from ..cost.memory import memory
+from ..cost.network import Placement
+from ..cost.timeline import timeline
+from ..ir import Var
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from .report import Report
+from .show import analysis
+
+__all__ = ["cost"]
+
+
+def cost(
+    program: Program,
+    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
+    *,
+    donated: Collection[Var] = (),
+    categories: Mapping[Var, str] | None = None,
+    placement: Placement | None = None,
+    limit: float | None = None,
+    layout: Layout | None = None,
+    title: str = "",
+    mesh: Mesh | None = None,
+) -> Report:
+    """What a program costs on a machine, without devices and without arrays.
+
+    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes, by
+    default the machine's; `mesh` is the one that was asked for, where that is not the program's. Raises `LayoutError`
+    where the mesh is larger than the machine, `MachineError` for a machine that nobody knows.
+    """
+    machine = machine if isinstance(machine, Machine) else machine_named(machine)
+    found = ledger(program)
+    return Report(
+        title=title,
+        layout=layout,
+        machine=machine,
+        ledger=found,
+        memory=memory(program, donated=donated, categories=categories),
+        timeline=timeline(found, machine, placement),
+        limit=machine.hbm if limit is None else limit,
+        mesh=program.mesh if mesh is None else mesh,
+        text=analysis,
+    )

@@ -1,0 +1,102 @@
+"""Fences hold a compiler to the planned order: what runs between a start and its wait is tied to both.
+
+A compiler moves equations freely between their operands and their readers, so an order survives only where it is a
+dependency. At a start, the operand of the collective is tied to operands of the kernels that its window holds, so they
+cannot run before it; at the wait, the result is tied to the results of these kernels, so its readers run after them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..dims import size_of
+from ..ir import Eqn, Linear, Op, Reduce, Var
+from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
+from ..lowering.program import Program
+
+__all__ = ["Held", "fence", "is_product", "windows"]
+
+
+def is_product(eqn: Eqn) -> bool:
+    """Whether an equation multiplies and adds up, so that its kernel is worth a place in a window."""
+    return isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A kernel that a fence holds in its window: where it reads stored values, and the stored values it writes."""
+
+    reads: tuple[tuple[Eqn, Var], ...]
+    writes: tuple[Var, ...]
+
+
+def windows(program: Program) -> dict[Eqn, tuple[Eqn, ...]]:
+    """Of every start in the program's body, the equations up to its wait."""
+    place = {eqn: i for i, eqn in enumerate(program.eqns)}
+    return {start: program.eqns[place[start] + 1 : place[wait]] for start, wait in pairs(program).items()}
+
+
+def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
+    """The program with a fence at every start and wait whose window holds one of these kernels.
+
+    `kernels` are those to hold, by the equation that stands for each. Values, shardings and the order stay as they are.
+    """
+    inside = {start: [kernels[e] for e in eqns if e in kernels] for start, eqns in windows(program).items()}
+    start_of = {wait: start for start, wait in pairs(program).items()}
+    made = _Fenced(program)
+    for eqn in program.eqns:
+        if isinstance(eqn.op, Start) and inside[eqn]:
+            made.start(eqn, inside[eqn])
+        elif eqn.op is WAIT and inside[start_of[eqn]]:
+            made.wait(eqn, inside[start_of[eqn]])
+        else:
+            made.add(eqn)
+    return program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs))
+
+
+class _Fenced:
+    """A program being rewritten: its new equations, and the fenced versions of its values."""
+
+    def __init__(self, program: Program):
+        self.eqns: list[Eqn] = []
+        self.new: dict[Var, Var] = {}  # for every later reader
+        self.operands: dict[tuple[Eqn, Var], Var] = {}  # for one reader
+        self.defined = set(program.ins)
+
+    def now(self, v: Var) -> Var:
+        return self.new.get(v, v)
+
+    def add(self, eqn: Eqn) -> None:
+        ins = tuple(self.operands.get((eqn, v)) or self.now(v) for v in eqn.ins)
+        self.eqns.append(dataclasses.replace(eqn, ins=ins))
+        self.defined.update(eqn.outs)
+
+    def tie(self, values: Sequence[Var], eqn: Eqn) -> list[Var]:
+        """The values behind a fence of their own."""
+        outs = [dataclasses.replace(v) for v in values]
+        ins = tuple(self.now(v) for v in values)
+        self.eqns.append(Eqn(FENCE, ins, tuple(outs), {}, eqn.where, eqn.backward))
+        return outs
+
+    def start(self, eqn: Eqn, kernels: Sequence[Held]) -> None:
+        """Tie the collective's operand to the largest operand of each kernel whose operands are all defined here."""
+        chosen: list[tuple[Eqn, Var]] = []
+        for kernel in kernels:
+            free = [edge for edge in kernel.reads if edge not in self.operands]
+            if free and all(v in self.defined for _, v in kernel.reads):  # else it waits for the window's own kernels
+                chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
+        others = [v for v in dict.fromkeys(v for _, v in chosen) if v is not eqn.ins[0]]
+        if others:
+            operand, *tied = self.tie([eqn.ins[0], *others], eqn)
+            of = dict(zip(others, tied, strict=True))
+            self.operands.update((edge, of[edge[1]]) for edge in chosen if edge[1] in of)
+            self.operands[eqn, eqn.ins[0]] = operand
+        self.add(eqn)
+
+    def wait(self, eqn: Eqn, kernels: Sequence[Held]) -> None:
+        """Tie the collective's result to the results of the kernels before it."""
+        self.add(eqn)
+        values = [*eqn.outs, *dict.fromkeys(v for kernel in kernels for v in kernel.writes if v in self.defined)]
+        self.new.update(zip(values, self.tie(values, eqn), strict=True))

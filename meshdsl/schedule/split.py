@@ -1,0 +1,329 @@
+"""Operator partition: cut a range of a program into parts along one dim, so that the parts can overlap one another.
+
+The parts of a value are cut from every device's own block, so nothing is sent. An equation runs on each part when the
+sharding rule of its operation passes the dim: parts of its result are parts of the whole. Where the range ends, parts
+are joined; a backward sum over the dim (a weight gradient) runs on each part, and the results are added before they are
+reduced. A gather or an all_to_all of the dim interleaves the devices' parts: a value then consists of `chunks`, each
+with its parts. (Operator partitioning: Jiang et al., 2024, section 4.2, where axes are inferred by constraints; dim
+names make them a lookup.)
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+# (arrays of two libraries, and parameters of equations, are only partly typed)
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, cast
+
+from ..backend import Local
+from ..dims import Dim, Shape
+from ..errors import MeshdslError
+from ..ir import Eqn, Fuses, Linear, Op, Reduce, Type, Var, dce
+from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
+from ..lowering.labels import labels_of
+from ..lowering.program import Program
+from ..ops.indexing import SCATTER_ADD, TAKE
+from ..ops.reshape import RENAME, RESHAPE
+
+__all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
+
+WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)  # operations with a rule of their own that treat every block of a dim alike
+
+
+def _resized(shape: Shape, dim: str, factor: float) -> Shape:
+    return tuple(Dim(d.name, round(d.size * factor)) if d.name == dim else d for d in shape)
+
+
+def _part(c: Local, x: Any, *, dim: str, index: int, parts: int, chunks: int) -> Any:
+    axis = c.ins[0].position(dim)
+    sizes = x.shape
+    each = sizes[axis] // (parts * chunks)
+    x = c.xp.reshape(x, (*sizes[:axis], chunks, parts, each, *sizes[axis + 1 :]))
+    x = x[(slice(None),) * (axis + 1) + (index,)]
+    return c.xp.reshape(x, (*sizes[:axis], chunks * each, *sizes[axis + 1 :]))
+
+
+def _join(c: Local, *xs: Any, dim: str, chunks: int) -> Any:
+    axis = c.ins[0].position(dim)
+    sizes = xs[0].shape
+    each = sizes[axis] // chunks
+    rows = [c.xp.reshape(x, (*sizes[:axis], chunks, 1, each, *sizes[axis + 1 :])) for x in xs]
+    return c.xp.reshape(c.xp.concatenate(rows, axis + 1), (*sizes[:axis], len(xs) * sizes[axis], *sizes[axis + 1 :]))
+
+
+def _no_flops(*_: Any, **__: Any) -> float:
+    return 0.0
+
+
+PART = Op(
+    "part",
+    type=lambda x, *, dim, index, parts, chunks: Type(_resized(x.shape, dim, 1 / parts), x.dtype),
+    kernel=_part,
+    flops=_no_flops,
+    linear=Linear.JOINT,
+    fuses=Fuses.PICK,
+)
+JOIN_PARTS = Op(
+    "join_parts",
+    type=lambda *xs, dim, chunks: Type(_resized(xs[0].shape, dim, len(xs)), xs[0].dtype),
+    kernel=_join,
+    flops=_no_flops,
+    linear=Linear.JOINT,
+    fuses=Fuses.MAP,
+)
+SUM_PARTS = Op(
+    "sum_parts",
+    type=lambda *xs: xs[0],
+    kernel=lambda c, *xs: reduce(lambda a, b: a + b, xs),
+    linear=Linear.JOINT,
+    fuses=Fuses.MAP,
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A program with a range in parts: which part each equation works on, and how many equations the range has."""
+
+    program: Program
+    part: Mapping[Eqn, int]  # of the equations that work on one part
+    equations: int  # of the program before, that run in parts
+
+
+def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
+    """Of every value that the `dim` of the program's inputs reaches, how it is cut."""
+    made = _Splitter(program, _of_inputs(program, dim), parts, None)
+    for eqn in program.eqns:
+        made.add(eqn)
+    return made.cut
+
+
+def _of_inputs(program: Program, dim: str) -> dict[Var, Cut]:
+    return {v: Cut(dim, 1) for v in program.ins if any(d.name == dim for d in v.shape)}
+
+
+def split(
+    program: Program,
+    dim: str,
+    parts: int,
+    cuts: Mapping[Var, Cut] | None = None,
+    among: Collection[Eqn] | None = None,
+) -> Parts:
+    """The program with the equations that its inputs' `dim` passes through in `parts` parts.
+
+    A range is the equations `among`; `cuts` says how values from outside are cut in it. By default it is the whole
+    program. Equations inside loops and branches stay whole. Weight gradients are equal up to the order in which floats
+    are added; all other values are computed by the same operations on the same elements.
+    """
+    cuts = _of_inputs(program, dim) if cuts is None else cuts
+    made = _Splitter(program, cuts, parts, None if among is None else set(among))
+    for eqn in program.eqns:
+        made.add(eqn)
+    outs = tuple(made.whole(v) for v in program.outs)
+    after = dce(program.replace(eqns=tuple(made.eqns), outs=outs))
+    return Parts(after, {eqn: made.part[eqn] for eqn in after.eqns if eqn in made.part}, made.count)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a value is cut into parts: the name that the dim has there, and how many chunks have parts of their own."""
+
+    dim: str
+    chunks: int
+
+
+class _Splitter:
+    def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None):
+        self.program, self.parts, self.among = program, parts, among
+        self.eqns: list[Eqn] = []
+        self.part: dict[Eqn, int] = {}
+        self.count = 0
+        self.cut: dict[Var, Cut] = {}
+        self.pieces: dict[Var, tuple[Var, ...]] = {}
+        self.joined: dict[Var, Var] = {}
+        self.taken: dict[tuple[Var, Cut], tuple[Var, ...]] = {}
+        computed = {v for eqn in among or () for v in eqn.outs}
+        self.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and self.divides(v, cut))
+
+    def divides(self, v: Var, cut: Cut) -> bool:
+        """Whether every device's block has equal parts, without padding."""
+        d = next(d for d in v.shape if d.name == cut.dim)
+        extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
+        stored = extents.padded(d)
+        small = Dim(d.name, d.size // self.parts)
+        return (
+            d.size > 0
+            and stored == d.size
+            and d.size % (self.parts * ways * cut.chunks) == 0
+            and extents.padded(small) == small.size
+        )
+
+    def whole(self, v: Var) -> Var:
+        """The value itself, joined from its parts where only these were computed."""
+        if v not in self.pieces:
+            return v
+        if v not in self.joined:
+            out = dataclasses.replace(v)
+            params = {"dim": self.cut[v].dim, "chunks": self.cut[v].chunks}
+            maker = next((e for e in reversed(self.eqns) if self.pieces[v][-1] in e.outs), None)
+            where = {} if maker is None else {"where": maker.where, "backward": maker.backward}
+            self.eqns.append(Eqn(JOIN_PARTS, self.pieces[v], (out,), params, **where))
+            self.joined[v] = out
+        return self.joined[v]
+
+    def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]:
+        """The parts of a value, cut from the whole where it was not computed in parts."""
+        if v in self.pieces and self.cut[v] == cut:
+            return self.pieces[v]
+        if (v, cut) not in self.taken:
+            whole = self.whole(v)
+            made: list[Var] = []
+            for i in range(self.parts):
+                out = Var(_resized(v.shape, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
+                params = {"dim": cut.dim, "index": i, "parts": self.parts, "chunks": cut.chunks}
+                one = Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward)
+                self.eqns.append(one)
+                self.part[one] = i
+                made.append(out)
+            self.taken[v, cut] = tuple(made)
+        return self.taken[v, cut]
+
+    def add(self, eqn: Eqn) -> None:
+        """Add one equation of the program: on parts where its rule allows, else on whole values."""
+        plan = None
+        if any(v in self.cut for v in eqn.ins) and (self.among is None or eqn in self.among):
+            plan = self.plan(eqn)
+        if plan is None:
+            self.eqns.append(dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins)))
+            return
+        self.count += 1
+        ins = [(v,) * self.parts if cut is None else self.in_parts(v, cut, eqn) for v, cut in plan.ins]
+        results: list[list[Var]] = [[] for _ in eqn.outs]
+        for i in range(self.parts):
+            outs = tuple(
+                dataclasses.replace(v) if cut is None else dataclasses.replace(v, shape=self.small(v, cut))
+                for v, cut in zip(eqn.outs, plan.outs, strict=True)
+            )
+            xs = tuple(
+                self.whole(parts[i]) if cut is None else parts[i] for parts, (_, cut) in zip(ins, plan.ins, strict=True)
+            )
+            one = dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params)
+            self.eqns.append(one)
+            self.part[one] = i
+            for found, v in zip(results, outs, strict=True):
+                found.append(v)
+        for v, cut, found in zip(eqn.outs, plan.outs, results, strict=True):
+            if cut is not None:
+                self.cut[v], self.pieces[v] = cut, tuple(found)
+            else:
+                self.eqns.append(Eqn(SUM_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
+
+    def small(self, v: Var, cut: Cut) -> Shape:
+        return _resized(v.shape, cut.dim, 1 / self.parts)
+
+    def plan(self, eqn: Eqn) -> _Plan | None:
+        """How the equation runs in parts; None where it cannot."""
+        if isinstance(eqn.op, Op):
+            return self.of_operation(eqn)
+        found = self.of_collective(eqn, self.cut[eqn.ins[0]]) if eqn.ins[0] in self.cut and len(eqn.ins) == 1 else None
+        if found is None or not self.divides(eqn.outs[0], found):
+            return None
+        return _Plan(((eqn.ins[0], self.cut[eqn.ins[0]]),), (found,), eqn.params)
+
+    def of_collective(self, eqn: Eqn, cut: Cut) -> Cut | None:
+        """How the result of a collective is cut, given its operand."""
+        op: Any = eqn.op
+        if isinstance(op, AllReduce):
+            return cut
+        n = self.program.mesh.count(op.axes)
+        grows = isinstance(op, AllGather | AllToAll) and op.dim == cut.dim
+        shrinks = (isinstance(op, ReduceScatter | Slice) and op.dim == cut.dim) or (
+            isinstance(op, AllToAll) and op.to == cut.dim
+        )
+        if not isinstance(op, AllGather | AllToAll | ReduceScatter | Slice) or (shrinks and cut.chunks % n):
+            return None
+        return Cut(cut.dim, cut.chunks * n if grows else cut.chunks // n if shrinks else cut.chunks)
+
+    def of_operation(self, eqn: Eqn) -> _Plan | None:
+        op = cast(Op, eqn.op)
+        if eqn.control is not None or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
+            return None
+        labels = labels_of(eqn)
+        pairs = list(zip(eqn.ins, labels.ins, strict=True))
+        known = [(v, names) for v, names in pairs if v in self.cut]
+        label = {names[self.cut[v].dim] for v, names in known}
+        chunks = {self.cut[v].chunks for v, _ in known}
+        if len(label) != 1 or len(chunks) != 1 or None in label:
+            return None
+        (label,), (chunks,) = label, chunks
+        if op.moves is not None:
+            moves = op.moves(*(v.type for v in eqn.ins), **eqn.params)
+            if moves is None or labels.outs[0].get(moves.out.name) == label:
+                return None
+
+        def cuts(values: Sequence[Var], names: Sequence[Mapping[str, str | None]]) -> Iterator[Cut | None]:
+            for v, of in zip(values, names, strict=True):
+                dims = [d for d, one in of.items() if one == label and any(e.name == d for e in v.shape)]
+                if len(dims) > 1:
+                    raise _NoPartsError
+                yield Cut(dims[0], chunks) if dims else None
+
+        try:
+            ins = list(cuts(eqn.ins, labels.ins))
+            outs = list(cuts(eqn.outs, labels.outs))
+        except _NoPartsError:
+            return None
+        if any(self.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
+            return None
+        if None in outs and not (op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(outs) == 1):
+            return None  # a forward sum is taken of the whole, so that its result is bitwise the same
+        cut_values = [(v, cut) for v, cut in zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True) if cut is not None]
+        if not all(self.divides(v, cut) for v, cut in cut_values):
+            return None
+        return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), tuple(outs))
+
+    def checked(self, eqn: Eqn, ins: Sequence[tuple[Var, Cut | None]], outs: tuple[Cut | None, ...]) -> _Plan | None:
+        """The plan, if the operation's type rule agrees on operands and results of a part's sizes."""
+        pairs = [*ins, *zip(eqn.outs, outs, strict=True)]
+        new = {
+            d: Dim(d.name, d.size // self.parts)
+            for v, cut in pairs
+            if cut is not None
+            for d in v.shape
+            if d.name == cut.dim
+        }
+        params = {key: _substituted(value, new) for key, value in eqn.params.items()}
+        types = [v.type if cut is None else Type(self.small(v, cut), v.dtype) for v, cut in ins]
+        expected = tuple(
+            v.type if cut is None else Type(self.small(v, cut), v.dtype) for v, cut in zip(eqn.outs, outs, strict=True)
+        )
+        try:
+            fits = cast(Op, eqn.op).infer(types, params) == expected
+        except (MeshdslError, KeyError, ValueError):
+            return None
+        return _Plan(tuple(ins), outs, params) if fits else None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one equation runs in parts: the cut of each operand and result, None for what every part reads whole."""
+
+    ins: tuple[tuple[Var, Cut | None], ...]
+    outs: tuple[Cut | None, ...]
+    params: Mapping[str, Any]
+
+
+class _NoPartsError(Exception):
+    """A tensor has two dims with the label that is cut."""
+
+
+def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:
+    if isinstance(value, Dim):
+        return new.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_substituted(item, new) for item in cast("tuple[Any, ...]", value))
+    return value

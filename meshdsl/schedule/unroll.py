@@ -1,0 +1,119 @@
+"""Unrolled loops: a scan becomes its trips, one after the other, so that later passes can move equations across trips.
+
+Results are bitwise those of the loop. A row that one loop stacks and another reads is passed on directly, and a
+reduction of a stack reduces its rows instead, each as soon as it is computed: the same bytes, in more collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..dims import Dim
+from ..ir import Eqn, Scan, Var, dce
+from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
+from ..lowering.program import Program
+from ..ops.joining import INDEX, STACK
+
+__all__ = ["unroll"]
+
+
+def unroll(program: Program) -> Program:
+    """The program with every scan as a sequence of trips; loops whose dim is stored with padding stay loops.
+
+    >>> import meshdsl as md
+    >>> def f(x, w):
+    ...     return md.scan(lambda h, row: (md.tanh(h * row), None), x, w, over="layer")[0]
+    >>> program = md.compile(f, "rows:2", "batch:rows").program(md.spec("batch:4"), md.spec("layer:3 batch:4"))
+    >>> [str(eqn.op) for eqn in unroll(program).eqns]
+    ['index', 'multiply', 'tanh', 'index', 'multiply', 'tanh', 'index', 'multiply', 'tanh']
+    """
+    if not any(_unrollable(program, eqn) for eqn in program.eqns):
+        return program
+    made = _Unrolled(program)
+    for eqn in program.eqns:
+        made.add(eqn)
+    return dce(program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs)))
+
+
+def _unrollable(program: Program, eqn: Eqn) -> bool:
+    return isinstance(eqn.control, Scan) and not program.extents.is_padded(eqn.control.dim)
+
+
+class _Unrolled:
+    """A program being rewritten: its new equations, and what stands for each old value."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.eqns: list[Eqn] = []
+        self.new: dict[Var, Var] = {}
+        self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # of a stacked value, its rows
+
+    def now(self, v: Var) -> Var:
+        return self.new.get(v, v)
+
+    def add(self, eqn: Eqn) -> None:
+        eqn = dataclasses.replace(eqn, ins=tuple(self.now(v) for v in eqn.ins))
+        if isinstance(eqn.control, Scan) and _unrollable(self.program, eqn):
+            self.loop(eqn, eqn.control)
+        elif len(eqn.ins) == 1 and eqn.ins[0] in self.rows and self.reduces_rows(eqn):
+            self.by_row(eqn)
+        else:
+            self.eqns.append(eqn)
+
+    def reduces_rows(self, eqn: Eqn) -> bool:
+        """Whether a collective on a stack is the same collective on each of its rows."""
+        dim, _ = self.rows[eqn.ins[0]]
+        op: Any = eqn.op
+        return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
+
+    def by_row(self, eqn: Eqn) -> None:
+        dim, rows = self.rows[eqn.ins[0]]
+        op: Any = eqn.op
+        outs: list[Var] = []
+        for row in rows:
+            at = next((j + 1 for j, e in enumerate(self.eqns) if row in e.outs), len(self.eqns))
+            out = Var(row.shape, row.dtype, eqn.outs[0].name, op.step(row.sharding, self.program.mesh))
+            self.eqns.insert(at, dataclasses.replace(eqn, ins=(row,), outs=(out,)))
+            outs.append(out)
+        self.stack(eqn.outs[0], dim, outs, eqn)
+
+    def stack(self, v: Var, dim: Dim, rows: Sequence[Var], eqn: Eqn) -> None:
+        """Define a stacked value from its rows."""
+        made = dataclasses.replace(v)
+        self.eqns.append(Eqn(STACK, tuple(rows), (made,), {"dim": dim}, eqn.where, eqn.backward))
+        self.new[v], self.rows[made] = made, (dim, tuple(rows))
+
+    def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
+        """One row of a stacked value: the value itself where it is known."""
+        if stacked in self.rows:
+            return self.rows[stacked][1][at]
+        made = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
+        self.eqns.append(Eqn(INDEX, (stacked,), (made,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
+        return made
+
+    def loop(self, eqn: Eqn, scan: Scan) -> None:
+        assert isinstance(scan.body, Program)
+        body, dim = unroll(scan.body), scan.dim
+        held, carry, stacks = scan.inputs(eqn.ins)
+        _, _, inner_rows = scan.inputs(body.ins)
+        last, out_stacks = scan.results(eqn.outs)
+        stacked: list[dict[int, Var]] = [{} for _ in out_stacks]
+        for t in reversed(range(scan.trips)) if scan.reverse else range(scan.trips):
+            rows = [self.row(v, inner, dim, t, eqn) for v, inner in zip(stacks, inner_rows, strict=True)]
+            carry, outs = scan.results(self.trip(body, [*held, *carry, *rows]))
+            for of, v in zip(stacked, outs, strict=True):
+                of[t] = v
+        self.new.update(zip(last, carry, strict=True))
+        for v, of in zip(out_stacks, stacked, strict=True):
+            self.stack(v, dim, [of[t] for t in range(scan.trips)], eqn)
+
+    def trip(self, body: Program, ins: Sequence[Var]) -> list[Var]:
+        """One run of a body on these values."""
+        of = dict(zip(body.ins, ins, strict=True))
+        for eqn in body.eqns:
+            outs = tuple(dataclasses.replace(v) for v in eqn.outs)
+            self.eqns.append(dataclasses.replace(eqn, ins=tuple(of[v] for v in eqn.ins), outs=outs))
+            of.update(zip(eqn.outs, outs, strict=True))
+        return [of[v] for v in body.outs]

@@ -1,0 +1,316 @@
+"""The overlap of one program: which plans were tried, which one runs, and what each window holds.
+
+Every plan is a program, so the timeline, the memory and the simulator judge it like any other. "auto" takes the fastest
+by the timeline among those under the memory limit; the program as it was is always among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...cost.fusion import Kernel, holders, steps
+from ...cost.ledger import ledger
+from ...cost.machine import Machine
+from ...cost.memory import memory
+from ...cost.network import Placement
+from ...cost.timeline import Timeline, timeline
+from ...errors import LayoutError, nearest
+from ...ir import Eqn, Var
+from ...lowering.asynchrony import Start
+from ...lowering.program import Program
+from ...schedule.fences import Held, fence, is_product, windows
+from ...schedule.split import Parts, split
+from ...schedule.unroll import unroll
+from ...units import percent, seconds, show_bytes
+from .insertion import insertion_moves
+from .lancet import lancet
+from .list_schedule import list_schedule
+from .tasks import Task, ordered, tasks_of
+from .weight_gradients import dw_schedule
+
+__all__ = ["MODES", "NO_OVERLAP", "Overlap", "OverlapPlan", "Window", "kernels_with_products", "plan_overlap"]
+
+MODES = ("none", "auto", "dw", "lancet", "list", "halves")
+STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # how long later parts wait, in units of a collective's time
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How communication overlaps with computation.
+
+    `mode` is one of
+
+    - "none": the order of the program, which the device's compiler may change;
+    - "dw": weight gradients behind all_to_alls (Jiang et al., 2024, Algorithm 1);
+    - "lancet": that, and the forward pass in parts around each all_to_all (their section 5);
+    - "list": list scheduling of the whole step;
+    - "halves": forward and backward pass in `parts` parts along `dim`, each hiding the communication of the others;
+    - "auto": the fastest of all these by the timeline.
+
+    `dim` is by default the one that most of the program passes through. `memory_limit` is the bytes that one device may
+    hold (default: the machine's).
+
+    >>> import meshdsl as md
+    >>> md.Overlap("halves", parts=4, memory_limit=40e9).mode
+    'halves'
+
+    Raises `LayoutError` for an unknown mode and for options without effect.
+    """
+
+    mode: str = "none"
+    dim: str | None = None
+    parts: int = 2
+    memory_limit: float | None = None
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
+        if not isinstance(self.parts, int) or self.parts < 2:
+            raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
+        cuts = self.mode in ("halves", "lancet", "auto")
+        if not cuts and (self.dim is not None or self.parts != 2):
+            raise LayoutError(f"dim and parts have no effect with overlap={self.mode!r}: nothing is cut into parts")
+        if self.mode == "none" and self.memory_limit is not None:
+            raise LayoutError("memory_limit has no effect with overlap='none': nothing is moved")
+
+
+NO_OVERLAP = Overlap()
+
+
+@dataclass(frozen=True)
+class Window:
+    """One collective between its start and its wait."""
+
+    collective: str
+    where: str
+    cause: str
+    seconds: float
+    exposed: float  # the part in which nothing is computed
+    inside: tuple[tuple[str, str], ...]  # the products that run meanwhile, with the user's lines
+
+    def __str__(self) -> str:
+        hidden = percent(self.seconds - self.exposed, self.seconds)
+        lines = ", ".join(dict.fromkeys(where for _, where in self.inside)) or "no product"
+        return (
+            f"{self.collective}  {seconds(self.seconds)}, {hidden} hidden behind {lines}  # {self.where} {self.cause}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "inside": [list(one) for one in self.inside]}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One plan that was tried: what the timeline and the memory say of it."""
+
+    name: str
+    seconds: float
+    exposed: float
+    peak_bytes: int
+    rejected: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class OverlapPlan:
+    """What was planned for one program. `print` shows the windows and what was tried."""
+
+    mode: str
+    machine: str = ""
+    chosen: str = "none"
+    attempts: tuple[Attempt, ...] = ()  # the program as it was comes first
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def before(self) -> Attempt:
+        """The program without a plan."""
+        return self.attempts[0]
+
+    @property
+    def after(self) -> Attempt:
+        """The plan that runs."""
+        return next(one for one in self.attempts if one.name == self.chosen)
+
+    def __str__(self) -> str:
+        if not self.attempts:
+            return "overlap: none; the order of the program is the compiler's to change"
+        a, b = self.before, self.after
+        lines = [
+            f"overlap {self.mode!r} on {self.machine}: {self.chosen}",
+            f"  step    {seconds(a.seconds)} -> {seconds(b.seconds)}",
+            f"  exposed {seconds(a.exposed)} -> {seconds(b.exposed)} of communication",
+            f"  peak    {show_bytes(a.peak_bytes)} -> {show_bytes(b.peak_bytes)}",
+            "tried",
+        ]
+        for one in self.attempts:
+            note = f"  rejected: {one.rejected}" if one.rejected else ""
+            figures = f"{seconds(one.seconds):>9}  {seconds(one.exposed):>9} exposed  {show_bytes(one.peak_bytes):>9}"
+            lines.append(f"  {one.name:<24} {figures}{note}")
+        lines += ["windows", *(f"  {i:>3}  {window}" for i, window in enumerate(self.windows))] if self.windows else []
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; seconds and bytes of one device."""
+        return {
+            "mode": self.mode,
+            "machine": self.machine,
+            "chosen": self.chosen,
+            "attempts": [one.to_dict() for one in self.attempts],
+            "windows": [one.to_dict() for one in self.windows],
+        }
+
+
+def plan_overlap(
+    program: Program, request: Overlap, machine: Machine, placement: Placement, donated: Collection[Var] = ()
+) -> tuple[Program, OverlapPlan]:
+    """The program in the planned order, fenced, and the plan.
+
+    Raises `LayoutError` where the mode has no effect in this program, and where its plan exceeds the memory limit.
+    """
+    limit = machine.hbm if request.memory_limit is None else request.memory_limit
+
+    def judged(name: str, one: Program, time: Timeline | None = None) -> tuple[Attempt, Program, Timeline]:
+        time = timeline(ledger(one), machine, placement) if time is None else time
+        peak = memory(one, donated=donated).peak
+        over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
+        return Attempt(name, time.seconds, time.exposed, peak, over), one, time
+
+    plain = judged("none", program)
+    if not any(machine.asynchronous and record.kind in machine.asynchronous for record in program.collectives):
+        if request.mode == "auto":
+            return program, OverlapPlan(request.mode, machine.name, "none", (plain[0],))
+        kinds = ", ".join(machine.asynchronous) or "none"
+        raise LayoutError(
+            f"overlap={request.mode!r} has no effect: the program sends nothing that {machine.name} can overlap\n"
+            f"  kinds that run beside computation there: {kinds}; use overlap='none'"
+        )
+    planner = _Planner(program, machine, placement, request)
+    found = [
+        plain,
+        *(judged(name, fence(one, kernels_with_products(one))) for name, one in planner.plans(request.mode)),
+    ]
+    if request.mode == "auto":
+        fitting = [one for one in found if not one[0].rejected]
+        chosen = min(fitting or found, key=lambda one: one[0].seconds)
+    else:
+        chosen = found[-1]
+        if chosen[0].rejected:
+            raise LayoutError(
+                f"overlap={request.mode!r} needs {chosen[0].rejected}\n  use overlap='auto', which keeps to the limit"
+            )
+    attempt, best, time = chosen
+    attempts = tuple(one for one, _, _ in found)
+    return best, OverlapPlan(request.mode, machine.name, attempt.name, attempts, tuple(_windows(best, time)))
+
+
+class _Planner:
+    """The plans of one program on one machine, by mode; unrolled once."""
+
+    def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
+        self.machine, self.placement, self.request = machine, placement, request
+        self.unrolled = unroll(program)
+
+    def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """The plans of a mode, with their names."""
+        exchanges = any("all_to_all" in record.kind for record in self.unrolled.collectives)
+        if mode in ("dw", "auto") and (exchanges or mode == "dw"):
+            self.need_exchanges(mode, exchanges)
+            yield "dw", self.in_order(self.unrolled, dw_schedule)
+        if mode in ("lancet", "auto") and (exchanges or mode == "lancet"):
+            self.need_exchanges(mode, exchanges)
+            yield from self.lancet(mode)
+        if mode in ("list", "auto"):
+            yield "list", self.in_order(self.unrolled, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
+        if mode in ("halves", "auto"):
+            yield from self.halves(mode)
+
+    def need_exchanges(self, mode: str, there: bool) -> None:
+        if not there:
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: the program has no all_to_all, which it is about\n"
+                "  use overlap='list' or 'halves', which move every kind of collective"
+            )
+
+    def in_order(self, program: Program, schedule: Callable[..., Sequence[Task]]) -> Program:
+        tasks = tasks_of(program, self.machine, self.placement)
+        return ordered(tasks, schedule(tasks))
+
+    def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
+        found = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
+        if found is not None:
+            yield found
+        elif mode != "auto":
+            raise LayoutError(
+                "overlap='lancet' has no effect: no range around an all_to_all is faster in parts, and no weight "
+                "gradient can move\n  use overlap='auto', which may choose none"
+            )
+
+    def cut_dims(self) -> list[str]:
+        """The dims that the program may be cut along: the one asked for, or those of its data."""
+        if self.request.dim is not None:
+            return [self.request.dim]
+        data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
+        return list(dict.fromkeys(d.name for v in data for d in v.shape))
+
+    def halves(self, mode: str) -> Iterator[tuple[str, Program]]:
+        n = self.request.parts
+        cuts = [(dim, split(self.unrolled, dim, n)) for dim in self.cut_dims()]
+        sending = [(dim, parts) for dim, parts in cuts if _collectives(parts)]
+        if not sending and mode == "auto":
+            return
+        if not sending:
+            dims = ", ".join(dim for dim, _ in cuts) or "none"
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: no collective runs in {n} parts along any dim (tried: {dims})\n"
+                f"  every device's block of the dim must divide into {n} parts; use overlap='list'"
+            )
+        dim, parts = max(sending, key=lambda one: one[1].equations)
+        hold, program = self.staggered(parts)
+        yield f"{n} parts of {dim}, {seconds(hold)} apart", program
+
+    def staggered(self, parts: Parts) -> tuple[float, Program]:
+        """The parts with the best of a few delays between them."""
+        tasks = tasks_of(parts.program, self.machine, self.placement)
+        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
+        unit = sends[len(sends) // 2] if sends else 0.0
+
+        def plan(hold: float) -> Program:
+            return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0)))
+
+        def took(program: Program) -> float:
+            return timeline(ledger(program), self.machine, self.placement).seconds
+
+        tried = {factor * unit: plan(factor * unit) for factor in STAGGER}
+        best = min(tried, key=lambda hold: took(tried[hold]))
+        return best, tried[best]
+
+
+def _collectives(parts: Parts) -> int:
+    return sum(eqn.collective is not None for eqn in parts.part)
+
+
+def kernels_with_products(program: Program) -> dict[Eqn, Held]:
+    """The kernels with products, by their last equation: what they read and write is stored in any case."""
+    found: dict[Eqn, Held] = {}
+    source = holders(program)
+    for step in steps(program):
+        if isinstance(step, Kernel) and any(map(is_product, step.eqns)):
+            stored = set(step.reads)
+            reads = tuple((eqn, v) for eqn in step.eqns for v in eqn.ins if source.get(v, v) in stored)
+            found[step.eqns[-1]] = Held(reads, step.writes)
+    return found
+
+
+def _windows(program: Program, time: Timeline) -> Iterator[Window]:
+    costs = {cost.line.eqn: cost for cost in time.costs}
+    for start, eqns in windows(program).items():
+        inside = tuple((str(eqn.op), str(eqn.where)) for eqn in eqns if is_product(eqn))
+        cost = costs[start]
+        assert isinstance(start.op, Start)
+        yield Window(str(start.op.collective), str(start.where), str(start.cause), cost.seconds, cost.exposed, inside)

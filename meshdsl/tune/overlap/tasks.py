@@ -1,0 +1,99 @@
+"""The steps of a program as tasks with times on one machine, and what each waits for.
+
+A task is a kernel, a loop, a branch or a collective of `cost.fusion`, with the seconds that the timeline gives it. The
+schedulers of this package put tasks into an order; `ordered` makes the program with that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...cost.fusion import Kernel, Send, Step
+from ...cost.lanes import COMPUTE, Schedule
+from ...cost.ledger import ledger
+from ...cost.machine import Machine
+from ...cost.network import Placement
+from ...ir import Eqn
+from ...lowering.program import Program
+from ...schedule.reorder import Begin, End, Instruction, reorder
+
+__all__ = ["Task", "Tasks", "ordered", "tasks_of"]
+
+
+@dataclass(eq=False)
+class Task:
+    """One step: `seconds` alone on its lane, the tasks that it reads from, and those that read from it."""
+
+    number: int  # its place in the program
+    step: Step
+    lane: str  # "compute", or the mesh axes of a collective
+    seconds: float
+    needs: list[Task] = field(default_factory=list["Task"])
+    readers: list[Task] = field(default_factory=list["Task"])
+    tail: float = 0.0  # seconds of the longest chain of tasks from here to the end of the step, itself included
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is a collective that runs beside computation."""
+        return self.lane != COMPUTE
+
+    @property
+    def eqn(self) -> Eqn:
+        """The equation that stands for it: the last of a kernel."""
+        return self.step.eqns[-1] if isinstance(self.step, Kernel) else self.step.eqn
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """Tasks of a program, in its order: all of them, or some that wait for one another only."""
+
+    program: Program
+    machine: Machine
+    all: tuple[Task, ...]
+
+
+def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
+    """The tasks of a program without starts and waits.
+
+    Collectives of a kind that the machine cannot run beside computation are computation.
+    """
+    found = ledger(program)
+    items, _ = Schedule(found, machine, placement, pipelined=True).items(found.steps, 0, {})
+    of: dict[int, Task] = {}
+    for number, item in enumerate(items):
+        lane = COMPUTE
+        if isinstance(item.step, Send):
+            record = found.of(item.step)[0].collective
+            assert record is not None
+            lane = ",".join(record.axes) if record.kind in machine.asynchronous else COMPUTE
+        of[id(item)] = Task(number, item.step, lane, item.work)
+    for item in items:
+        for reader in item.readers:
+            of[id(item)].readers.append(of[id(reader)])
+            of[id(reader)].needs.append(of[id(item)])
+    tasks = tuple(of.values())
+    for task in reversed(tasks):
+        task.tail = task.seconds + max((reader.tail for reader in task.readers), default=0.0)
+    return Tasks(program, machine, tasks)
+
+
+def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:
+    """The program with its tasks in this order.
+
+    A collective starts at its place in the order, and is waited for before the first task that reads its result.
+    """
+    instructions: list[Instruction] = []
+    waiting: set[Task] = set()
+    for task in order:
+        for source in task.needs:
+            if source in waiting:
+                waiting.discard(source)
+                instructions.append(End(source.eqn))
+        if task.sends:
+            waiting.add(task)
+            instructions.append(Begin(task.eqn))
+        else:
+            instructions.append(task.eqn)
+    instructions += [End(task.eqn) for task in order if task in waiting]
+    return reorder(tasks.program, instructions)

@@ -1,0 +1,110 @@
+"""Lancet's first pass: weight gradients move behind all_to_alls of the backward pass (Jiang et al., 2024, Algorithm 1).
+
+The rules that the paper leaves out are those of its published code: a gradient is available once the gradients that it
+reads are placed; a window takes no gradient longer than twice what is left of it, unless it is still empty; and a
+gradient whose last window this is moves here however long it is. Only the order of computation changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...cost.fusion import Send
+from ...lowering.collectives import AllToAll
+from ...lowering.ragged import RaggedAllToAll
+from .tasks import Task, Tasks
+
+__all__ = ["dw_schedule", "weight_gradients"]
+
+
+def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
+    """Of every task, those it depends on, directly or not, as bits by their place in the program."""
+    above: dict[Task, int] = {}
+    for task in tasks:
+        bits = 0
+        for source in task.needs:
+            bits |= above[source] | 1 << source.number
+        above[task] = bits
+    return above
+
+
+def _exchanges(tasks: Tasks) -> list[Task]:
+    return [task for task in tasks.all if task.sends and isinstance(task.eqn.op, AllToAll | RaggedAllToAll)]
+
+
+def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
+    """Of every all_to_all, the backward computation with no path to it or from it, before any other reduction."""
+    above = _reach(tasks.all)
+    exchanges = _exchanges(tasks)
+    others = sum(1 << task.number for task in tasks.all if isinstance(task.step, Send) and task not in exchanges)
+    labelled = [t for t in tasks.all if not t.sends and t.eqn.backward and not above[t] & others]
+    return {
+        exchange: [
+            t for t in labelled if not (above[t] >> exchange.number & 1) and not (above[exchange] >> t.number & 1)
+        ]
+        for exchange in exchanges
+    }
+
+
+def dw_schedule(tasks: Tasks) -> list[Task]:
+    """The tasks with every weight gradient in the window that it fits best."""
+    free = weight_gradients(tasks)
+    gradients = {t for found in free.values() for t in found}
+    windows = {exchange: {t for t in found if _fits(t, exchange, gradients)} for exchange, found in free.items()}
+    last = {t: exchange for exchange, found in windows.items() for t in found}
+    placed: dict[Task, Task] = {}
+    for exchange, found in windows.items():
+        left, empty = exchange.seconds, True
+        while left > 0:
+            ready = [t for t in found if t not in placed and _available(t, gradients, placed)]
+            best = min(ready, key=lambda t: (abs(left - t.seconds), t.number), default=None)
+            if best is None or (best.seconds > 2 * left and not empty):
+                break
+            placed[best], left, empty = exchange, left - best.seconds, False
+        for t in sorted(found, key=lambda t: t.number):
+            if t not in placed and last[t] is exchange and _available(t, gradients, placed):
+                placed[t] = exchange
+    return _reordered(tasks, placed)
+
+
+def _fits(task: Task, exchange: Task, gradients: set[Task]) -> bool:
+    """Whether a gradient may run right after an exchange: behind what it reads, and before its readers."""
+    before = all(source.number < exchange.number for source in task.needs if source not in gradients)
+    return before and all(reader.number > exchange.number for reader in task.readers if reader not in gradients)
+
+
+def _available(task: Task, gradients: set[Task], placed: dict[Task, Task]) -> bool:
+    return all(source in placed for source in task.needs if source in gradients)
+
+
+def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
+    """The program's order with every placed gradient behind its exchange, moved further where its operands are."""
+    behind: dict[Task, list[Task]] = {}
+    for task in tasks.all:
+        if task in placed:
+            behind.setdefault(placed[task], []).append(task)
+    wanted: list[Task] = []
+    for task in tasks.all:
+        if task not in placed:
+            wanted.append(task)
+            wanted += behind.get(task, [])
+    return _topological(wanted)
+
+
+def _topological(wanted: Sequence[Task]) -> list[Task]:
+    """The order nearest to the one wanted in which every task comes behind those it reads."""
+    done: set[Task] = set()
+    order: list[Task] = []
+    for root in wanted:
+        stack = [root]
+        while stack:
+            task = stack[-1]
+            missing = [source for source in task.needs if source not in done]
+            if task in done or not missing:
+                stack.pop()
+                if task not in done:
+                    done.add(task)
+                    order.append(task)
+            else:
+                stack += missing
+    return order

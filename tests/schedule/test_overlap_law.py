@@ -1,0 +1,82 @@
+"""Unrolling, parts, a new order and fences never change a result: random programs, random layouts, bit for bit.
+
+Values are small whole numbers, so sums are exact in any order, and parts that are added give the bits of the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import meshdsl as md
+from meshdsl.cost.network import place
+from meshdsl.ir import verify
+from meshdsl.lowering.asynchrony import FENCE, Start
+from meshdsl.lowering.check import check
+from meshdsl.lowering.program import Program
+from meshdsl.schedule.fences import fence
+from meshdsl.schedule.split import PART, split
+from meshdsl.schedule.unroll import unroll
+from meshdsl.tune.overlap.list_schedule import list_schedule
+from meshdsl.tune.overlap.plan import kernels_with_products
+from meshdsl.tune.overlap.tasks import ordered, tasks_of
+from tests.lowering.programs import Draw, draw, same_bits
+
+MACHINE = md.machine("a100-p4de")
+PROGRAMS, BLOCKS = 80, 2
+
+
+def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
+    """The program unrolled; in parts along a random dim; each in the order of a list schedule, and fenced."""
+    flat = unroll(program)
+    yield "unrolled", flat
+    dims = sorted({d.name for v in program.ins for d in v.shape})
+    n = rng.choice([2, 2, 3, 4])
+    cut = split(flat, rng.choice(dims), n).program if dims else flat
+    yield f"{n} parts", cut
+    for name, one in (("list", flat), ("parts, list", cut)):
+        tasks = tasks_of(one, MACHINE, place(MACHINE.network, program.mesh))
+        hold = rng.choice([0.0, 1e-4])
+        order = ordered(tasks, list_schedule(tasks, lambda t, hold=hold: t.tail - hold * (t.number % 2)))
+        yield name, order
+        yield f"{name}, fenced", fence(order, kernels_with_products(order))
+
+
+def law(seeds: range) -> Counter[str]:
+    """What the variants of so many random programs hold; fails on the first wrong bit."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        case = draw(seed)
+        function, arguments = case.program()
+        try:
+            program = md.compile(function, case.mesh, case.layout).program(*arguments)
+        except md.LayoutError:
+            counts["illegal"] += 1
+            continue
+        arrays = [x.numpy() for x in arguments]
+        wanted = md.simulate(program, *arrays)
+        for name, one in variants(program, Draw(seed)):
+            check(verify(one, name), name)
+            assert same_bits(md.simulate(one, *arrays), wanted), f"{name} of seed {seed}: {case!r}"
+            counts["starts"] += sum(isinstance(eqn.op, Start) for eqn in one.eqns)
+            counts["parts"] += sum(eqn.op is PART for eqn in one.eqns)
+            counts["fences"] += sum(eqn.op is FENCE for eqn in one.eqns)
+        counts["programs"] += 1
+    return counts
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_overlap_passes_keep_every_bit_of_random_programs(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    n = PROGRAMS // BLOCKS
+    counts = law(range(block * n, (block + 1) * n))
+    with capsys.disabled():
+        print(f"overlap law: {dict(counts)}")
+    assert counts["starts"] > n and counts["parts"] > n and counts["fences"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_overlap_passes_keep_every_bit_of_thousands_of_random_programs(block: int) -> None:
+    law(range(10_000 + 200 * block, 10_000 + 200 * (block + 1)))
