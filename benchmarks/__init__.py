@@ -1,1 +1,1 @@
-"""Scripts that measure a step against the same step written by hand; each prints JSON lines."""
+"""Scripts that compare meshdsl with hand-written steps, GSPMD, other compilers and published results."""

@@ -1,4 +1,4 @@
-"""A candidate is one way to run a training step, with what is needed to time it, read it and check it."""
+"""`Candidate`: one implementation of a training step, which can be timed, read as HLO and compared with others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 import meshdsl as md
 from benchmarks import hlo, ratio
 
-LOSS_TOLERANCE = 1e-5  # relative: float32 sums in another order
+LOSS_TOLERANCE = 1e-5  # relative; float32 sums in another order differ by less
 
 
 @dataclass
 class Candidate:
-    """`step` takes a state to (the next state, the loss); `host` takes it to whole host arrays by name."""
+    """`step` maps a state to (next state, loss); `host` maps a state to unsharded host arrays by name."""
 
     executable: jax.stages.Compiled
     state: object
@@ -27,7 +27,7 @@ class Candidate:
 
     @staticmethod
     def of_meshdsl(compiled: md.Compiled, state: object, *batch: object) -> Candidate:
-        """A compiled step (state, *batch) -> (state, loss), called as the others are: by its executable."""
+        """A candidate from a compiled step (state, *batch) -> (state, loss), which is called by its executable."""
         executable = compiled.lower(state, *batch).compile()
         leaves, structure = jax.tree_util.tree_flatten(state)
         tensors = [*leaves, *jax.tree_util.tree_leaves(batch)]
@@ -44,7 +44,7 @@ class Candidate:
         return Candidate(executable, arrays[:n], step, lambda state: flat(structure.unflatten(state)))
 
     def __call__(self) -> object:
-        """One blocking step."""
+        """Run one step and wait for its results."""
         self.state, loss = self.step(self.state)
         jax.block_until_ready((self.state, loss))
         return loss
@@ -57,45 +57,46 @@ def flat(tree: object) -> dict[str, np.ndarray]:
 
 
 def worst_difference(start: Mapping, expected: Mapping, actual: Mapping) -> tuple[float, str]:
-    """The worst array and the norm of how far it is off, as a part of the norm of its change since the start.
+    """The largest relative error over all arrays, and the name of that array.
 
-    Measured against the change and not the value, because a step is small beside the parameters it changes.
+    The error of an array is the norm of its difference divided by the norm of its change since the start. The change is
+    used instead of the value, because a step changes parameters only a little.
     """
     if expected.keys() != actual.keys():
-        raise ValueError(f"the states do not have the same arrays: {sorted(expected.keys() ^ actual.keys())}")
+        raise ValueError(f"the states have different arrays: {sorted(expected.keys() ^ actual.keys())}")
 
-    def off(name: str) -> float:
+    def relative_error(name: str) -> float:
         before, a, b = (np.asarray(state[name], np.float64) for state in (start, expected, actual))
         return float(np.linalg.norm(a - b) / np.linalg.norm(a - before)) if a.size else 0.0
 
-    worst = {name: off(name) for name in expected}
-    # A NaN is larger than every number here.
+    worst = {name: relative_error(name) for name in expected}
+    # NaN counts as larger than every number.
     name = max(worst, key=lambda n: float("inf") if np.isnan(worst[n]) else worst[n])
     return worst[name], name
 
 
 def compare(candidates: Mapping[str, Candidate], *, tolerance: float, rounds: int, **labels: object) -> bool:
-    """Prints what each candidate runs, how far it is from the first after two steps, and its times.
+    """Prints for each candidate the dots and collectives it runs, its error after two steps, and its times.
 
-    The first candidate is the baseline. Returns whether the states agree within the tolerance (of their
-    change) and the losses within LOSS_TOLERANCE.
+    The first candidate is the baseline. Returns whether the states agree within `tolerance` (relative to their change)
+    and the losses within LOSS_TOLERANCE.
     """
-    first = next(iter(candidates))
-    baseline = candidates[first]
+    baseline_name = next(iter(candidates))
+    baseline = candidates[baseline_name]
     start = baseline.host(baseline.state)
     losses = {name: [float(np.asarray(c())) for _ in range(2)] for name, c in candidates.items()}
     expected = baseline.host(baseline.state)
     agree = True
     for name, c in candidates.items():
-        off, where = worst_difference(start, expected, c.host(c.state))
-        loss_off = max(abs(a - b) / abs(a) for a, b in zip(losses[first], losses[name], strict=True))
-        # A NaN is on no side of a comparison, so ask for what is right.
-        good = off <= tolerance and loss_off <= LOSS_TOLERANCE
-        agree = agree and good
+        relative_error, where = worst_difference(start, expected, c.host(c.state))
+        loss_error = max(abs(a - b) / abs(a) for a, b in zip(losses[baseline_name], losses[name], strict=True))
+        # Comparisons with NaN are false, so test for agreement and not for disagreement.
+        agrees = relative_error <= tolerance and loss_error <= LOSS_TOLERANCE
+        agree = agree and agrees
         line = {"figure": "program", **labels, "candidate": name, **hlo.summary(c.executable)}
-        line |= {"losses": losses[name], "state_difference": off, "worst_array": where, "agrees": good}
-        if name != first:
-            line["against_" + first] = hlo.difference(baseline.executable, c.executable)
+        line |= {"losses": losses[name], "state_difference": relative_error, "worst_array": where, "agrees": agrees}
+        if name != baseline_name:
+            line["against_" + baseline_name] = hlo.difference(baseline.executable, c.executable)
         print(json.dumps(line), flush=True)
     if rounds:
         ratio.report(candidates, rounds, **labels)

@@ -1,8 +1,8 @@
 """Tokens per second of decoding: python -m benchmarks.decoding [--rounds 11] [--length 64] [--beam 4]
 
-Greedy search, and both forms of beam search, of models/seq2seq.py (or, with --experts, models/moe_transformer.py) with
-random parameters; nothing ends early. A JSON line for each: time in turn with the others, places x sequences a second,
-the bytes of the decoder's cache, and what XLA takes beside arguments and results. Ratios are to the flat form.
+Runs greedy search and both forms of beam search on models/seq2seq.py (with --experts: models/moe_transformer.py) with
+random parameters; no sequence ends early. Prints a JSON line for each: times of interleaved runs, positions x sequences
+per second, bytes of the decoder's cache, and XLA's temporary bytes. Ratios are relative to the flat form.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from models import moe_transformer, seq2seq
 
 
 def searches(beam: int) -> dict[str, Any]:
-    """Each search by name; no sequence ends early, since no token is its end."""
-    never = {"end": -1}
+    """Each search by name. No sequence ends early, because no token is the end token."""
+    no_end = {"end": -1}
     width = md.Dim("beam", beam)
-    made = {
-        form: functools.partial(md.nn.decode.beam_search, beam=width, form=form, **never) for form in md.nn.decode.FORMS
+    runs = {
+        form: functools.partial(md.nn.decode.beam_search, beam=width, form=form, **no_end)
+        for form in md.nn.decode.FORMS
     }
-    return {**made, "greedy": functools.partial(md.nn.decode.greedy, **never)}
+    return {**runs, "greedy": functools.partial(md.nn.decode.greedy, **no_end)}
 
 
 def compiled(workload: md.Workload, decoder: Any, search: Any) -> tuple[Callable[[], object], int]:
-    """One blocking run of a search, on random parameters and sources, and its temporary bytes."""
+    """A function that runs a search once, with random parameters and sources, and the search's temporary bytes."""
     model = decoder(workload.config, search)
     params, _ = workload.init(md.random.key(0))
     spec = workload.inputs(workload.config)["source"]
@@ -70,17 +71,17 @@ def main() -> int:
         )
     for length in args.length:
         sized = workload.replace(batch=args.batch, length=length, layers=args.layers)
-        made = {name: compiled(sized, decoder, search) for name, search in searches(args.beam).items()}
+        runs = {name: compiled(sized, decoder, search) for name, search in searches(args.beam).items()}
         config = sized.config
-        for name, figures in ratio.measure({name: run for name, (run, _) in made.items()}, args.rounds).items():
+        for name, figures in ratio.measure({name: run for name, (run, _) in runs.items()}, args.rounds).items():
             beams = 1 if name == "greedy" else args.beam
-            places = config.batch * length
+            positions = config.batch * length
             line = {
                 "search": name, "experts": args.experts, "layers": config.layers, "batch": config.batch,
-                "length": length, "beam": beams, "tokens_per_second": round(places / figures["wall_seconds"], 1),
-                "tokens_per_cpu_second": round(places / figures["cpu_seconds"], 1),
-                "cache_bytes": 2 * 4 * config.layers * places * beams * config.heads * config.d_head,
-                "temp_bytes": made[name][1],
+                "length": length, "beam": beams, "tokens_per_second": round(positions / figures["wall_seconds"], 1),
+                "tokens_per_cpu_second": round(positions / figures["cpu_seconds"], 1),
+                "cache_bytes": 2 * 4 * config.layers * positions * beams * config.heads * config.d_head,
+                "temp_bytes": runs[name][1],
             }  # fmt: skip
             print(json.dumps({"figure": "decoding", **line, **figures}), flush=True)
     return 0

@@ -1,9 +1,9 @@
-"""Dispatch by index against dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--router top2]
+"""Dispatch by index compared with dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--router top2]
 
-One device routes one group (capacity factor 2), sends its tokens to slots and takes them back, forward and
-backward, without experts in between. A JSON line for each size and method: seconds, floating-point operations and
-temporary memory; and the crossing point: the fewest places of the masks, tokens x experts x capacity, from which
-index took less CPU time at every size measured, which is what "auto" goes by.
+One device routes one group (capacity factor 2), sends its tokens to slots and receives them, forward and backward,
+without experts. Prints a JSON line for each size and method: seconds, floating-point operations and temporary memory.
+The last line is the crossing point, which "auto" uses: the smallest mask size (tokens x experts x capacity) from which
+dispatch by index took less CPU time at every measured size.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ TOKENS, EXPERTS = (8, 16, 32, 64, 256, 1024, 2048), (4, 16, 64)
 
 
 def executable(method: str, tokens: int, experts: int, capacity: int, model: int, router: str) -> jax.stages.Compiled:
-    """The gradient of a sum of squares of what comes back, of gates and values."""
+    """The compiled gradient of the sum of squares of the received values, with respect to gates and values."""
     token, expert, slot = md.Dim("token", tokens), md.Dim("expert", experts), md.Dim("slot", capacity)
 
     def loss(gates: md.Tensor, x: md.Tensor) -> md.Tensor:
-        found = assign(gates, tokens=token, experts=expert, capacity=slot, router=router)
-        way = dispatch_by(method, found)
-        return md.sum(md.square(way.receive(way.send(x))))
+        assignment = assign(gates, tokens=token, experts=expert, capacity=slot, router=router)
+        dispatch = dispatch_by(method, assignment)
+        return md.sum(md.square(dispatch.receive(dispatch.send(x))))
 
     specs = md.spec([token, expert]), md.spec([token, md.Dim("model", model)])
     return md.compile(md.grad(loss, argnums=(0, 1)), "one:1", "").lower(*specs).compile()
 
 
 def measured(router: str, tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """The figures of both methods at one size."""
+    """The figures of both methods for one size."""
     rng = np.random.default_rng(0)
     gates = jax.nn.softmax(rng.standard_normal((tokens, experts)).astype(np.float32))
     x = jax.numpy.asarray(rng.standard_normal((tokens, model)).astype(np.float32))
     capacity = capacity_of(tokens, experts, factor=2.0, formula="mesh_tf")
-    made = {name: executable(name, tokens, experts, capacity, model, router) for name in ("einsum", "index")}
+    executables = {name: executable(name, tokens, experts, capacity, model, router) for name in ("einsum", "index")}
 
     def step(run: jax.stages.Compiled) -> Callable[[], object]:
         return lambda: jax.block_until_ready(run(gates, x))
 
-    times = ratio.measure({name: step(run) for name, run in made.items()}, rounds)
+    times = ratio.measure({name: step(run) for name, run in executables.items()}, rounds)
     size = {"router": router, "tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
     figures = {}
-    for name, run in made.items():
+    for name, run in executables.items():
         summary = hlo.summary(run)
-        kept = {"flops": summary["flops"], "temp_bytes": summary["temp_bytes"]}
-        figures[name] = {"figure": "dispatch", **size, "method": name, **kept, **times[name]}
+        costs = {"flops": summary["flops"], "temp_bytes": summary["temp_bytes"]}
+        figures[name] = {"figure": "dispatch", **size, "method": name, **costs, **times[name]}
     return figures
 
 
@@ -73,10 +73,10 @@ def main() -> int:
             figures = measured(args.router, tokens, experts, args.model, args.rounds)
             for line in figures.values():
                 print(json.dumps(line), flush=True)
-            places = tokens * experts * figures["index"]["capacity"]
-            index_wins[places] = index_wins.get(places, True) and figures["index"]["cpu_ratio"] < 1
-    above = [n for n in index_wins if all(won for m, won in index_wins.items() if m >= n)]
-    crossing = {"index_is_faster_from": min(above, default=None), "auto_takes_index_from": INDEX_FROM}
+            mask_size = tokens * experts * figures["index"]["capacity"]
+            index_wins[mask_size] = index_wins.get(mask_size, True) and figures["index"]["cpu_ratio"] < 1
+    always_faster = [n for n in index_wins if all(faster for m, faster in index_wins.items() if m >= n)]
+    crossing = {"index_is_faster_from": min(always_faster, default=None), "auto_takes_index_from": INDEX_FROM}
     print(json.dumps({"figure": "crossing", "router": args.router, "model": args.model, **crossing}))
     return 0
 

@@ -1,12 +1,12 @@
-"""The cost tool against published measurements: python -m benchmarks.ground_truth --data measurements.json
+"""Cost estimates compared with published measurements: python -m benchmarks.ground_truth --data measurements.json
 
-The file holds a list of rows {group, model_config, hardware, parallelism, measured}. Prints JSON lines by part:
+The file is a list of rows {group, model_config, hardware, parallelism, measured}. Prints JSON lines by part:
 
-collectives  times of nccl-tests and the like, at 16 MB and more
+collectives  times of nccl-tests and similar tools, at 16 MB and more
 iteration    GPT training on one node of A100 (group vtrain_single), fitted on some (d_model, layers), tested on others
-training     MaxText on v5e and LLM Foundry on A100 and H100, with one efficiency for each chip
+training     MaxText on v5e and LLM Foundry on A100 and H100, with one efficiency per chip
 
-`--cache FILE` keeps what is traced for the next run of the same sources.
+`--cache FILE` stores traced programs for the next run with the same sources.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the measurements, a JSON list of rows")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part; may be repeated")
-    parser.add_argument("--cache", type=Path, help="a file for what is traced")
+    parser.add_argument("--cache", type=Path, help="file that stores traced programs")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     rows = json.loads(args.data.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""A convolution with its image split in space, beside a hand-written halo exchange: python -m benchmarks.halo
+"""A spatially sharded convolution compared with a hand-written halo exchange: python -m benchmarks.halo
 
-JSON lines: the collectives of each candidate, whether the results agree, and the CPU-time ratio.
+Prints JSON lines: the collectives of each candidate, whether the results agree, and the CPU-time ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.handwritten import halo as baseline
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)

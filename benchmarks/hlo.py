@@ -1,8 +1,8 @@
-"""What a compiled executable does, read from its optimized HLO text.
+"""Counts the dots and collectives of a compiled executable, from its optimized HLO text.
 
-An instruction inside a loop counts once per trip (`known_trip_count`, nested loops multiply), inside a
-fusion or a call once per call, and inside each branch of a conditional once. A loop whose trip count the
-compiler does not know is an error when it holds a dot or a collective, never a silent factor of one.
+An instruction inside a loop counts once per trip (`known_trip_count`; nested loops multiply), inside a fusion or call
+once per call, and inside a branch of a conditional once. If a loop with a dot or a collective has an unknown trip
+count, an error is raised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul|dot)[^"]*"', 
 
 @dataclass(frozen=True, order=True)
 class Array:
-    """One array's dtype and its sizes on one device."""
+    """The dtype and sizes of an array on one device."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -53,7 +53,7 @@ class Array:
 
 @dataclass(frozen=True, order=True)
 class Dot:
-    """One matrix product on one device; `contract` and `batch` are the dim numbers of (left, right)."""
+    """A matrix product on one device; `contract` and `batch` are the dim numbers of (left, right)."""
 
     out: Array
     left: Array
@@ -66,7 +66,7 @@ class Dot:
 
     @property
     def sizes(self) -> tuple[str, int, int, int, int]:
-        """(dtype, batch, rows, contracted, columns), rows <= columns: a product and its transpose agree."""
+        """(dtype, batch, rows, contracted, columns) with rows <= columns, equal for a product and its transpose."""
         contracted = math.prod(self.left.sizes[d] for d in self.contract[0])
         batch = math.prod(self.left.sizes[d] for d in self.batch[0])
         rows = math.prod(self.left.sizes) // max(1, contracted * batch)
@@ -80,7 +80,7 @@ class Dot:
 
 @dataclass(frozen=True, order=True)
 class Collective:
-    """One collective on one device; a merged one has several arrays. `group` counts the devices in it."""
+    """A collective on one device; a combined one has several operands. `group` is the number of devices in a group."""
 
     kind: str
     operands: tuple[Array, ...]
@@ -101,22 +101,22 @@ class _Instruction:
 
 
 def dots(compiled) -> Counter[Dot]:
-    """How often each matrix product runs on one device. Convolutions are not counted."""
-    found: Counter[Dot] = Counter()
+    """The number of runs of each matrix product on one device. Convolutions are not counted."""
+    counts: Counter[Dot] = Counter()
     for ins, shapes, count in _executed(_text(compiled)):
         if ins.opcode == "custom-call" and MATMUL_CALL.search(ins.attributes):
             raise ValueError(f"a custom call that may be a dot cannot be counted: {ins.attributes[:200]}")
         if ins.opcode != "dot":
             continue
         left, right = (shapes[name][0] for name in ins.operands)
-        contract, batch = (_dim_numbers(ins.attributes, what) for what in ("contracting", "batch"))
-        found[Dot(ins.arrays[0], left, right, contract, batch)] += count
-    return found
+        contract, batch = (_dim_numbers(ins.attributes, kind) for kind in ("contracting", "batch"))
+        counts[Dot(ins.arrays[0], left, right, contract, batch)] += count
+    return counts
 
 
 def collectives(compiled) -> Counter[Collective]:
-    """How often each collective runs on one device; the start of an asynchronous pair stands for the pair."""
-    found: Counter[Collective] = Counter()
+    """The number of runs of each collective on one device; an asynchronous start and done count as one."""
+    counts: Counter[Collective] = Counter()
     for ins, shapes, count in _executed(_text(compiled)):
         kind = COLLECTIVES.get(ins.opcode.removesuffix("-start"))
         if kind is None:
@@ -125,33 +125,33 @@ def collectives(compiled) -> Counter[Collective]:
         size = sum(array.bytes for array in operands)
         results = sum(array.bytes for array in ins.arrays)
         if ins.opcode.endswith("-start") and kind != "all_reduce":
-            results -= size  # the result of a start is the operands and the results
-        found[Collective(kind, operands, _group(ins.attributes), max(size, results))] += count
-    return found
+            results -= size  # the result of a start contains the operands and the results
+        counts[Collective(kind, operands, _group(ins.attributes), max(size, results))] += count
+    return counts
 
 
 def collective_bytes(compiled, kind: str | None = None) -> int:
-    """Bytes per device and run of all collectives, or of those of one kind."""
+    """Bytes of all collectives, or of those of one kind, per device and run."""
     return sum(c.bytes * n for c, n in collectives(compiled).items() if kind in (None, c.kind))
 
 
 def flops(compiled) -> int:
-    """Floating-point operations of the dots on one device, loop trips counted."""
+    """Floating-point operations of the dots on one device, with loop trips counted."""
     return sum(dot.flops * n for dot, n in dots(compiled).items())
 
 
 def memory(compiled) -> int:
-    """Bytes on one device: arguments + outputs + temporaries - outputs that reuse an argument's memory."""
+    """Bytes per device: arguments + outputs + temporaries - outputs that alias an argument."""
     m = compiled.memory_analysis()
     return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
 
 
 def summary(compiled) -> dict:
-    """The figures of one executable, ready for `json.dumps`."""
-    found = collectives(compiled)
-    kinds = sorted({c.kind for c in found})
+    """The figures of an executable, as a dict for `json.dumps`."""
+    counts = collectives(compiled)
+    kinds = sorted({c.kind for c in counts})
     return {
-        "collectives": {kind: sum(n for c, n in found.items() if c.kind == kind) for kind in kinds},
+        "collectives": {kind: sum(n for c, n in counts.items() if c.kind == kind) for kind in kinds},
         "collective_bytes": {kind: collective_bytes(compiled, kind) for kind in kinds},
         "dots": dots(compiled).total(),
         "flops": flops(compiled),
@@ -161,10 +161,9 @@ def summary(compiled) -> dict:
 
 
 def difference(ours, theirs) -> dict:
-    """What one executable runs and the other does not; both lists are empty when the multisets are equal.
+    """The dots and collectives that only one of two executables runs; empty lists if the multisets are equal.
 
-    Dots are compared by their sizes (a product and its transpose are equal), collectives by kind, operands
-    and group.
+    Dots are compared by sizes (a product and its transpose are equal), collectives by kind, operands and group.
     """
     out = {}
     for name, read in (("dots", _dot_sizes), ("collectives", collectives)):
@@ -181,7 +180,7 @@ def _dot_sizes(compiled) -> Counter:
 
 
 def _listed(counter: Counter) -> list[str]:
-    return [f"{n} x {what}" for what, n in sorted(counter.items())]
+    return [f"{n} x {item}" for item, n in sorted(counter.items())]
 
 
 def _text(compiled) -> str:
@@ -189,7 +188,7 @@ def _text(compiled) -> str:
 
 
 def _executed(text: str) -> Iterator[tuple[_Instruction, dict[str, tuple[Array, ...]], int]]:
-    """Each instruction, the shapes of its computation's values by name, and how often it runs."""
+    """Yields each instruction, the shapes of its computation's values by name, and its number of runs."""
     computations, entry = _parse(text)
     runs: Counter[str] = Counter()
     unknown: set[str] = set()
@@ -214,9 +213,7 @@ def _executed(text: str) -> Iterator[tuple[_Instruction, dict[str, tuple[Array, 
         for ins in computations[name]:
             counted = ins.opcode == "dot" or ins.opcode.removesuffix("-start") in COLLECTIVES
             if name in unknown and counted:
-                raise ValueError(
-                    f"{ins.opcode} {ins.name} is in a loop whose number of trips the compiler does not know"
-                )
+                raise ValueError(f"{ins.opcode} {ins.name} is in a loop with an unknown trip count")
             yield ins, shapes, count
 
 
@@ -238,7 +235,7 @@ def _parse(text: str) -> tuple[dict[str, list[_Instruction]], str]:
 
 
 def _instruction(name: str, rest: str) -> _Instruction:
-    """Reads `type opcode(operands), attributes`."""
+    """Parses `type opcode(operands), attributes`."""
     end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
     opcode, _, _ = rest[end:].strip().partition("(")
     opening = rest.index("(", end)
@@ -260,18 +257,18 @@ def _closing(text: str, opening: int) -> int:
     raise ValueError(f"unbalanced parenthesis: {text[:200]}")
 
 
-def _dim_numbers(attributes: str, what: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _dim_numbers(attributes: str, kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The contracting or batch dims of (left, right)."""
 
     def read(side: str) -> tuple[int, ...]:
-        match = re.search(rf"\b{side}_{what}_dims=\{{([\d,]*)\}}", attributes)
+        match = re.search(rf"\b{side}_{kind}_dims=\{{([\d,]*)\}}", attributes)
         return tuple(int(n) for n in match.group(1).split(",") if n) if match else ()
 
     return read("lhs"), read("rhs")
 
 
 def _group(attributes: str) -> int:
-    """How many devices take part; each of the forms that XLA prints has its own reading."""
+    """The number of devices in a group, from any of the forms that XLA prints."""
     if match := re.search(r"source_target_pairs=\{(\{.*?\})\}", attributes):
         return len(set(re.findall(r"\d+", match.group(1))))
     groups = attributes.partition("replica_groups=")[2]
@@ -283,7 +280,7 @@ def _group(attributes: str) -> int:
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", match.group(1))}
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", match.group(2))
         return math.prod(int(part) if part else sizes[name] for name, part in axes)
-    raise ValueError(f"the group of devices is written in an unknown form: {attributes[:200]}")
+    raise ValueError(f"unknown form of a device group: {attributes[:200]}")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""The language model's training step by every candidate: python -m benchmarks.language_model [--rounds 40]
+"""Candidates for the language model's training step: python -m benchmarks.language_model [--rounds 40]
 
-Prints JSON lines: what each candidate runs on one device of a 2 x 4 mesh, and its time against the
-hand-written step.
+Prints JSON lines: the dots and collectives of each candidate on one device of a 2 x 4 mesh, and its time relative to
+the hand-written step.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import language_model as baseline
 from models import transformer
 
-TOLERANCE = 1e-2  # of the change: biases start at zero and their gradients nearly cancel; a missing sum is > 0.5
+TOLERANCE = 1e-2  # of the change; gradients of biases nearly cancel. A missing all-reduce gives more than 0.5.
 
 
 def from_executable(executable: jax.stages.Compiled, state_at: dict, tokens_at: jax.NamedSharding) -> Candidate:
-    whole = baseline.arrays()
-    tokens, targets = (jax.device_put(whole[name], tokens_at) for name in ("tokens", "targets"))
-    start = baseline.initial_state({name: whole[name] for name in baseline.DIMS})
+    arrays = baseline.arrays()
+    tokens, targets = (jax.device_put(arrays[name], tokens_at) for name in ("tokens", "targets"))
+    start = baseline.initial_state({name: arrays[name] for name in baseline.DIMS})
     state = jax.tree.map(jax.device_put, start, state_at)
     return Candidate(executable, state, lambda state: executable(state, tokens, targets))
 
 
-# The baseline's names, under models/transformer.py's.
+# From the paths of models/transformer.py to the baseline's names.
 PATHS = {
     "embed": "embed",
     "positions": "positions",
@@ -50,15 +50,15 @@ PATHS = {
 
 
 def from_meshdsl() -> Candidate:
-    """models/transformer.py's train step at the benchmark's sizes, on the baseline's arrays."""
+    """The train step of models/transformer.py with the benchmark's sizes and the baseline's arrays."""
     workload = transformer.benchmark
-    whole = baseline.arrays()
+    arrays = baseline.arrays()
     params, moments, batch = workload.specs()
-    values = {path: md.tensor(whole[PATHS[path]], kind.shape) for path, kind in params.items()}
+    values = {path: md.tensor(arrays[PATHS[path]], spec.shape) for path, spec in params.items()}
     state = jax.tree.map(
-        lambda kind: md.tensor(np.zeros([d.size for d in kind.shape], kind.dtype), kind.shape), moments
+        lambda spec: md.tensor(np.zeros([d.size for d in spec.shape], spec.dtype), spec.shape), moments
     )
-    tokens = {name: md.tensor(whole[name], kind.shape) for name, kind in batch.items()}
+    tokens = {name: md.tensor(arrays[name], spec.shape) for name, spec in batch.items()}
     train_step = workload.train_step()
 
     def step(state: tuple, batch: dict) -> tuple[tuple, md.Tensor]:
@@ -69,19 +69,19 @@ def from_meshdsl() -> Candidate:
     candidate = Candidate.of_meshdsl(compiled, (values, state), tokens)
     host = candidate.host
 
-    def named(state: object) -> dict[str, np.ndarray]:
-        there = {path.removeprefix("0/").removeprefix("1/"): array for path, array in host(state).items()}
-        return {"step": there["step"]} | {
-            f"{kind}/{PATHS[path]}": there[path if kind == "params" else f"{kind}/{path}"]
-            for kind in ("params", "m", "v")
+    def baseline_names(state: object) -> dict[str, np.ndarray]:
+        state_arrays = {path.removeprefix("0/").removeprefix("1/"): array for path, array in host(state).items()}
+        return {"step": state_arrays["step"]} | {
+            f"{spec}/{PATHS[path]}": state_arrays[path if spec == "params" else f"{spec}/{path}"]
+            for spec in ("params", "m", "v")
             for path in PATHS
         }
 
-    return dataclasses.replace(candidate, host=named)
+    return dataclasses.replace(candidate, host=baseline_names)
 
 
 def candidates() -> dict[str, Candidate]:
-    """The baseline comes first."""
+    """All candidates; the first is the baseline."""
     return {
         "handwritten": from_executable(*baseline.handwritten()),
         "meshdsl": from_meshdsl(),
@@ -92,7 +92,7 @@ def candidates() -> dict[str, Candidate]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
     parser.add_argument("--control", action="store_true", help="also time a second copy of the baseline")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")

@@ -1,11 +1,11 @@
 """GShard's family of models, analysed without hardware: python -m benchmarks.moe_family [--compile] [FIGURE ...]
 
-JSON lines, by figure: `parameters`, the seven models beside the paper's Table 1; `scale`, what the compiler's own work
-on a train step takes; `steps`, predicted steps a second on TPU v3 cores beside those measured in Table 3, and memory;
-`breakdown`, the predicted forward pass of an encoder pair (a Transformer layer, one with experts) beside Figure 8, also
-with `wraps` false: as if the torus of 32 x 32 chips, 2,048 cores, were not closed into rings.
-`--compile` adds `compiled`: the largest model through the TPU's own compiler, for 2,048 devices (`meshdsl[aot]`,
-minutes). Predictions are estimates: none of them was fitted to these measurements.
+Prints JSON lines by figure. `parameters`: the seven models and the paper's Table 1. `scale`: time and memory that
+meshdsl takes to compile a train step. `steps`: predicted steps per second on TPU v3 cores, the measurements of Table 3,
+and memory. `breakdown`: the predicted forward pass of an encoder pair (a dense layer and a layer with experts), and
+Figure 8; with `wraps` false, the 32 x 32 torus (2,048 cores) has no wrap-around links. `--compile` adds `compiled`: the
+largest model compiled by the TPU compiler for 2,048 devices (`meshdsl[aot]`, takes minutes). Predictions were not
+fitted to these measurements.
 
 The paper: D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020,
 arXiv:2006.16668. A device is a core of a TPU v3, and there are as many devices as experts.
@@ -33,23 +33,23 @@ MACHINE = "tpu-v3"
 BILLIONS = {
     (128, 12): 12.5, (512, 12): 50, (2048, 12): 200, (128, 36): 37, (512, 36): 150, (2048, 36): 600, (2048, 60): 1000,
 }  # fmt: skip
-# Table 3: steps a second; Table 1 with 4 million tokens in a batch for 2,048 experts, 1 million for the others
+# Table 3: steps per second. Batches have 4 million tokens for 2,048 experts, 1 million for fewer (Table 1)
 STEPS = {(128, 12): 2.16, (512, 12): 3.28, (2048, 12): 2.15, (128, 36): 0.67, (512, 36): 1.05, (2048, 36): 0.72}
-SEQUENCES = {128: 8192, 512: 8192, 2048: 32768}  # of 128 tokens, in a batch
-# Figure 8 and section 5.3, from 128 experts to 2,048: times, shares of the time, and of the roofline reached
+SEQUENCES = {128: 8192, 512: 8192, 2048: 32768}  # sequences per batch, of 128 tokens
+# Figure 8 and section 5.3: growth of times from 128 to 2,048 experts
 FIGURE_8 = {"growth": 1.7, "all_to_all_growth": 3.75}
-SHARES = {128: 0.16, 2048: 0.36}  # of the all_to_all, by experts
+SHARES = {128: 0.16, 2048: 0.36}  # share of the all_to_all in the time, by number of experts
 PARTS = ("feed-forward", "attention", "gate", "dispatch and combine", "norms and residuals")
 TOPOLOGIES = ("tpu:v5p:16x16x8", "tpu:v3:32x32")
 
 
 def compiled(workload: md.Workload, experts: int, function: Any = None) -> md.Compiled:
-    """The train step, or a function of params and batch, with one expert a device."""
+    """The train step, or a function of params and batch, compiled for one expert per device."""
     return md.compile(function or workload.train_step(), f"rows:{experts}", LAYOUT, donate=() if function else (0, 1))
 
 
 def parameters() -> Iterator[dict[str, Any]]:
-    """The weights of each model, of which all but the experts' are on every device."""
+    """The number of parameters of each model; the experts' parameters are sharded, the others replicated."""
     for experts, layers in FAMILY:
         params = preset(experts, layers).specs()[0]
         sizes = {path: math.prod(d.size for d in spec.shape) for path, spec in params.items()}
@@ -67,7 +67,7 @@ def parameters() -> Iterator[dict[str, Any]]:
 
 
 def scale() -> Iterator[dict[str, Any]]:
-    """Seconds and memory of tracing, differentiating and partitioning a train step; nothing else ran before."""
+    """Seconds and memory of tracing, differentiating and partitioning a train step. Memory is the process's peak."""
     for experts in (2048, 128):
         marks = [time.perf_counter()]
         workload = preset(experts, 36)
@@ -87,7 +87,7 @@ def scale() -> Iterator[dict[str, Any]]:
 
 
 def steps() -> Iterator[dict[str, Any]]:
-    """Predicted train steps; the deep models make their activations again, as the paper's did."""
+    """Predicted train steps; the deep models use rematerialisation, as in the paper."""
     seconds: dict[tuple[int, int], float] = {}
     for (experts, layers), measured in STEPS.items():
         workload = preset(experts, layers, batch=SEQUENCES[experts], remat=layers > 12)
@@ -105,14 +105,14 @@ def steps() -> Iterator[dict[str, Any]]:
             "peak_gigabytes": round(report.peak_bytes / 1e9, 2),
             "fits": report.fits,
         }
-    for layers in (12, 36):  # only these two have as many tokens on a device
+    for layers in (12, 36):  # only these two have equally many tokens per device
         growth = seconds[2048, layers] / seconds[512, layers]
         paper = STEPS[512, layers] / STEPS[2048, layers]
         yield {"from": 512, "to": 2048, "layers": layers, "growth": round(growth, 2), "paper": round(paper, 2)}
 
 
 def part_of(line: Any) -> str:
-    """Which part of the layers an instruction belongs to, by the dims of its operands and results."""
+    """The part of the layers that an instruction belongs to, inferred from the dims of its operands and results."""
     dims = {d.name for v in (*line.eqn.ins, *line.eqn.outs) for d in v.shape}
     if dims & {"d_ff", "expert_hidden"}:
         return "feed-forward"
@@ -127,38 +127,38 @@ def part_of(line: Any) -> str:
 
 
 def breakdown() -> Iterator[dict[str, Any]]:
-    """The forward pass of an encoder pair at 128 and at 2,048 experts, 2,048 tokens on a device, and its growth."""
-    for dispatch, wraps in (("einsum", True), ("index", True), ("einsum", False)):  # the paper's is by einsum
-        found: dict[int, dict[str, float]] = {}
-        sent: dict[int, float] = {}
+    """The forward pass of an encoder pair for 128 and 2,048 experts with 2,048 tokens per device, and its growth."""
+    for dispatch, wraps in (("einsum", True), ("index", True), ("einsum", False)):  # the paper uses einsum
+        parts: dict[int, dict[str, float]] = {}
+        all_to_all_seconds: dict[int, float] = {}
         for experts in (128, 2048):
             costs = encoder_pair(experts, dispatch, wraps)
-            found[experts] = {part: sum(c.blocking for c in costs if part_of(c.line) == part) for part in PARTS}
-            sent[experts] = sum(c.blocking for c in costs if c.line.op == "all_to_all")
-            total = sum(found[experts].values())
+            parts[experts] = {part: sum(c.blocking for c in costs if part_of(c.line) == part) for part in PARTS}
+            all_to_all_seconds[experts] = sum(c.blocking for c in costs if c.line.op == "all_to_all")
+            total = sum(parts[experts].values())
             yield {
                 "dispatch": dispatch,
                 "wraps": wraps,
                 "experts": experts,
                 "milliseconds": round(total * 1e3, 2),
-                "milliseconds_of": {part: round(s * 1e3, 3) for part, s in found[experts].items()},
-                "share_of": {part: round(s / total, 3) for part, s in found[experts].items()},
-                "all_to_all_share": round(sent[experts] / total, 3),
+                "milliseconds_of": {part: round(s * 1e3, 3) for part, s in parts[experts].items()},
+                "share_of": {part: round(s / total, 3) for part, s in parts[experts].items()},
+                "all_to_all_share": round(all_to_all_seconds[experts] / total, 3),
                 "paper_all_to_all_share": SHARES[experts],
             }
         yield {
             "dispatch": dispatch,
             "wraps": wraps,
-            "growth": round(sum(found[2048].values()) / sum(found[128].values()), 2),
+            "growth": round(sum(parts[2048].values()) / sum(parts[128].values()), 2),
             "paper_growth": FIGURE_8["growth"],
-            "growth_of": {part: round(found[2048][part] / found[128][part], 2) for part in PARTS},
-            "all_to_all_growth": round(sent[2048] / sent[128], 2),
+            "growth_of": {part: round(parts[2048][part] / parts[128][part], 2) for part in PARTS},
+            "all_to_all_growth": round(all_to_all_seconds[2048] / all_to_all_seconds[128], 2),
             "paper_all_to_all_growth": FIGURE_8["all_to_all_growth"],
         }
 
 
 def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Any]:
-    """What one trip of the encoder's loop costs, line by line."""
+    """The cost of each line of one trip of the encoder's loop."""
     machine = md.machine(MACHINE)
     if not wraps:
         levels = tuple(dataclasses.replace(level, wrap=0) for level in machine.network.levels)
@@ -175,23 +175,23 @@ def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Any]:
 
 
 def through_the_compiler() -> Iterator[dict[str, Any]]:
-    """The train step of 2,048 experts and 36 layers, with Adafactor, its activations made again."""
+    """The train step with 2,048 experts, 36 layers, Adafactor and rematerialisation."""
     workload = preset(2048, 36)
     args, step = workload.specs(), compiled(workload, 2048)
     program, donated = step.program(*args), step.donated(*args)
     predicted = md.memory(program, donated=donated).peak
     for topology in TOPOLOGIES:
-        found = md.compile_for(topology, program, donated=donated, effort="O1", timeout=3600)
-        counts = {kind: sum(c.kind == kind for c in found.collectives) for kind in {c.kind for c in found.collectives}}
+        parts = md.compile_for(topology, program, donated=donated, effort="O1", timeout=3600)
+        counts = {kind: sum(c.kind == kind for c in parts.collectives) for kind in {c.kind for c in parts.collectives}}
         yield {
             "topology": topology,
-            "devices": found.devices,
-            "fits": found.fits,
+            "devices": parts.devices,
+            "fits": parts.fits,
             "predicted_gigabytes": round(predicted / 1e9, 2),
-            "reported_gigabytes": round(found.needed / 1e9, 2),
+            "reported_gigabytes": round(parts.needed / 1e9, 2),
             "collectives_in_text": counts,
-            "seconds": round(found.seconds),
-            "message": found.message,
+            "seconds": round(parts.seconds),
+            "message": parts.message,
         }
 
 
@@ -200,14 +200,16 @@ FIGURES = {"scale": scale, "parameters": parameters, "steps": steps, "breakdown"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; default: all")
-    parser.add_argument("--compile", action="store_true", help="also compile the largest for 2,048 TPUs (minutes)")
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)}; default: all")
+    parser.add_argument(
+        "--compile", action="store_true", help="also compile the largest model for 2,048 TPUs (minutes)"
+    )
     args = parser.parse_args()
     if unknown := set(args.figures) - set(FIGURES):
-        parser.error(f"no figure {', '.join(sorted(unknown))}; there are: {', '.join(FIGURES)}")
+        parser.error(f"unknown figure {', '.join(sorted(unknown))}; known: {', '.join(FIGURES)}")
     jax.config.update("jax_platforms", "cpu")
-    wanted = {name: FIGURES[name] for name in args.figures or FIGURES}
-    for name, lines in {**wanted, **({"compiled": through_the_compiler} if args.compile else {})}.items():
+    figures = {name: FIGURES[name] for name in args.figures or FIGURES}
+    for name, lines in {**figures, **({"compiled": through_the_compiler} if args.compile else {})}.items():
         for line in lines():
             print(json.dumps({"figure": f"moe_family {name}", **line}), flush=True)
 

@@ -1,8 +1,8 @@
-"""One mixture-of-experts layer, forward, backward and update, eight groups and experts over eight devices.
+"""Candidates for a mixture-of-experts layer: forward, backward and update, with eight groups, experts and devices.
 
-`python -m benchmarks.moe_layer [--rounds 40]` prints JSON lines: the collectives of the program, what each candidate
-runs on one device, and its time against the hand-written step. `gspmd` is `jit` with three annotations inside the
-model, `gspmd_bare` without them; meshdsl has only its layout, `group:rows; expert:rows`.
+`python -m benchmarks.moe_layer [--rounds 40]` prints JSON lines: the collectives of the program, the dots and
+collectives of each candidate on one device, and its time relative to the hand-written step. `gspmd` is `jit` with three
+annotations in the model, `gspmd_bare` is without them; meshdsl uses only the layout `group:rows; expert:rows`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import moe_layer as baseline
 
-TOLERANCE = 1e-3  # of the change
+TOLERANCE = 1e-3  # relative to the change
 MESH, LAYOUT = "rows:8", "group:rows; expert:rows"
 
 
@@ -28,7 +28,7 @@ def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
 
 
 def compiled(dispatch: str) -> tuple[md.Compiled, dict, md.Tensor]:
-    """The step in the language, its first state, and its target."""
+    """The step written with meshdsl, its initial state, and its target."""
     expert, hidden = md.Dim("expert", baseline.EXPERTS), md.Dim("hidden", baseline.HIDDEN)
 
     @md.model
@@ -58,14 +58,14 @@ def from_meshdsl(dispatch: str = "index") -> Candidate:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
     parser.add_argument("--control", action="store_true", help="also time a second copy of the baseline")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     step, state, target = compiled("index")
     sent = step.program(state, target).collectives
-    listed = [{"kind": c.kind, "axes": c.axes, "bytes": c.bytes, "cause": c.cause} for c in sent]
+    listed = [{"kind": c.kind, "axes": c.axes, "bytes": c.bytes, "cause": str(c.cause)} for c in sent]
     print(json.dumps({"figure": "collectives", "candidate": "meshdsl", "layout": LAYOUT, "collectives": listed}))
     steps = {
         "handwritten": from_executable(*baseline.handwritten()),

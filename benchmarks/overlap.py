@@ -1,9 +1,9 @@
-"""GPT2-S-MoE and GPT2-L-MoE under every overlap: predicted step and exposed communication, as JSON lines.
+"""Predicted step time and exposed communication of GPT2-S-MoE and GPT2-L-MoE for every `--overlap`, as JSON lines.
 
-The setting of Lancet's evaluation (Jiang et al., 2024, section 7): length 512, two experts a device, experts in every
-second layer, capacity factor 1, SGD with momentum; batch of one device 24 (S) and 48 (L) on A100, 16 and 8 on V100. All
-times are of the cost tool's timeline. `none` is the scanned program as the compiler is assumed to overlap it.
-
+The setting is that of Lancet's evaluation (Jiang et al., 2024, section 7): length 512, two experts per device, experts
+in every second layer, capacity factor 1, SGD with momentum. The batch per device is 24 (S) and 48 (L) on A100, and 16
+and 8 on V100. All times are those of the cost model's timeline. `none` is the scanned program, with the overlap that
+the compiler is assumed to find.
 
     python -m benchmarks.overlap                            # S and L on 16 A100
     python -m benchmarks.overlap --sizes S --machines v100-p3dn --devices 16 32 64 --routers switch batch_prioritised
@@ -27,7 +27,7 @@ MODES = ("none", "dw", "lancet", "list", "halves")
 
 
 def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
-    """One model of the evaluation, for so many devices."""
+    """A model of the evaluation, scaled to `devices` devices."""
     dtype = "bfloat16" if machine.startswith("a100") else "float16"
     return MODELS[size].replace(
         batch=BATCH[size, machine] * devices,
@@ -41,7 +41,7 @@ def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
 
 
 def row(size: str, machine: str, devices: int, router: str, mode: str) -> dict[str, Any]:
-    """One model under one overlap."""
+    """The predicted times of one model under one overlap mode."""
     model = workload(size, machine, devices, router)
     start = time.process_time()
     step = md.compile(
@@ -62,18 +62,18 @@ def row(size: str, machine: str, devices: int, router: str, mode: str) -> dict[s
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every case; with the ratio of its step to that without overlap, and the part of exposed time that is left."""
+    """A row for each case, with its speedup and relative change of exposed time, both compared to the first mode."""
     for machine in options.machines:
         for size in options.sizes:
             for devices in options.devices:
                 for router in options.routers:
                     first: dict[str, Any] | None = None
                     for mode in options.modes:
-                        found = row(size, machine, devices, router, mode)
-                        first = first or found
-                        found["speedup"] = round(first["step_ms"] / found["step_ms"], 3)
-                        found["exposed_change"] = round(found["exposed_ms"] / first["exposed_ms"] - 1, 3)
-                        yield found
+                        result = row(size, machine, devices, router, mode)
+                        first = first or result
+                        result["speedup"] = round(first["step_ms"] / result["step_ms"], 3)
+                        result["exposed_change"] = round(result["exposed_ms"] / first["exposed_ms"] - 1, 3)
+                        yield result
 
 
 def main() -> int:
@@ -83,8 +83,8 @@ def main() -> int:
     parser.add_argument("--devices", nargs="+", type=int, default=[16])
     parser.add_argument("--routers", nargs="+", choices=["switch", "batch_prioritised"], default=["switch"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    for found in rows(parser.parse_args()):
-        print(json.dumps(found), flush=True)
+    for result in rows(parser.parse_args()):
+        print(json.dumps(result), flush=True)
     return 0
 
 

@@ -1,12 +1,13 @@
-"""Two tables of the papers, from programs: python -m benchmarks.paper_tables
+"""Two tables of the papers, reproduced from programs: python -m benchmarks.paper_tables
 
-Mesh-TensorFlow's Table 1 (Shazeer et al., 2018: what five layouts of the two-layer example cost each processor) states
-each cost as a sum of products of sizes. Here the sizes are drawn, the train step is partitioned and its ledger read;
-computation and communication are fitted as sums of the paper's terms: the coefficients are positive and leave nothing
-over. The peak of memory is between two multiples of the paper's sum, however the sizes are drawn.
+Mesh-TensorFlow's Table 1 (Shazeer et al., 2018) gives the cost per processor of five layouts of the two-layer example,
+each as a sum of products of sizes. This script draws random sizes, partitions the train step and reads its costs.
+Computation and communication are fitted as sums of the paper's terms: the coefficients are positive and the fit is
+exact. Peak memory stays between two multiples of the paper's sum.
 
-GShard's Table 4 (Lepikhin et al., 2020: operators as the partitions and the dims that are split grow together) states
-orders. Here each is the slope of log(cost) by log(partitions), from 8 to 512 partitions, of which nothing is run.
+GShard's Table 4 (Lepikhin et al., 2020) gives the order of growth of operators when the number of partitions and the
+sharded dims grow together. This script computes the slope of log(cost) over log(partitions), from 8 to 512 partitions,
+without running anything.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import numpy as np
 import meshdsl as md
 from models.mlp import LAYOUTS, mlp
 
-MACHINE = "tpu-v4"  # has room for 512 partitions; none of the figures here depends on it
+MACHINE = "tpu-v4"  # supports 512 partitions; the figures do not depend on it
 CASES = 24
 PARTITIONS = (8, 32, 128, 512)
 Terms = Callable[[Mapping[str, float]], list[float]]
-Samples = list[tuple[dict[str, float], dict[str, float]]]  # sizes, and what the program costs
+Samples = list[tuple[dict[str, float], dict[str, float]]]  # sizes, and the program's costs
 
 
 @dataclass(frozen=True)
 class Row:
-    """One layout of Table 1: the terms of each cost, in the sizes b, i(o), h and the mesh axes r, c, p."""
+    """One layout of Table 1: the terms of each cost, in the sizes b, i(o), h and the sizes of the mesh axes."""
 
     mesh: str
     computation: Terms
@@ -83,7 +84,7 @@ TABLE_1 = {
 
 
 def table_1(layout: str) -> dict[str, Any]:
-    """The coefficients of the paper's terms, and the largest relative error that they leave."""
+    """The fitted coefficients of the paper's terms, and the largest relative error."""
     row, rng = TABLE_1[layout], np.random.default_rng(1)
     samples: Samples = []
     for _ in range(CASES):
@@ -93,11 +94,11 @@ def table_1(layout: str) -> dict[str, Any]:
         workload = mlp.replace(batch=b, io=i, hidden=h)
         mesh = " ".join(f"{axis}:{size}" for axis, size in axes.items())
         step = md.compile(workload.train_step(), mesh, LAYOUTS[layout][1], donate=(0, 1))
-        found = step.cost(*workload.specs(), machine=MACHINE)
+        reports = step.cost(*workload.specs(), machine=MACHINE)
         costs = {
-            "computation": sum(line.flops for line in found.ledger.lines if line.matmul is not None),
-            "communication": sum(c.bytes * c.count for c in found.program.collectives),
-            "memory": found.memory.peak,
+            "computation": sum(line.flops for line in reports.ledger.lines if line.matmul is not None),
+            "communication": sum(c.bytes * c.count for c in reports.program.collectives),
+            "memory": reports.memory.peak,
         }
         samples.append(({"b": b, "i": i, "h": h, "n": n, **axes}, costs))
     return {
@@ -109,25 +110,26 @@ def table_1(layout: str) -> dict[str, Any]:
 
 
 def fit(terms: Terms, cost: str, samples: Samples) -> dict[str, Any]:
-    """Least squares of a cost by its terms, each sample weighed alike; beside communication goes what the paper drops.
+    """Fits a cost as a sum of its terms by least squares of relative errors.
 
-    The reductions of the bias and of the loss, that is: terms in h, and a constant.
+    For communication, adds terms that the paper omits: reductions of the bias (terms in h) and of the loss (a
+    constant).
     """
     exact = np.array([costs[cost] for _, costs in samples])
-    kept = len(terms(samples[0][0]))
-    if not kept:
+    term_count = len(terms(samples[0][0]))
+    if not term_count:
         return {"coefficients": [], "error": float(np.max(exact) > 0)}
     dropped = [[s["h"], s["h"] / s.get("cols", 1), 1.0] if cost == "communication" else [] for s, _ in samples]
-    rows = np.array([[*terms(s), *few] for (s, _), few in zip(samples, dropped, strict=True)])
+    rows = np.array([[*terms(s), *dropped_terms] for (s, _), dropped_terms in zip(samples, dropped, strict=True)])
     x, *_ = np.linalg.lstsq(rows / exact[:, None], np.ones(len(exact)), rcond=None)
     error = float(np.max(np.abs(rows @ x / exact - 1)))
-    return {"coefficients": [round(float(v), 3) for v in x[:kept]], "error": error}
+    return {"coefficients": [round(float(v), 3) for v in x[:term_count]], "error": error}
 
 
 def bounds(terms: Terms, cost: str, samples: Samples) -> dict[str, Any]:
-    """The least and the largest ratio of a cost to the sum of its terms, which were drawn over so many orders of ten.
+    """The smallest and largest ratio of a cost to the sum of its terms, and the range of the sums in powers of ten.
 
-    A peak is the largest of several sums, so it is no sum of terms; it is of their order when the ratio is bounded.
+    A peak is a maximum of several sums, so it is not a sum of terms; a bounded ratio shows that it has the same order.
     """
     sums = [sum(terms(s)) for s, _ in samples]
     ratios = [costs[cost] / total for (_, costs), total in zip(samples, sums, strict=True)]
@@ -140,15 +142,15 @@ def bounds(terms: Terms, cost: str, samples: Samples) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Operator:
-    """One row of Table 4: an operator whose named dims grow with the partitions D, and the orders the paper gives."""
+    """One row of Table 4: an operator, the dims that grow with the number of partitions D, and the paper's orders."""
 
     name: str
     grows: str
     function: Callable[..., md.Tensor]
     specs: Callable[[int], list[Any]]
     layout: md.Layout
-    compute: float  # the order of the computation of a partition: 0 is O(1), 1 is O(D)
-    communication: float | None  # of what a partition sends and receives; None: nothing
+    compute: float  # order of the computation per partition: 0 is O(1), 1 is O(D)
+    communication: float | None  # order of the communication per partition; None: no communication
     kinds: tuple[str, ...] = ()
 
 
@@ -226,16 +228,16 @@ TABLE_4 = (
 
 
 def table_4(operator: Operator) -> dict[str, Any]:
-    """The slopes of computation and communication by partitions, beside the paper's orders."""
-    found: list[md.Report] = []
+    """The slopes of computation and communication over partitions, and the paper's orders."""
+    reports: list[md.Report] = []
     for d in PARTITIONS:
         step = md.compile(operator.function, f"d:{d}", operator.layout)
-        found.append(step.cost(*operator.specs(d), machine=MACHINE))
-    kinds = sorted({record.kind for record in found[-1].program.collectives})
-    compute = slope([one.ledger.flops for one in found])
-    sent = [sum(c.bytes * c.count for c in one.program.collectives) for one in found]
+        reports.append(step.cost(*operator.specs(d), machine=MACHINE))
+    kinds = sorted({record.kind for record in reports[-1].program.collectives})
+    compute = slope([report.ledger.flops for report in reports])
+    sent = [sum(c.bytes * c.count for c in report.program.collectives) for report in reports]
     communication = slope(sent) if any(sent) else None
-    right = (
+    equal = (
         abs(compute - operator.compute) < 0.05
         and (communication is None) == (operator.communication is None)
         and abs((communication or 0) - (operator.communication or 0)) < 0.05
@@ -249,29 +251,29 @@ def table_4(operator: Operator) -> dict[str, Any]:
         "communication_order": None if communication is None else round(communication, 3),
         "collectives": kinds,
         "paper": {"compute_order": operator.compute, "communication_order": operator.communication},
-        "equal": right,
+        "equal": equal,
     }
 
 
 def slope(costs: Sequence[float]) -> float:
-    """The exponent of growth with the partitions, by least squares."""
+    """The exponent of growth with the number of partitions, by least squares."""
     return float(np.polyfit(np.log(PARTITIONS), np.log(costs), 1)[0])
 
 
 def main() -> int:
-    """Print one JSON line for each row; the exit status is 1 when an order differs from the paper's."""
-    wrong = 0
+    """Print a JSON line for each row; returns 1 if an order differs from the paper's."""
+    failures = 0
     for layout in TABLE_1:
         row = table_1(layout)
         print(json.dumps(row), flush=True)
         parts = [row[cost] for cost in ("computation", "communication")]
-        wrong += any(part["error"] > 1e-9 or any(c <= 0 for c in part["coefficients"]) for part in parts)
-        wrong += row["memory"]["most"] > 3 * row["memory"]["least"]
+        failures += any(part["error"] > 1e-9 or any(c <= 0 for c in part["coefficients"]) for part in parts)
+        failures += row["memory"]["most"] > 3 * row["memory"]["least"]
     for operator in TABLE_4:
         row = table_4(operator)
         print(json.dumps(row), flush=True)
-        wrong += not row["equal"]
-    return 1 if wrong else 0
+        failures += not row["equal"]
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""The time of a step as predicted against as measured, on this machine: python -m benchmarks.predicted [--rounds 9]
+"""Predicted step times compared with measured ones on this machine: python -m benchmarks.predicted [--rounds 9]
 
-Trains models x layouts on eight CPU devices and sets beside each measured step what `compiled.cost` says of it. Prints
-JSON lines: one for each point, then one for each model (the layout predicted best against the one that was), then the
-correlation and the error over all of them. The machine's figures come from `meshdsl doctor --calibrate`, which runs
-none of these models. `--fit` scales five of those figures to half of the models, and says how the others come out.
+Trains models under layouts on eight CPU devices, and compares each measured step time with `compiled.cost`. Prints JSON
+lines: one per point, then one per model (the layout predicted to be fastest and the one measured to be fastest), then
+the correlation and error over all points. The machine's figures come from `meshdsl doctor --calibrate`, which runs none
+of these models. `--fit` scales five of these figures to half of the models, and tests the result on the others.
 
-A measured step is the CPU time of the process over the cores, the median of interleaved rounds: what the step takes on
-the clock when all cores work for it, and about the same whatever else runs. `--again FILE` predicts anew what an
-earlier run has measured; `--show MODEL/LAYOUT` prints what a prediction is made of.
+A measured time is the CPU time of the process divided by the number of cores, the median of interleaved rounds. It is
+the wall-clock time if all cores work on the step, and it hardly depends on other load. `--again FILE` repeats the
+predictions for the measurements of an earlier run. `--show MODEL/LAYOUT` prints the report of one prediction.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ MODELS: dict[str, md.Workload] = {
 
 
 def points() -> Iterator[tuple[str, str]]:
-    """Every model and layout."""
+    """All pairs of model and layout."""
     for model, workload in MODELS.items():
         yield from ((model, layout) for layout in (_LM if workload.name == "lm" else workload.layouts))
 
 
 def compiled(model: str, layout: str) -> md.Compiled:
-    """A train step whose parameters and optimizer state are updated in place."""
+    """A compiled train step with donated parameters and optimizer state."""
     workload = MODELS[model]
     where = (_LM if workload.name == "lm" else workload.layouts)[layout]
     return md.compile(workload.train_step(), *where, donate=(0, 1))
 
 
 def runner(model: str, layout: str) -> Callable[[], None]:
-    """One blocking step at a time, from small random parameters on one random batch."""
+    """A function that runs one step and waits for it, on small random parameters and one random batch."""
     specs = MODELS[model].specs()
     step = compiled(model, layout)
     executable = step.lower(*specs).compile()
     program = step.program(*specs)
-    kept = len(jax.tree.leaves(specs[:2]))
+    state_count = len(jax.tree.leaves(specs[:2]))
     rng = np.random.default_rng(0)
     arrays: list[Any] = []
     for v, at in zip(program.ins, executable.input_shardings[0], strict=True):
@@ -80,35 +80,35 @@ def runner(model: str, layout: str) -> Callable[[], None]:
         else:
             values = rng.normal(scale=0.02 if v.name.startswith("params") else 1.0, size=sizes)
         arrays.append(jax.device_put(values.astype(v.dtype), at))
-    held = [arrays[:kept]]
+    state = [arrays[:state_count]]
 
     def run() -> None:
-        results = jax.block_until_ready(executable(*held[0], *arrays[kept:]))
-        held[0] = results[:kept]
+        results = jax.block_until_ready(executable(*state[0], *arrays[state_count:]))
+        state[0] = results[:state_count]
 
     return run
 
 
-def measure(which: Sequence[tuple[str, str]], rounds: int) -> dict[tuple[str, str], tuple[float, float]]:
-    """Seconds of one step of each, and how far its rounds lie apart (the middle half of them, relative)."""
+def measure(selected: Sequence[tuple[str, str]], rounds: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """For each point: the median seconds of a step, and the relative interquartile range over the rounds."""
     runners: dict[tuple[str, str], Callable[[], None]] = {}
-    for i, point in enumerate(which):
-        print(f"[{i + 1}/{len(which)}] compiling {'/'.join(point)}", file=sys.stderr)
+    for i, point in enumerate(selected):
+        print(f"[{i + 1}/{len(selected)}] compiling {'/'.join(point)}", file=sys.stderr)
         runners[point] = runner(*point)
         runners[point]()
-    taken: dict[tuple[str, str], list[float]] = {point: [] for point in which}
+    times: dict[tuple[str, str], list[float]] = {point: [] for point in selected}
     for r in range(rounds):
         print(f"round {r + 1} of {rounds}", file=sys.stderr)
-        for point in which if r % 2 == 0 else reversed(which):
+        for point in selected if r % 2 == 0 else reversed(selected):
             start = time.process_time()
             runners[point]()
-            taken[point].append((time.process_time() - start) / len(os.sched_getaffinity(0)))
-    quartiles = {point: np.quantile(seconds, [0.25, 0.5, 0.75]) for point, seconds in taken.items()}
+            times[point].append((time.process_time() - start) / len(os.sched_getaffinity(0)))
+    quartiles = {point: np.quantile(seconds, [0.25, 0.5, 0.75]) for point, seconds in times.items()}
     return {point: (float(q[1]), float((q[2] - q[0]) / q[1])) for point, q in quartiles.items()}
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """The correlation of ranks; values are taken to differ.
+    """Spearman's rank correlation, for values without ties.
 
     >>> spearman([1, 2, 3, 4], [10, 30, 20, 40])
     0.8
@@ -118,7 +118,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def kendall(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of all pairs, those in the same order less those in the other, as a part of them.
+    """Kendall's rank correlation: the share of pairs in equal order minus the share in opposite order.
 
     >>> round(kendall([1, 2, 3, 4], [10, 30, 20, 40]), 3)
     0.667
@@ -129,7 +129,7 @@ def kendall(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How predictions follow measurements; an error is that of the prediction, as a part of the measurement."""
+    """Correlation of predictions with measurements, and errors relative to the measurement."""
     predicted, measured = ([row[key] for row in rows] for key in ("predicted", "measured"))
     errors = np.asarray(predicted) / np.asarray(measured) - 1
     return {
@@ -144,29 +144,29 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def choice(model: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The layout predicted best against the best of those measured."""
-    picked = min(rows, key=lambda row: row["predicted"])
+    """The layout predicted to be fastest, and the one measured to be fastest."""
+    chosen = min(rows, key=lambda row: row["predicted"])
     best = min(rows, key=lambda row: row["measured"])
     return {
         "figure": "choice",
         "model": model,
-        "picked": picked["layout"],
+        "picked": chosen["layout"],
         "best": best["layout"],
-        "lost": round(picked["measured"] / best["measured"] - 1, 4),
+        "lost": round(chosen["measured"] / best["measured"] - 1, 4),
         "kendall": round(kendall(*([row[key] for row in rows] for key in ("predicted", "measured"))), 4),
     }
 
 
-FITTED = ("mlp_narrow", "lm_small", "lm_long", "digits")  # the other models are held out
+FITTED = ("mlp_narrow", "lm_small", "lm_long", "digits")  # the other models are for testing
 
 
 def scaled(machine: Any, factors: dict[str, float]) -> Any:
-    """The machine with some of its figures multiplied."""
+    """The machine with some of its figures multiplied by factors."""
     changes: dict[str, Any] = {name: getattr(machine, name) * factors[name] for name in factors if name in _FIGURES}
     changes["peak"] = {dtype: rate * factors["peak"] for dtype, rate in machine.peak.items()}
-    least = min(1.0, 1 / max(fraction * factors["conv"] for _, fraction in machine.convolution or ((1.0, 1.0),)))
+    limit = min(1.0, 1 / max(fraction * factors["conv"] for _, fraction in machine.convolution or ((1.0, 1.0),)))
     curve = machine.convolution or machine.efficiency
-    changes["convolution"] = tuple((size, fraction * factors["conv"] * least) for size, fraction in curve)
+    changes["convolution"] = tuple((size, fraction * factors["conv"] * limit) for size, fraction in curve)
     return dataclasses.replace(machine, **changes)
 
 
@@ -174,13 +174,18 @@ _FIGURES = ("vector", "hbm_bandwidth", "launch")
 _STEPS = (0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 2.0)
 
 
-def fitted(machine: Any, which: Sequence[tuple[str, str]], measured: dict[tuple[str, str], tuple[float, float]]) -> Any:
-    """The machine with five of its figures scaled to the points given: least mean error, one figure at a time."""
-    programs = {(model, layout): (compiled(model, layout), MODELS[model].specs()) for model, layout in which}
+def fitted(
+    machine: Any, selected: Sequence[tuple[str, str]], measured: dict[tuple[str, str], tuple[float, float]]
+) -> Any:
+    """The machine with five figures scaled to minimise the mean error over the points, one figure at a time."""
+    programs = {(model, layout): (compiled(model, layout), MODELS[model].specs()) for model, layout in selected}
 
     def error(factors: dict[str, float]) -> float:
-        on = scaled(machine, factors)
-        each = [step.cost(*specs, machine=on).seconds / measured[point][0] for point, (step, specs) in programs.items()]
+        candidate = scaled(machine, factors)
+        each = [
+            step.cost(*specs, machine=candidate).seconds / measured[point][0]
+            for point, (step, specs) in programs.items()
+        ]
         return float(np.mean(np.abs(np.log(each))))
 
     factors: dict[str, float] = dict.fromkeys((*_FIGURES, "peak", "conv"), 1.0)
@@ -198,33 +203,33 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds")
     parser.add_argument("--machine", default="cpu", help="name or path of the machine file")
     parser.add_argument("--model", choices=[*MODELS], action="append", help="default: all")
-    parser.add_argument("--again", type=Path, help="the output of an earlier run, for its measurements")
+    parser.add_argument("--again", type=Path, help="output of an earlier run, whose measurements are used")
     parser.add_argument(
         "--fit", action="store_true", help=f"scale the machine to {', '.join(FITTED)}; test on the others"
     )
-    parser.add_argument("--show", metavar="MODEL/LAYOUT", help="print what the prediction of one point is made of")
+    parser.add_argument("--show", metavar="MODEL/LAYOUT", help="print the report of one prediction")
     args = parser.parse_args()
     if args.show:
         model, _, layout = args.show.partition("/")
         print(compiled(model, layout).cost(*MODELS[model].specs(), machine=args.machine))
         return 0
-    which = [(model, layout) for model, layout in points() if model in (args.model or MODELS)]
+    selected = [(model, layout) for model, layout in points() if model in (args.model or MODELS)]
     if args.again:
         lines = [json.loads(line) for line in args.again.read_text().splitlines()]
         old = {(x["model"], x["layout"]): (x["measured"], x["spread"]) for x in lines if x["figure"] == "point"}
-        which = [point for point in which if point in old]
-        measured = {point: old[point] for point in which}
+        selected = [point for point in selected if point in old]
+        measured = {point: old[point] for point in selected}
     else:
         md.host_devices(8)
-        measured = measure(which, args.rounds)
-    on = args.machine
+        measured = measure(selected, args.rounds)
+    target = args.machine
     if args.fit:
-        machine = compiled(*which[0]).cost(*MODELS[which[0][0]].specs(), machine=on).machine
-        on = fitted(machine, [point for point in which if point[0] in FITTED], measured)
+        machine = compiled(*selected[0]).cost(*MODELS[selected[0][0]].specs(), machine=target).machine
+        target = fitted(machine, [point for point in selected if point[0] in FITTED], measured)
     rows: list[dict[str, Any]] = []
-    for model, layout in which:
+    for model, layout in selected:
         seconds, spread = measured[model, layout]
-        report = compiled(model, layout).cost(*MODELS[model].specs(), machine=on)
+        report = compiled(model, layout).cost(*MODELS[model].specs(), machine=target)
         row = {"figure": "point", "model": model, "layout": layout, "measured": round(seconds, 6)}
         row |= {"spread": round(spread, 4), "predicted": round(report.seconds, 6)}
         row["exposed"] = round(report.exposed, 6)
@@ -232,9 +237,9 @@ def main() -> int:
         rows.append(row)
         print(json.dumps(row), flush=True)
     for model in MODELS:
-        mine = [row for row in rows if row["model"] == model]
-        if mine:
-            print(json.dumps(choice(model, mine)), flush=True)
+        model_rows = [row for row in rows if row["model"] == model]
+        if model_rows:
+            print(json.dumps(choice(model, model_rows)), flush=True)
     if args.fit:
         held_out = [row for row in rows if row["model"] not in FITTED]
         print(json.dumps({"figure": "prediction", "of": "held out", **summary(held_out)}), flush=True)

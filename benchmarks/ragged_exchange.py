@@ -1,11 +1,11 @@
-"""What an all_to_all of experts' slots sends when every slot goes, and when only what is filled does.
+"""Bytes sent by the padded and by the ragged exchange of a mixture-of-experts layer.
 
-`python -m benchmarks.ragged_exchange` prints a JSON line for each router and capacity factor: one mixture-of-experts
-layer, forward and backward, eight groups of 128 tokens and eight experts over eight devices, model 256 in float32. The
-router sees random logits: `skew` is the standard deviation of what all tokens of a group like or dislike about an
-expert, beside 1 of what each token does. `padded` and `ragged` are the bytes that one device sends, the latter's counts
-included, the mean over the devices and the most that one of them sends; `at_most` is what the program states.
-Bytes are counted from the routing: nothing is sent here.
+`python -m benchmarks.ragged_exchange` prints a JSON line for each router and capacity factor: one layer, forward and
+backward, with eight groups of 128 tokens and eight experts over eight devices, model 256 in float32. The router's
+logits are random: `skew` is the standard deviation of a part shared by all tokens of a group; each token's own part has
+standard deviation 1. `padded` and `ragged` are bytes sent per device; `ragged` includes the counts and is the mean over
+devices, `ragged_most` is the maximum, and `at_most` is the bound stated by the program. Bytes are computed from the
+routing; nothing is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CASES = [
 
 
 def program(router: str, factor: float, exchange: str) -> md.Program:
-    """The layer's value and gradient on one of eight devices."""
+    """The program of the layer's value and gradient for eight devices."""
     expert, hidden = md.Dim("expert", EXPERTS), md.Dim("expert_hidden", 4 * MODEL)
 
     @md.model
@@ -51,31 +51,33 @@ def program(router: str, factor: float, exchange: str) -> md.Program:
 
 
 def counts(router: str, slots: int, skew: float) -> np.ndarray:
-    """The slots up to an expert's last one that is taken [group, expert]."""
+    """The number of slots up to each expert's last filled slot [group, expert]."""
     random = np.random.default_rng(0)
     logits = random.normal(size=(GROUPS, TOKENS, EXPERTS)) + skew * random.normal(size=(GROUPS, 1, EXPERTS))
     gates = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    coins = random.random((GROUPS, TOKENS))
+    uniforms = random.random((GROUPS, TOKENS))
 
-    def used(gates: md.Tensor, coins: md.Tensor) -> md.Tensor:
-        drawn = {"uniforms": coins} if router == "gshard" else {}
+    def used(gates: md.Tensor, uniforms: md.Tensor) -> md.Tensor:
+        kwargs = {"uniforms": uniforms} if router == "gshard" else {}
         slot = md.Dim("slot", slots)
-        return md.nn.moe.assign(gates, tokens="length", experts="gate", capacity=slot, router=router, **drawn).used
+        return md.nn.moe.assign(gates, tokens="length", experts="gate", capacity=slot, router=router, **kwargs).used
 
     specs = md.spec(f"batch:{GROUPS} length:{TOKENS} gate:{EXPERTS}"), md.spec(f"batch:{GROUPS} length:{TOKENS}")
-    return md.simulate(md.compile(used, "one:1", "").program(*specs), gates, coins)[0]
+    return md.simulate(md.compile(used, "one:1", "").program(*specs), gates, uniforms)[0]
 
 
 def figures(router: str, factor: float, skew: float) -> dict[str, Any]:
-    """One line."""
+    """The figures of one router and capacity factor."""
     padded = [c for c in program(router, factor, "padded").collectives if c.kind == "all_to_all"]
     sent = program(router, factor, "ragged").collectives
     ragged = [c for c in sent if c.kind == "ragged_all_to_all"]
-    told = sum(c.wire_bytes for c in sent if c.kind == "all_to_all")
+    count_bytes = sum(c.wire_bytes for c in sent if c.kind == "all_to_all")
     slots = padded[0].shape[2]
     used = counts(router, slots, skew)
     others = np.where(np.eye(GROUPS, dtype=bool), 0, used) * MODEL * 4  # group g and expert g are on device g
-    mine = (len(ragged) // 2) * (others.sum(1) + others.sum(0)) + told  # tokens to experts, and results back
+    bytes_by_device = (len(ragged) // 2) * (
+        others.sum(1) + others.sum(0)
+    ) + count_bytes  # tokens to experts, and results back
     return {
         "figure": "ragged_exchange",
         "router": router,
@@ -85,11 +87,11 @@ def figures(router: str, factor: float, skew: float) -> dict[str, Any]:
         "filled": round(float(used.mean() / slots), 3),
         "expected": round(ragged[0].op.share, 3),
         "padded": sum(c.wire_bytes for c in padded),
-        "at_most": sum(c.wire_bytes for c in ragged) + told,
-        "ragged": round(float(mine.mean())),
-        "ragged_most": int(mine.max()),
-        "counts": told,
-        "ratio": round(float(mine.mean() / sum(c.wire_bytes for c in padded)), 3),
+        "at_most": sum(c.wire_bytes for c in ragged) + count_bytes,
+        "ragged": round(float(bytes_by_device.mean())),
+        "ragged_most": int(bytes_by_device.max()),
+        "counts": count_bytes,
+        "ratio": round(float(bytes_by_device.mean() / sum(c.wire_bytes for c in padded)), 3),
     }
 
 

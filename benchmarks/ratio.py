@@ -1,8 +1,8 @@
-"""The CPU-time ratio of steps, measured in turn so that other load falls on all of them alike.
+"""CPU-time ratios of steps, measured in interleaved rounds so that other load affects all candidates equally.
 
-CPU time is that of the whole process (all threads), so on a shared machine it is steadier than wall time.
-Each round runs every candidate once; the order rotates from round to round and turns around in between. A
-ratio is taken within a round, and the median over rounds is reported with a bootstrap interval.
+CPU time includes all threads of the process; on a shared machine it varies less than wall time. Each round runs every
+candidate once, in an order that rotates and is reversed from time to time. Ratios are computed within a round; the
+median over rounds is reported with a bootstrap interval.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_ROUNDS = 40
 def measure(
     candidates: Mapping[str, Callable[[], object]], rounds: int = LEAST_ROUNDS, warmup: int = 2
 ) -> dict[str, dict]:
-    """Times of one blocking step of each candidate; ratios are to the first. All seconds are per step."""
+    """Times each candidate, called once per round; ratios are relative to the first. All seconds are per step."""
     names = list(candidates)
     for _ in range(warmup):
         for name in names:
@@ -27,21 +27,21 @@ def measure(
     cpu = np.zeros((rounds, len(names)))
     wall = np.zeros((rounds, len(names)))
     for r in range(rounds):
-        # Rotating alone would leave each candidate behind the same one in every round.
-        way = 1 if r // len(names) % 2 == 0 else -1
+        # Reversed from time to time, because with rotation alone each candidate always follows the same one.
+        direction = 1 if r // len(names) % 2 == 0 else -1
         for i in range(len(names)):
-            which = (r + way * i) % len(names)
+            candidate = (r + direction * i) % len(names)
             wall_start, cpu_start = time.perf_counter(), time.process_time()
-            candidates[names[which]]()
-            cpu[r, which] = time.process_time() - cpu_start
-            wall[r, which] = time.perf_counter() - wall_start
+            candidates[names[candidate]]()
+            cpu[r, candidate] = time.process_time() - cpu_start
+            wall[r, candidate] = time.perf_counter() - wall_start
     return {name: _figures(cpu, wall, i, rounds) for i, name in enumerate(names)}
 
 
 def report(
     candidates: Mapping[str, Callable[[], object]], rounds: int = LEAST_ROUNDS, **labels: object
 ) -> dict[str, dict]:
-    """Measures, prints one JSON line per candidate (with the labels), and returns the figures."""
+    """Calls `measure`, prints a JSON line per candidate with the labels, and returns the figures."""
     results = measure(candidates, rounds)
     first = next(iter(results))
     for name, figures in results.items():
@@ -67,7 +67,7 @@ def _figures(cpu: np.ndarray, wall: np.ndarray, i: int, rounds: int) -> dict:
 
 
 def bootstrap_median(values: np.ndarray, coverage: float = 0.95, resamples: int = 4000) -> tuple[float, float]:
-    """A percentile interval of the median; the resampling is seeded, so equal input gives equal output."""
+    """A bootstrap percentile interval of the median, with a fixed seed."""
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(values, (resamples, len(values))), axis=1)
     low, high = np.quantile(medians, [(1 - coverage) / 2, (1 + coverage) / 2])

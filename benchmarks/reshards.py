@@ -1,7 +1,7 @@
-"""What moving data along split dims costs here and under `jit` with shardings: python -m benchmarks.reshards
+"""Bytes sent by operations along a sharded dim, in meshdsl and in GSPMD: python -m benchmarks.reshards
 
-One JSON line for each operation: bytes of all collectives in the optimized HLO of one device (the larger of operand
-and result of each), ours and GSPMD's, for the same problem on eight CPU devices.
+Prints a JSON line for each operation: the bytes of all collectives in the optimized HLO of one device (for each, the
+larger of operand and result), for meshdsl and for `jit` with shardings, on eight CPU devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import hlo
 
 MESH, SIZE, WIDTH = "m:8", 4096, 64
 
-# Ours on a tensor [x, y], and the same on an array: x is split over m, and so is the first dim of the result.
+# Each operation on a tensor [x, y] and on an array; x and the first dim of the result are sharded over m.
 CASES: dict[str, tuple[Callable[[md.Tensor], Any], Callable[[jax.Array], jax.Array]]] = {
     "slice": (lambda t: md.slice(t, "x", 100, 2048), lambda a: a[100:2148]),
     "strided slice": (lambda t: md.slice(t, "x", 0, 2048, 2), lambda a: a[::2]),
@@ -41,19 +41,19 @@ CASES: dict[str, tuple[Callable[[md.Tensor], Any], Callable[[jax.Array], jax.Arr
     "split inner": (lambda t: md.reshape(t, f"p:{SIZE // 4} q:{WIDTH * 4}"), lambda a: a.reshape(SIZE // 4, -1)),
     "uneven split": (lambda t: md.reshape(t, f"p:{SIZE // 1024} q:{WIDTH * 1024}"), lambda a: a.reshape(4, -1)),
 }
-WHOLE = {"top_k", "argmax", "take"}  # results that are not split
+WHOLE = {"top_k", "argmax", "take"}  # results that are replicated
 
 
 def ours(f: Callable[[md.Tensor], Any]) -> Any:
-    """The executable of the operation under a layout that splits x, and what it makes of x."""
+    """meshdsl's executable of the operation, under a layout that shards x and the dims created from it."""
     layout = dict.fromkeys(("x", "z", "p"), "m")
     x = md.spec([md.Dim("x", SIZE), md.Dim("y", WIDTH)])
-    there = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.shape} | {"x"}
-    return md.compile(f, MESH, {d: axis for d, axis in layout.items() if d in there}).lower(x).compile()
+    output_dims = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.shape} | {"x"}
+    return md.compile(f, MESH, {d: axis for d, axis in layout.items() if d in output_dims}).lower(x).compile()
 
 
 def theirs(f: Callable[[jax.Array], jax.Array], split: bool) -> Any:
-    """The executable that the compiler's partitioner makes."""
+    """GSPMD's executable of the operation."""
     mesh = jax.make_mesh((8,), ("m",), axis_types=(AxisType.Auto,))
     shape = jax.ShapeDtypeStruct((SIZE, WIDTH), np.float32, sharding=NamedSharding(mesh, PartitionSpec("m")))
     ranks = len(jax.eval_shape(f, shape).shape)
@@ -63,7 +63,7 @@ def theirs(f: Callable[[jax.Array], jax.Array], split: bool) -> Any:
 
 
 def reshard() -> dict[str, object]:
-    """P(b, -, m) to P(-, (m, b), -), which takes two all_to_alls."""
+    """A reshard from P(b, -, m) to P(-, (m, b), -), which needs two all_to_alls."""
     shape, mesh = "x:64 y:128 z:32", jax.make_mesh((2, 4), ("b", "m"), axis_types=(AxisType.Auto,) * 2)
     source, target = (NamedSharding(mesh, PartitionSpec(*s)) for s in (("b", None, "m"), (None, ("m", "b"), None)))
     array = jax.ShapeDtypeStruct((64, 128, 32), np.float32, sharding=source)
@@ -79,10 +79,8 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     for name, (f, g) in CASES.items():
-        found = [hlo.collective_bytes(x) for x in (ours(f), theirs(g, name not in WHOLE))]
-        print(
-            json.dumps({"figure": "reshard", "operation": name, "bytes": found[0], "gspmd_bytes": found[1]}), flush=True
-        )
+        sent, gspmd = (hlo.collective_bytes(x) for x in (ours(f), theirs(g, name not in WHOLE)))
+        print(json.dumps({"figure": "reshard", "operation": name, "bytes": sent, "gspmd_bytes": gspmd}), flush=True)
     print(json.dumps(reshard()), flush=True)
 
 

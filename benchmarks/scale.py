@@ -1,7 +1,7 @@
-"""How the compiler's own work grows with devices and depth: python -m benchmarks.scale
+"""Compile time as a function of devices and layers: python -m benchmarks.scale
 
-One JSON line for each mesh and number of layers: seconds to trace, differentiate, partition and lower the language
-model's train step (no devices of that number are needed), and the number of instructions of the program.
+Prints a JSON line for each mesh and number of layers: seconds to trace, differentiate, partition and lower the language
+model's train step, and the number of instructions of the program. The devices need not exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CASES = (("rows:2 cols:4", 4), ("rows:2 cols:4", 64), ("rows:256 cols:8", 4), ("
 
 
 def measure(mesh: str, layers: int) -> dict[str, object]:
-    """The stages of one train step, each timed once."""
+    """Times each stage of one train step once."""
     rows = int(mesh.split()[0].partition(":")[2])
     workload = transformer.benchmark.replace(layers=layers, batch=8 * rows)
     marks = [time.perf_counter()]
@@ -39,7 +39,7 @@ def measure(mesh: str, layers: int) -> dict[str, object]:
 
 
 def main() -> None:
-    measure("rows:2 cols:1", 1)  # the first use of JAX pays for its start
+    measure("rows:2 cols:1", 1)  # warm-up, so that JAX's start is not timed
     for mesh, layers in CASES:
         print(json.dumps(measure(mesh, layers)), flush=True)
 

@@ -1,7 +1,7 @@
-"""Replicated and sharded weight update, by hand and by meshdsl: python -m benchmarks.sharded_update [--rounds 40]
+"""Replicated and sharded weight updates, hand-written and by meshdsl: python -m benchmarks.sharded_update [--rounds 40]
 
-Prints JSON lines: what each candidate runs on one device, its memory, and its time against the hand-written sharded
-step. The state is checked against the hand-written replicated one after two steps.
+Prints JSON lines: the dots and collectives of each candidate on one device, its memory, and its time relative to the
+hand-written sharded step. The states are compared after two steps.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import sharded_update as baseline
 
-TOLERANCE = 1e-2  # of the change; Adam's first steps are of one size whatever the gradient, so rounding shows
+TOLERANCE = 1e-2  # relative to the change; Adam's first steps have equal size for all gradients and amplify rounding
 
 
 def from_executable(cut: bool) -> Candidate:
     step = baseline.sharded if cut else baseline.replicated
     executable, at, batch = baseline.compiled(step, cut)
-    state, given = baseline.arrays()
+    state, batch_arrays = baseline.arrays()
     placed = jax.tree.map(jax.device_put, state, at)
-    rest = [jax.device_put(x, batch) for x in given.values()]
+    rest = [jax.device_put(x, batch) for x in batch_arrays.values()]
     return Candidate(executable, placed, lambda state: executable(state, *rest))
 
 
 def from_meshdsl(mode: str) -> Candidate:
-    """The same model and optimizer in the language; only `weight_update=` differs between the two modes."""
+    """The same model and optimizer written with meshdsl; only `weight_update=` differs between the modes."""
     adam = md.optim.adam(baseline.RATE, baseline.B1, baseline.B2, baseline.EPS)
 
     def loss(params: Any, x: md.Tensor, target: md.Tensor) -> md.Tensor:
@@ -43,7 +43,7 @@ def from_meshdsl(mode: str) -> Candidate:
         params, moments = adam.update(grads, moments, state["params"])
         return {"params": params, **moments}, value
 
-    arrays, given = baseline.arrays()
+    arrays, batch_arrays = baseline.arrays()
     state = {
         key: {n: md.tensor(a, baseline.DIMS[n]) for n, a in tree.items()}
         if isinstance(tree, dict)
@@ -51,13 +51,13 @@ def from_meshdsl(mode: str) -> Candidate:
         for key, tree in arrays.items()
     }
     compiled = md.compile(step, "all:8", "batch:all", donate=0, weight_update=mode)
-    x, target = md.tensor(given["x"], "batch in"), md.tensor(given["target"], "batch out")
+    x, target = md.tensor(batch_arrays["x"], "batch in"), md.tensor(batch_arrays["target"], "batch out")
     return Candidate.of_meshdsl(compiled, state, x, target)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)

@@ -1,12 +1,13 @@
-"""Our memory of one device beside that of the TPU's compiler: python -m benchmarks.tpu_memory [--full] [NAME ...]
+"""Predicted memory per device compared with the TPU compiler's: python -m benchmarks.tpu_memory [--full] [NAME ...]
 
-Needs no TPU, but `pip install "meshdsl[aot]"`. One JSON line for each train step and topology, then the errors, also
-when it is interrupted.
-`theirs` is the compiler's peak, what a device must hold; `sum` is its argument + output + temp - alias, which is larger
-where there are loops, and larger than the device for programs that it compiles. The model of fusion was written with
-the points of FITTED in view; those of HELD_OUT were compiled once it was done. Copies of rows were added with all those
-in view, but for "lm modern", which was compiled later. `--full` gives the compiler its full effort, several times the
-time.
+Needs `pip install "meshdsl[aot]"`, but no TPU. Prints a JSON line for each train step and topology, then the errors;
+the errors are also printed if the script is interrupted.
+
+`theirs` is the compiler's peak memory. `sum` is its argument + output + temp - alias, which is larger for programs with
+loops, and can exceed the device's memory for programs that do compile. The fusion model was developed on the points of
+FITTED; the points of HELD_OUT were compiled afterwards. Copies of rows were added to the model with all these points
+known, except "lm modern", which was compiled later. `--full` runs the compiler with full effort, which takes several
+times as long.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ HELD_OUT: dict[str, Point] = {
 
 
 def measure(name: str, point: Point, effort: str) -> dict[str, object]:
-    """Both memories of one train step."""
+    """The predicted and the compiler's memory of one train step."""
     workload, (mesh, layout), topology = point
     step = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
     program = step.program(*workload.specs())
@@ -65,31 +66,31 @@ def measure(name: str, point: Point, effort: str) -> dict[str, object]:
     start = time.perf_counter()
     ours = md.memory(program, donated=donated)
     seconds = time.perf_counter() - start
-    found = md.compile_for(topology, program, donated=donated, effort=effort)
-    assert found.memory is not None, str(found)
+    compiled = md.compile_for(topology, program, donated=donated, effort=effort)
+    assert compiled.memory is not None, str(compiled)
     return {
         "figure": "tpu_memory",
         "point": name,
         "topology": topology,
         "held_out": name in HELD_OUT,
         "ours": ours.peak,
-        "theirs": found.memory.peak,
-        "error": round(ours.peak / found.memory.peak - 1, 4),
-        "sum": found.memory.total,
-        "error_of_sum": round(ours.peak / found.memory.total - 1, 4),
+        "theirs": compiled.memory.peak,
+        "error": round(ours.peak / compiled.memory.peak - 1, 4),
+        "sum": compiled.memory.total,
+        "error_of_sum": round(ours.peak / compiled.memory.total - 1, 4),
         "at": f"{ours.at.op} {ours.at.where}",
         "our_seconds": round(seconds, 3),
-        "their_seconds": round(found.seconds, 1),
+        "their_seconds": round(compiled.seconds, 1),
     }
 
 
-def summary(lines: list[dict[str, object]], what: str) -> dict[str, object]:
-    """The median and the worst of the errors."""
+def summary(lines: list[dict[str, object]], label: str) -> dict[str, object]:
+    """The median and the largest error."""
     errors = [abs(float(str(line["error"]))) for line in lines]
     of_sum = [abs(float(str(line["error_of_sum"]))) for line in lines]
     return {
         "figure": "tpu_memory_summary",
-        "points": what,
+        "points": label,
         "count": len(lines),
         "median_error": round(statistics.median(errors), 4),
         "worst_error": max(errors),
@@ -99,19 +100,19 @@ def summary(lines: list[dict[str, object]], what: str) -> dict[str, object]:
 
 
 def main() -> None:
-    wanted = [name for name in sys.argv[1:] if name != "--full"]
+    names = [name for name in sys.argv[1:] if name != "--full"]
     effort = "" if "--full" in sys.argv else "O1"
     lines: list[dict[str, object]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for name, point in {**FITTED, **HELD_OUT}.items():
-            if not wanted or name in wanted:
+            if not names or name in names:
                 lines.append(measure(name, point, effort))
                 print(json.dumps(lines[-1]), flush=True)
-    finally:  # also of what was measured when it is stopped, or a compilation fails
-        for what, held_out in (("fitted", False), ("held out", True)):
-            if among := [line for line in lines if line["held_out"] == held_out]:
-                print(json.dumps(summary(among, what)), flush=True)
+    finally:  # also if the script is interrupted or a compilation fails
+        for label, held_out in (("fitted", False), ("held out", True)):
+            if selected := [line for line in lines if line["held_out"] == held_out]:
+                print(json.dumps(summary(selected, label)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Many languages to English, with experts and without: python -m benchmarks.translation [--steps 600] [--directory DIR]
+"""Translation to English with and without experts: python -m benchmarks.translation [--steps 600] [--directory DIR]
 
-Trains `models/translation.py` once for each number of experts (0 is the dense model of equal compute), the same batches
-and steps for all, and scores the translations of held-out messages. JSON lines: training's records, then a score for
-each language, the average over languages, and that of copying the source. With a directory each model is saved every
-50 steps, and a run that was stopped goes on from where it was, to the same results.
+Trains `models/translation.py` for each number of experts (0 is the dense model of equal compute) on the same batches,
+and scores the translations of held-out messages. Prints JSON lines: the records of training, then the score of each
+language, the average over languages, and the average for copying the source. With a directory, each model is saved
+every 50 steps; a stopped run resumes from there with equal results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERY = 50  # steps between two evaluations and two checkpoints
 def trained(
     workload: md.Workload, directory: Path, mesh: md.Mesh, layout: md.Layout, steps: int, seed: int, say: Any
 ) -> dict[str, md.Tensor]:
-    """The parameters after some steps, from the newest checkpoint in the directory on; says what training says."""
+    """Trains from the newest checkpoint in the directory, prints the records, and returns the parameters."""
     config = {"config": dataclasses.asdict(workload.config)}
     keep = Keeping(md.Checkpoints(directory, keep=1), every=EVERY, config=config, wait=True)
     for record in train(workload, mesh, layout, steps=steps, seed=seed, eval_every=EVERY, eval_batches=4, keep=keep):
@@ -48,13 +48,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--experts", type=int, nargs="*", default=[8, 0])
     parser.add_argument("--layers", type=int, nargs="*", default=[translation.Config.layers])
-    parser.add_argument("--directory", type=Path, help="where checkpoints are kept; default: nowhere")
+    parser.add_argument("--directory", type=Path, help="directory for checkpoints; default: a temporary one")
     parser.add_argument("--pairs", type=int, default=512, help="held-out pairs to translate")
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--mesh", default="rows:1")
     parser.add_argument("--layout", default="")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="other values of the config")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="further values of the config")
     args = parser.parse_args()
     if jax.default_backend() == "cpu":
         with contextlib.suppress(RuntimeError):
@@ -80,13 +80,14 @@ def main() -> int:
                     average = translation.scores(pairs, [pair.text for pair in pairs])["average"]
                     say(figure="translation", event="copying", **dataclasses.asdict(average))
                     copied = True
-                began = time.perf_counter()
-                made = translation.translate(params, workload.config, pairs, mesh, layout, args.beam)
-                seconds = round(time.perf_counter() - began, 2)
-                for language, score in translation.scores(pairs, made).items():
+                started = time.perf_counter()
+                translations = translation.translate(params, workload.config, pairs, mesh, layout, args.beam)
+                seconds = round(time.perf_counter() - started, 2)
+                for language, score in translation.scores(pairs, translations).items():
                     say(**labels, event="score", language=language, **dataclasses.asdict(score), seconds=seconds)
                 examples = [
-                    {**dataclasses.asdict(pair), "made": text} for pair, text in list(zip(pairs, made, strict=True))[:8]
+                    {**dataclasses.asdict(pair), "made": text}
+                    for pair, text in list(zip(pairs, translations, strict=True))[:8]
                 ]
                 say(**labels, event="examples", examples=examples)
     return 0

@@ -1,6 +1,7 @@
-"""The two-layer step by every candidate under every layout: python -m benchmarks.two_layer [--rounds 40]
+"""Candidates for the two-layer training step under every layout: python -m benchmarks.two_layer [--rounds 40]
 
-Prints JSON lines: what each candidate runs on one device, and its time against the hand-written step.
+Prints JSON lines: the dots and collectives of each candidate on one device, and its time relative to the hand-written
+step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import two_layer as baseline
 from models import mlp
 
-TOLERANCE = 1e-2  # of the change, which is about 1e-4 of the parameters it is added to; a missing sum is > 0.5
+TOLERANCE = 1e-2  # relative to the change, which is about 1e-4 of the parameters; a missing all-reduce gives > 0.5
 
 
 def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
@@ -26,7 +27,7 @@ def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
 
 
 def from_meshdsl(layout: str) -> Candidate:
-    """models/mlp.py, its loss differentiated and its parameters updated in the language, under its own layout table."""
+    """The loss of models/mlp.py, differentiated and updated with meshdsl, under a layout of its table."""
     config = mlp.Config(baseline.BATCH, baseline.IO, baseline.HIDDEN, baseline.LEARNING_RATE)
     loss = mlp.loss(config)
 
@@ -42,7 +43,7 @@ def from_meshdsl(layout: str) -> Candidate:
 
 
 def candidates(layout: str) -> dict[str, Candidate]:
-    """The baseline comes first."""
+    """All candidates; the first is the baseline."""
     return {
         "handwritten": from_executable(*baseline.handwritten(layout)),
         "meshdsl": from_meshdsl(layout),
@@ -52,7 +53,7 @@ def candidates(layout: str) -> dict[str, Candidate]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0 leaves the times out")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
     parser.add_argument("--layout", choices=[*baseline.LAYOUTS], action="append", help="default: all")
     parser.add_argument("--control", action="store_true", help="also time a second copy of the baseline")
     args = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What padding costs when weights are cut for their update: python -m benchmarks.update_formats
+"""Padding of weights that are sharded for their update: python -m benchmarks.update_formats
 
-For the weights of ResNet-50, the big Transformer and neural collaborative filtering, and numbers of devices: the bytes
-that all devices store beyond those of the weights (float32), cut along the dim that wastes least; along leading dims
-combined, where that wastes less; and along several dims by factors of the number of devices, as a mesh of several axes
-or a group inside an axis allows. One JSON line each.
+For the weights of ResNet-50, the big Transformer and neural collaborative filtering, and several numbers of devices:
+the padding bytes over all devices (float32) if each weight is sharded along its best dim (`one_dim`); along flattened
+leading dims, if that is better (`combined`); or along several dims, each by a factor of the number of devices
+(`several_dims`), as with several mesh axes or a group inside an axis. Prints a JSON line for each model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import jax
 from models.sharded_update import LARGE
 
 WAYS = (8, 64, 2048)
-ITEM = 4  # bytes of float32
+ITEM = 4  # bytes per float32
 
 
 def padded(size: int, ways: int) -> int:
-    """The size rounded up to a multiple.
+    """The size rounded up to a multiple of `ways`.
 
     >>> padded(9, 8)
     16
@@ -30,7 +30,7 @@ def padded(size: int, ways: int) -> int:
 
 
 def one_dim(sizes: Sequence[int], ways: int) -> int:
-    """Stored elements where one dim is cut, the best one.
+    """Stored elements, with padding, if the best single dim is sharded.
 
     >>> one_dim([3, 3, 5, 7], 8)  # 7 is padded to 8
     360
@@ -39,7 +39,7 @@ def one_dim(sizes: Sequence[int], ways: int) -> int:
 
 
 def combined(sizes: Sequence[int], ways: int) -> int:
-    """Stored elements where leading dims may be combined first.
+    """Stored elements, with padding, if leading dims may be flattened before sharding.
 
     >>> combined([3, 3, 5, 7], 8)  # all 315 are padded to 320
     320
@@ -49,7 +49,7 @@ def combined(sizes: Sequence[int], ways: int) -> int:
 
 
 def several_dims(sizes: Sequence[int], ways: int) -> int:
-    """Stored elements where each dim is cut by a factor of the number of devices, the best ones.
+    """Stored elements, with padding, if each dim is sharded by a factor of the number of devices, chosen optimally.
 
     >>> several_dims([3, 3, 64, 64], 2048)
     36864
@@ -61,7 +61,7 @@ def several_dims(sizes: Sequence[int], ways: int) -> int:
 
 
 def weights() -> Iterator[tuple[str, list[list[int]]]]:
-    """The sizes of every weight, without the dim of stacked layers where gradients come layer by layer."""
+    """The sizes of every weight of each model; without the layer dim for models whose layers are stacked."""
     for setting in LARGE:
         leaves = jax.tree.leaves(setting.workload.specs()[0])
         stacked = "layer" if "Transformer" in setting.label else ""
@@ -69,13 +69,13 @@ def weights() -> Iterator[tuple[str, list[list[int]]]]:
 
 
 def main() -> None:
-    """Print a line for each model and number of devices."""
+    """Print a JSON line for each model and number of devices."""
     for label, shapes in weights():
         real = sum(map(math.prod, shapes))
         for ways in WAYS:
             wasted = {
-                how.__name__: ITEM * (sum(how(sizes, ways) for sizes in shapes) - real)
-                for how in (one_dim, combined, several_dims)
+                method.__name__: ITEM * (sum(method(sizes, ways) for sizes in shapes) - real)
+                for method in (one_dim, combined, several_dims)
             }
             undivided = sum(one_dim(sizes, ways) > math.prod(sizes) for sizes in shapes)
             line = {"model": label, "ways": ways, "bytes": ITEM * real, "weights": len(shapes), "undivided": undivided}

@@ -1,4 +1,4 @@
-"""Snippets run on eight CPU devices, as the tests do, in JAX's default precision, as a reader's do."""
+"""Sphinx configuration. Snippets run on eight CPU devices, like the tests, in JAX's default precision."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # the snippets may import models/, which is not installed
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # snippets import models/, which is not installed
 
 project = "meshdsl"
 author = "the meshdsl maintainers"
@@ -27,7 +27,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_numpy_docstring = False
 
-# Examples in docstrings see the names of their module, so tests/test_docs.py runs them, module by module.
+# Docstring examples use names of their module, so tests/test_docs.py runs them, and not Sphinx.
 doctest_test_doctest_blocks = ""
 
 html_theme = "furo"

@@ -54,50 +54,59 @@ def pullback(
     Inputs that are not active get None. What is computed may be replaced, `instead(v, x)`, by an equal value that
     exists already.
     """
-    env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
-    moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
-    tape: list[tuple[Eqn, Any]] = []
+    tape = _Tape(graph, active, ins)
     for eqn in graph.eqns:
-        xs = [env[v] for v in eqn.ins]
-        depends = not moving.isdisjoint(eqn.ins) and not eqn.operation.stops_gradient
+        tape.run(eqn, instead)
+    return [tape.env[v] for v in graph.outs], tape.backward
+
+
+class _Tape:
+    """The forward values of a graph, and its equations that a cotangent flows through."""
+
+    def __init__(self, graph: Graph, active: Sequence[bool], ins: Sequence[Tensor]):
+        self.graph, self.active = graph, active
+        self.env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
+        self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
+        self.entries: list[tuple[Eqn, Any]] = []
+
+    def run(self, eqn: Eqn, instead: Callable[[Var, Tensor], Tensor]) -> None:
+        """Compute the results of one equation, with the residuals of its gradient if it has one."""
+        op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
+        depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
         residuals = None
         with location(eqn.where, eqn.backward or None):
-            if depends and eqn.operation.fwd is not None:
-                on = [v in moving for v in eqn.ins]
-                outs, residuals = eqn.operation.fwd(*xs, active=on, **eqn.params)
+            if depends and op.fwd is not None:
+                outs, residuals = op.fwd(*xs, active=[v in self.moving for v in eqn.ins], **eqn.params)
             else:
-                outs = bind(eqn.operation, *xs, **eqn.params)
-        env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
+                outs = bind(op, *xs, **eqn.params)
+        self.env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
-            tape.append((eqn, residuals))
-            moving.update(v for v in eqn.outs if _floating(v))
+            self.entries.append((eqn, residuals))
+            self.moving.update(v for v in eqn.outs if _floating(v))
 
-    def backward(cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Cotangents of the inputs from those of the results; None where none flows."""
         pending: dict[Var, Tensor] = {}
-        for var, ct in zip(graph.outs, cts, strict=True):
-            if ct is not None and var in moving:
-                _accumulate(pending, var, fit(ct, env[var]))
-        for eqn, residuals in reversed(tape):
+        self._add(pending, self.graph.outs, cts)
+        for eqn, residuals in reversed(self.entries):
             if not any(v in pending for v in eqn.outs):
                 continue
             with location(eqn.where, backward=True):
                 try:
-                    found = _apply(eqn, pending, env, residuals, moving)
+                    found = _apply(eqn, pending, self.env, residuals)
                 except TraceError as error:
                     raise at(error, eqn.where) from None
-                for var, ct in zip(eqn.ins, found, strict=True):
-                    if ct is not None and var in moving:
-                        _accumulate(pending, var, fit(ct, env[var]))
-        return [pending.get(v) if on else None for v, on in zip(graph.ins, active, strict=True)]
+                self._add(pending, eqn.ins, found)
+        return [pending.get(v) if on else None for v, on in zip(self.graph.ins, self.active, strict=True)]
 
-    return [env[v] for v in graph.outs], backward
-
-
-def _accumulate(pending: dict[Var, Tensor], var: Var, ct: Tensor) -> None:
-    pending[var] = add(pending[var], ct) if var in pending else ct
+    def _add(self, pending: dict[Var, Tensor], vars: Sequence[Var], cts: Sequence[Tensor | None]) -> None:
+        for var, ct in zip(vars, cts, strict=True):
+            if ct is not None and var in self.moving:
+                ct = fit(ct, self.env[var])
+                pending[var] = add(pending[var], ct) if var in pending else ct
 
 
-def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any, moving: set[Var]) -> Any:
+def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any) -> Any:
     op = eqn.operation
     cts = [pending.pop(v, None) for v in eqn.outs]
     if op.fwd is not None and op.vjp is not None:

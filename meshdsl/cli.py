@@ -1,8 +1,8 @@
-"""The command `meshdsl`. Results go to stdout, progress and errors to stderr; `--json` makes every result JSON lines.
+"""The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-75 stopped by SIGTERM and saved, 130 interrupted. An error that meshdsl raises on purpose is printed once, without a
-traceback. JAX is imported only when a command needs it: `--help` does not.
+75 stopped by SIGTERM and saved, 130 interrupted. `MeshdslError`s are printed without a traceback. JAX is imported only
+by commands that need it; `--help` works without.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ examples:
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-            75 stopped by SIGTERM and saved, 130 interrupted (saved where there are --checkpoints)
+            75 stopped by SIGTERM and saved, 130 interrupted (saved if --checkpoints is given)
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run the command line (default: `sys.argv`) and return the exit code."""
     options = _parser().parse_args(arguments)
     entry = caller()
     try:
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has gone; nothing more can be said to it
+    except BrokenPipeError:  # the reader of stdout has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
 
 
 def _message(error: MeshdslError, entry: Where) -> str:
-    """The text of the error. Where nothing of the user's ran, the line it ends in is the one that called `main`."""
+    """The text of the error, without the last line if that only names the caller of `main`."""
     lines = str(error).splitlines()
     return "\n".join(lines[:-1] if error.where == entry else lines)
 
@@ -69,7 +69,7 @@ def _exit_code(error: MeshdslError) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meshdsl",
-        description="Write a model once with named dims; choose how it is split over a mesh; see every collective.",
+        description="Write a model once with named dims, choose a layout for each mesh, and see every collective.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

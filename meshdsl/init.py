@@ -1,8 +1,7 @@
-"""First values of parameters. An init is a function `(key, dims, dtype) -> tensor`; those here are the same numbers
-under every layout, and draw each element independently, so a dim of stacked layers in front changes nothing.
+"""Parameter initialisers: functions `(key, dims, dtype) -> tensor`, with the same values under every layout.
 
-Fans are named, never guessed from positions: `md.init.he(fan_in="io")`. A dim that is not named does not count, which
-makes the rules right for heads, experts and stacked layers alike.
+They draw each element independently, so stacked layers are initialised like separate layers. Fan dims are given by
+name, as in `md.init.he(fan_in="io")`; other dims, such as heads, experts and stacked layers, do not count.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Init = Callable[[Tensor, Shape, Any], Tensor]
 
 
 def constant(value: float) -> Init:
-    """The same number everywhere.
+    """Every element is `value`.
 
     >>> import meshdsl as md
     >>> md.init.constant(2.0)(md.random.key(0), md.dims("a:2"), "float32")
@@ -45,7 +44,7 @@ def constant(value: float) -> Init:
 
 
 def zeros() -> Init:
-    """Zero everywhere.
+    """Every element is 0.
 
     >>> import meshdsl as md
     >>> md.init.zeros()(md.random.key(0), md.dims("a:2"), "float32")
@@ -55,7 +54,7 @@ def zeros() -> Init:
 
 
 def ones() -> Init:
-    """One everywhere.
+    """Every element is 1.
 
     >>> import meshdsl as md
     >>> md.init.ones()(md.random.key(0), md.dims("a:2"), "float32")
@@ -65,7 +64,7 @@ def ones() -> Init:
 
 
 def normal(std: float = 1.0, mean: float = 0.0) -> Init:
-    """Normal with this standard deviation and mean.
+    """Normal distribution with standard deviation `std` and mean `mean`.
 
     >>> import meshdsl as md
     >>> w = md.init.normal(0.02)(md.random.key(0), md.dims("io:400 hidden:400"), "float32")
@@ -81,14 +80,14 @@ def normal(std: float = 1.0, mean: float = 0.0) -> Init:
 
 
 def truncated_normal(std: float = 1.0, mean: float = 0.0, bound: float = 2.0) -> Init:
-    """Normal, redrawn beyond `bound` times `std` from the mean; `std` is that before truncation.
+    """Normal distribution truncated at `bound` times `std` from the mean; `std` is the value before truncation.
 
     >>> import meshdsl as md
     >>> drawn = md.init.truncated_normal(0.1)(md.random.key(0), md.dims("io:400 hidden:400"), "float32")
     >>> (md.max(md.abs(drawn)) <= 0.2).item()
     True
 
-    With bound 2 the standard deviation of the result is 0.8796 of `std`.
+    With `bound` 2, the standard deviation after truncation is 0.8796 `std`.
     """
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
@@ -99,7 +98,7 @@ def truncated_normal(std: float = 1.0, mean: float = 0.0, bound: float = 2.0) ->
 
 
 def uniform(low: float = -1.0, high: float = 1.0) -> Init:
-    """Uniform in [low, high).
+    """Uniform distribution over [low, high).
 
     >>> import meshdsl as md
     >>> drawn = md.init.uniform(0.0, 0.1)(md.random.key(0), md.dims("io:400 hidden:400"), "float32")
@@ -116,16 +115,16 @@ def uniform(low: float = -1.0, high: float = 1.0) -> Init:
 def variance_scaling(
     scale: float = 1.0, *, fan_in: DimsLike = (), fan_out: DimsLike = (), distribution: str = "normal"
 ) -> Init:
-    """Variance `scale / fan`, where the fan is the number of elements of the dims named.
+    """Variance `scale / fan`, where the fan is the product of the sizes of the named dims.
 
     >>> import meshdsl as md
     >>> draw = md.init.variance_scaling(fan_in="heads head")
     >>> draw(md.random.key(0), md.dims("heads:4 head:8 model:32"), "float32").dims
     (heads=4, head=8, model=32)
 
-    With both fans their mean counts (Glorot and Bengio, 2010, section 4.2.1). `distribution` is "normal", "uniform"
-    or "truncated_normal" (at two deviations, of this variance after truncation). Raises `ShapeError` for a dim that
-    the parameter lacks, when no fan is named, or for another distribution.
+    If both fans are given, their mean is used (Glorot and Bengio, 2010, section 4.2.1). `distribution` is "normal",
+    "uniform" or "truncated_normal" (at two standard deviations; the variance is after truncation). Raises `ShapeError`
+    if the parameter lacks a dim, if no fan is given, and for an unknown distribution.
     """
     kinds: dict[str, Callable[[float], Init]] = {
         "normal": normal,
@@ -133,12 +132,12 @@ def variance_scaling(
         "truncated_normal": lambda std: truncated_normal(std / 0.87962566103423978),
     }
     if distribution not in kinds:
-        raise at(ShapeError(f"no distribution {distribution!r}; there are: {', '.join(kinds)}"), caller())
+        raise at(ShapeError(f"unknown distribution {distribution!r}; known: {', '.join(kinds)}"), caller())
     if not fan_in and not fan_out:
         raise at(
             ShapeError(
-                "a fan-scaled init needs the dims of its fan\n"
-                "  name those that the product sums over, for example md.init.he(fan_in='io')"
+                "a fan-scaled init needs fan_in= or fan_out=\n"
+                "  name the dims that the product contracts, for example md.init.he(fan_in='io')"
             ),
             caller(),
         )
@@ -158,44 +157,44 @@ def variance_scaling(
 
 
 def lecun(fan_in: DimsLike, distribution: str = "normal") -> Init:
-    """Variance 1 / fan in: keeps the variance of a linear layer (LeCun et al., 1998, section 4.6).
+    """Variance 1 / fan_in, which preserves the variance in a linear layer (LeCun et al., 1998, section 4.6).
 
     >>> import meshdsl as md
     >>> w = md.init.lecun(fan_in="io")(md.random.key(0), md.dims("io:400 hidden:400"), "float32")
     >>> f"{400 * md.var(w).item():.2f}"
     '1.00'
 
-    `distribution` and the errors raised are those of `variance_scaling`.
+    See `variance_scaling` for `distribution` and for the errors raised.
     """
     return variance_scaling(1.0, fan_in=fan_in, distribution=distribution)
 
 
 def he(fan_in: DimsLike, distribution: str = "normal") -> Init:
-    """Variance 2 / fan in: keeps the variance through relu (He et al., 2015, section 2.2).
+    """Variance 2 / fan_in, which preserves the variance in a layer with relu (He et al., 2015, section 2.2).
 
     >>> import meshdsl as md
     >>> w = md.init.he(fan_in="io")(md.random.key(0), md.dims("io:400 hidden:400"), "float32")
     >>> f"{400 * md.var(w).item():.2f}"
     '2.00'
 
-    `distribution` and the errors raised are those of `variance_scaling`.
+    See `variance_scaling` for `distribution` and for the errors raised.
     """
     return variance_scaling(2.0, fan_in=fan_in, distribution=distribution)
 
 
 def glorot(fan_in: DimsLike, fan_out: DimsLike, distribution: str = "uniform") -> Init:
-    """Variance 2 / (fan in + fan out) (Glorot and Bengio, 2010, equation 16).
+    """Variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010, equation 16).
 
     >>> import meshdsl as md
     >>> w = md.init.glorot(fan_in="io", fan_out="hidden")(md.random.key(0), md.dims("io:100 hidden:300"), "float32")
     >>> f"{(100 + 300) * md.var(w).item():.2f}"
     '2.01'
 
-    `distribution` and the errors raised are those of `variance_scaling`.
+    See `variance_scaling` for `distribution` and for the errors raised.
     """
     return variance_scaling(1.0, fan_in=fan_in, fan_out=fan_out, distribution=distribution)
 
 
 def _drawn(dtype: Any) -> np.dtype:
-    """The dtype in which numbers are drawn: narrow floats are rounded from float32."""
+    """The dtype in which numbers are drawn: at least float32, which is then rounded to narrower floats."""
     return np.dtype(jnp.promote_types(dtype, np.float32))

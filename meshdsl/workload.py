@@ -1,6 +1,6 @@
-"""A workload is all that training or analysing a model needs, as functions of one config.
+"""`Workload`: a model with its inputs, loss, optimizer and layouts, as functions of one config.
 
-The command line, the benchmarks and the tests read workloads; a model file makes one for each of its models.
+The command line, the benchmarks and the tests take workloads; a model file defines one for each of its models.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Workload"]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its data's types, its loss, its optimizer, and layouts worth trying.
+    """A model with its inputs, loss, optimizer and named layouts.
 
-    `config` is a frozen dataclass of plain values; the functions take one like it. A batch is a dict of tensors, of
-    the types that `inputs` gives. The model takes a batch; `loss(config)` is a function `(params, batch)` or
-    `(params, batch, key)` that returns a scalar, or a pair of it and a dict of scalar metrics. `layouts` gives, by
-    name, the text of a mesh and of a layout: the only place where a model file mentions mesh axes.
+    `config` is a frozen dataclass of plain values; the other fields are functions of it. `inputs(config)` returns the
+    specs of a batch, a dict of tensors. The model takes a batch. `loss(config)` returns a function `(params, batch)` or
+    `(params, batch, key)`, which returns a scalar, or a scalar and a dict of scalar metrics. `layouts` maps names to
+    the text of a mesh and the text of a layout; a model file mentions mesh axes nowhere else.
 
-    `data(config, seed)`, where there is one, gives what training reads: a function of a split (`train` or `held_out`)
-    and a step, or the number of an evaluation's batch, that returns a batch as a dict of arrays. Without it, training
-    draws text for a batch of tokens and targets, and noise for a batch of floats.
+    `data(config, seed)` is optional. It returns a function of a split (`train` or `held_out`) and a step (for
+    `held_out`: the index of the evaluation batch), which returns a batch as a dict of arrays. Without it, training uses
+    text for a batch of tokens and targets, and noise for a batch of floats.
 
     >>> from dataclasses import dataclass
     >>> import meshdsl as md
@@ -68,33 +68,30 @@ class Workload:
     data: Callable[[Any, int], Callable[[str, int], Mapping[str, Any]]] | None = None
 
     def replace(self, **changes: Any) -> Workload:
-        """The workload with other config values.
-
-        Raises `ShapeError` for a name that the config lacks.
-        """
+        """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""
         known = [f.name for f in dataclasses.fields(self.config)]
         for name in changes:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 guess = f"did you mean {close[0]!r}? " if close else ""
-                raise md.ShapeError(f"the config of {self.name} has no {name!r}; {guess}there are: {', '.join(known)}")
+                raise md.ShapeError(f"the config of {self.name} has no {name!r}; {guess}known: {', '.join(known)}")
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def init(self, key: md.Tensor) -> tuple[dict[str, md.Tensor], dict[str, Any]]:
-        """The first parameters and optimizer state; a traceable function, to be compiled for a mesh."""
+        """Initial parameters and optimizer state. It can be traced: compile it to create each shard on its device."""
         params = self.model(self.config).init(key, self.inputs(self.config))
         return params, self.optimizer(self.config).init(params)
 
     def specs(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """The types of parameters, optimizer state and batch: arguments for `md.compile(...)` of the train step."""
+        """The specs of parameters, optimizer state and batch, which are the arguments of the train step."""
         params, state = md.eval_shape(self.init, md.random.key(0))
         return params, state, self.inputs(self.config)
 
     def train_step(self, *, guard: bool = False) -> Callable[..., Any]:
-        """`step(params, state, batch[, key]) -> (params, state, metrics)`: one update; metrics hold the loss.
+        """The function `step(params, state, batch[, key]) -> (params, state, metrics)`; metrics include the loss.
 
-        With `guard`, a step whose loss or gradient is not finite everywhere leaves parameters and state as they were;
-        the metric `non_finite` counts the numbers that are not.
+        With `guard`, a step whose loss or gradient has NaN or infinite elements returns parameters and state unchanged;
+        the metric `non_finite` is the number of these elements.
         """
         loss_of, optimizer = self.loss(self.config), self.optimizer(self.config)
 
@@ -107,15 +104,15 @@ class Workload:
             updated = optimizer.update(grads, state, params)
             if not guard:
                 return *updated, {"loss": loss, **metrics}
-            bad = _non_finite([loss, *jax.tree.leaves(grads)])
-            keep = bad == 0
-            params, state = jax.tree.map(lambda new, old: md.where(keep, new, old), updated, (params, state))
-            return params, state, {"loss": loss, **metrics, "non_finite": bad}
+            non_finite = _non_finite([loss, *jax.tree.leaves(grads)])
+            is_finite = non_finite == 0
+            params, state = jax.tree.map(lambda new, old: md.where(is_finite, new, old), updated, (params, state))
+            return params, state, {"loss": loss, **metrics, "non_finite": non_finite}
 
         return train_step
 
     def eval_step(self) -> Callable[..., Any]:
-        """`step(params, batch[, key]) -> metrics`, without an update."""
+        """The function `step(params, batch[, key]) -> metrics`, which includes the loss and updates nothing."""
         loss_of = self.loss(self.config)
 
         def eval_step(params: Any, batch: Any, *key: md.Tensor) -> dict[str, md.Tensor]:
@@ -127,6 +124,6 @@ class Workload:
 
 
 def _non_finite(xs: Sequence[md.Tensor]) -> md.Tensor:
-    """How many numbers of the tensors are NaN or infinite, as a float32 scalar."""
+    """The number of NaN or infinite elements of the tensors, as a float32 scalar."""
     counts = [md.sum(md.cast(md.logical_not(md.isfinite(x)), "float32")) for x in xs]
     return functools.reduce(lambda a, b: a + b, counts)

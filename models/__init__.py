@@ -1,1 +1,1 @@
-"""Models written in the language; each module offers workloads for the command line."""
+"""Example models written with meshdsl; each module defines workloads for the command line."""

@@ -1,8 +1,8 @@
-"""Encoder and decoder as layers, one scan each; `language_model` is a decoder alone.
+"""Encoder and decoder, with one scan over layers each; `language_model` is only the decoder.
 
-All places are computed at once, as training does; models/decoding.py goes one place after the other, with the same
-parameters. The feed-forward layer of every block's last layer may come from outside: models/moe_transformer.py puts
-its experts there.
+All positions are computed at once, as in training; models/decoding.py computes one position at a time with the same
+parameters. A custom feed-forward layer can be passed for the last layer of every block: models/moe_transformer.py
+passes its mixture of experts.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import meshdsl as md
 
 __all__ = ["Config", "Feed", "Parts", "language_model", "transformer"]
 
-# a second feed-forward layer: (x, the dim of its places, which of them are not padding, key) -> (y, auxiliary loss)
+# a custom feed-forward layer: (x, name of its position dim, mask of real positions, key) -> (y, auxiliary loss)
 Feed = Callable[[md.Tensor, str, md.Tensor, "md.Tensor | None"], tuple[md.Tensor, md.Tensor]]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and choices that all these models have; a vocabulary of 259 reads bytes, with padding, start and end."""
+    """Sizes and options of these models; a vocabulary of 259 is enough for bytes, padding, start and end."""
 
     batch: int = 16
-    length: int = 64  # places of the text that is made
+    length: int = 64  # length of the target text
     vocab: int = 264
-    layers: int = 4  # of the encoder, and of the decoder
+    layers: int = 4  # of the encoder, and also of the decoder
     d_model: int = 256
     heads: int = 8
     d_head: int = 32
     d_ff: int = 1024
-    tied: bool = True  # the output layer is the embedding table, which source and target share
+    tied: bool = True  # the output layer uses the embedding table, which source and target share
     dropout: float = 0.0
     label_smoothing: float = 0.0
     remat: bool | str = False  # or a policy of md.checkpoint
@@ -47,20 +47,21 @@ class Config:
 
 @dataclass(frozen=True)
 class Parts:
-    """What encoder, decoder and one step of decoding have in common: sizes, and the layers by name.
+    """The dims and layers shared by encoder, decoder and decoding steps.
 
-    Raises `ShapeError` where the layers are no whole blocks.
+    Raises `ShapeError` if the number of layers is not a multiple of `every`.
     """
 
     config: Config
     feed: Feed | None
-    every: int  # layers of one block of the scan; the last of them has `feed` for its feed-forward layer
+    every: int  # layers per block of the scan; the last layer of a block uses `feed` as its feed-forward layer
 
     def __post_init__(self) -> None:
         if self.config.layers % self.every:
             raise md.ShapeError(
-                f"layers come in blocks of {self.every}, the last of which has experts; {self.config.layers} are no "
-                f"whole blocks\n  take {self.config.layers + self.every - self.config.layers % self.every} layers"
+                f"the number of layers must be a multiple of {self.every}, the layers per block; got "
+                f"{self.config.layers}\n"
+                f"  use {self.config.layers + self.every - self.config.layers % self.every} layers"
             )
 
     @property
@@ -96,7 +97,7 @@ class Parts:
     def fed(
         self, x: md.Tensor, at: str, real: md.Tensor, number: int, key: md.Tensor | None, noise: md.Tensor | None
     ) -> tuple[md.Tensor, md.Tensor | None]:
-        """x after the feed-forward layer of the block's layer of this number, and that layer's auxiliary loss."""
+        """Applies the feed-forward part of the block's layer `number` to x; returns x and the auxiliary loss."""
         y, aux = self.norm(x, "norm_feed"), None
         if self.feed is None or number < self.every - 1:
             y = md.nn.feed_forward(y, md.Dim("d_ff", self.config.d_ff), precision=self.precision)
@@ -111,7 +112,7 @@ class Parts:
         return md.cast(md.take(table, ids, self.vocab), self.precision.compute)
 
     def logits(self, y: md.Tensor, table: md.Tensor) -> md.Tensor:
-        """The logits of the decoder's last layer, by the embedding table or a table of their own."""
+        """The logits, computed with the embedding table or with a separate output table."""
         if not self.config.tied:
             init = md.init.lecun(fan_in=self.wide)
             table = md.param("unembed", [self.wide, self.vocab], init=init, dtype=self.config.param_dtype)
@@ -127,10 +128,10 @@ class Parts:
         causal: bool = False,
         memory: tuple[md.Tensor, md.Tensor] | None = None,
     ) -> tuple[md.Tensor, md.Tensor]:
-        """All layers of the encoder or, causal, of the decoder, which reads a memory where there is one; and the loss
-        of `feed`.
+        """Applies all layers of the encoder or, if `causal`, of the decoder; returns x and the auxiliary loss.
 
-        Of the places `at` some are real, the others padding; the memory comes with which of it is real.
+        `at` is the name of the position dim. `real` is false for padding. `memory` is the encoder's output and its mask
+        of real positions, if the decoder has cross-attention.
         """
         heads, head = self.heads
         options: Any = {"length": at, "precision": self.precision}
@@ -151,8 +152,10 @@ class Parts:
         def block(carry: Any, key: md.Tensor | None = None) -> Any:
             x, total = carry
             for number in range(self.every):
-                mine = None if key is None else md.random.fold_in(key, number)
-                x, aux = layer(x, number, [None if mine is None else md.random.fold_in(mine, i) for i in range(4)])
+                layer_key = None if key is None else md.random.fold_in(key, number)
+                x, aux = layer(
+                    x, number, [None if layer_key is None else md.random.fold_in(layer_key, i) for i in range(4)]
+                )
                 total = total if aux is None else total + md.cast(aux, total.dtype)
             return x, total
 
@@ -163,7 +166,7 @@ class Parts:
     def encoded(
         self, source: md.Tensor, key: md.Tensor | None = None
     ) -> tuple[md.Tensor, md.Tensor, md.Tensor, md.Tensor]:
-        """The memory that the decoder reads, which of it is real, the embedding table, and the auxiliary loss."""
+        """Runs the encoder: its output, the mask of real positions, the embedding table and the auxiliary loss."""
         x, table = self.embedded(source)
         with md.scope("encoder"):
             x = md.nn.learned_positions(x, "source", precision=self.precision)
@@ -172,9 +175,9 @@ class Parts:
 
 
 def transformer(config: Config, feed: Feed | None = None, every: int = 1) -> md.Model:
-    """(logits [batch, length, vocab], auxiliary loss) of a batch; with a key, under dropout and the feed's noise.
+    """A model of a batch: (logits [batch, length, vocab], auxiliary loss). A key turns on dropout and the feed's noise.
 
-    A block of the scan is `every` layers; the last of them has `feed` for its feed-forward layer, where it is given.
+    A block of the scan has `every` layers; the last layer of a block uses `feed` as its feed-forward layer, if given.
     """
     parts = Parts(config, feed, every)
 
@@ -184,16 +187,16 @@ def transformer(config: Config, feed: Feed | None = None, every: int = 1) -> md.
         y = parts.looked_up(table, batch["inputs"])
         with md.scope("decoder"):
             y = md.nn.learned_positions(y, "length", precision=parts.precision)
-            y, more = parts.stack(y, "length", batch["inputs"] != 0, keys[1], causal=True, memory=(memory, real))
-        return parts.logits(y, table), aux + more
+            y, decoder_aux = parts.stack(y, "length", batch["inputs"] != 0, keys[1], causal=True, memory=(memory, real))
+        return parts.logits(y, table), aux + decoder_aux
 
     return md.model(encode_decode)
 
 
 def language_model(config: Config, feed: Feed | None = None, every: int = 1) -> md.Model:
-    """(logits [batch, length, vocab], auxiliary loss) of a batch's `tokens`: the decoder without a source.
+    """A decoder-only model of a batch's `tokens`: (logits [batch, length, vocab], auxiliary loss).
 
-    No token is padding. A key, `feed` and `every` are as in `transformer`.
+    It has no padding tokens. The key, `feed` and `every` are as in `transformer`.
     """
     parts = Parts(config, feed, every)
 

@@ -1,6 +1,6 @@
-"""Decoder-only language models with experts in every second layer, as Lancet takes them (Jiang et al., 2024).
+"""Decoder-only language models with experts in every second layer, as in Lancet (Jiang et al., 2024).
 
-Groups are sequences; the gate is Switch's, or batch-prioritised. The layers are in models/encoder_decoder.py.
+Each sequence is a group; the router is "switch" or "batch_prioritised". The layers are in models/encoder_decoder.py.
 `gpt2_moe` and `gpt2_moe_large` have the sizes of GPT-2 small and large: 12 layers of 768, and 24 of 1024.
 """
 
@@ -22,7 +22,7 @@ class Config(moe_transformer.Experts, encoder_decoder.Config):
 
     length: int = 128
     vocab: int = 256
-    router: str = "switch"  # or "batch_prioritised", as in the models of Lancet
+    router: str = "switch"  # or "batch_prioritised", as in Lancet's models
     capacity_factor: float = 1.25
     optimizer: str = "adam"
 
@@ -33,12 +33,12 @@ LAYOUTS = {
 
 
 def model(config: Config) -> md.Model:
-    """(logits [batch, length, vocab], auxiliary loss) of a batch of tokens."""
+    """A model of a batch of tokens: (logits [batch, length, vocab], auxiliary loss)."""
     return encoder_decoder.language_model(config, moe_transformer.mixture(config, config.precision), every=2)
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """(cross entropy of the next token plus the auxiliary loss, metrics of both); takes a key for noise and dropout."""
+    """The loss function: cross entropy of the next token plus the auxiliary loss. A key turns on noise and dropout."""
     logits_of = model(config)
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:

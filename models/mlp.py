@@ -3,7 +3,7 @@
     y = relu(x w + bias) v        x [batch, io]   w [io, hidden]   bias [hidden]   v [hidden, io]
     loss = mean over batch and io of (y - target)^2; the update is plain gradient descent
 
-Under data parallelism the gradients are summed over devices, under model parallelism y is; the results are the same.
+Data parallelism all-reduces the gradients, model parallelism all-reduces y; the results are equal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Config", "ILLEGAL", "LAYOUTS", "inputs", "loss", "mlp", "model"]
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes, and the learning rate of gradient descent."""
+    """Sizes and the learning rate."""
 
     batch: int = 512
     io: int = 1024
@@ -33,17 +33,17 @@ LAYOUTS = {
     "data_model": ("rows:2 cols:4", "batch:rows; hidden:cols"),
     "three_d": ("rows:2 cols:2 planes:2", "batch:rows; hidden:cols; io:planes"),
 }
-ILLEGAL = ("all:8", "batch:all; hidden:all")  # the hidden layer has both dims, and a tensor can use an axis once
+ILLEGAL = ("all:8", "batch:all; hidden:all")  # the hidden layer has both dims, but a tensor can use an axis only once
 
 
 def inputs(config: Config) -> dict[str, object]:
-    """One batch: x and its target, both [batch, io]."""
+    """The specs of a batch: x and its target, both [batch, io]."""
     spec = md.spec([md.Dim("batch", config.batch), md.Dim("io", config.io)])
     return {"x": spec, "target": spec}
 
 
 def model(config: Config) -> md.Model:
-    """y of a batch.
+    """A model that computes y [batch, io].
 
     >>> {path: spec.shape for path, spec in model(Config(io=2, hidden=3)).specs(inputs(Config(io=2))).items()}
     {'w': (io=2, hidden=3), 'bias': (hidden=3,), 'v': (hidden=3, io=2)}
@@ -61,7 +61,7 @@ def model(config: Config) -> md.Model:
 
 
 def loss(config: Config) -> Callable[..., md.Tensor]:
-    """The mean squared error of a batch."""
+    """The loss function: mean squared error."""
     y_of = model(config)
 
     def squared_error(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:

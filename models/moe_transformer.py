@@ -1,10 +1,10 @@
 """The Transformer with experts of GShard (Lepikhin et al., 2020, section 2).
 
-Every second layer of encoder and decoder has a mixture of experts for its feed-forward layer: each token is sent to
-the two experts that its gate prefers, those of a group compete for places, and what finds none passes by the layer.
+In every second layer of encoder and decoder, the feed-forward layer is a mixture of experts. Each token goes to the two
+experts with its largest gate values. Tokens of a group compete for the experts' slots; tokens without a slot skip it.
 
-`expert` and `group` may be split by one axis: tokens then go to their experts by all_to_all, which follows from the
-layout; nothing here names an axis. The presets are the seven models of Table 1, with the sizes of appendix A.2.
+If a layout shards `expert` and `group` over one axis, tokens are sent to their experts by all_to_all. The presets are
+the seven models of Table 1, with the sizes of appendix A.2.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe"
 
 @dataclass(frozen=True)
 class Experts:
-    """Every second layer has experts: their sizes, their gate, and what trains a model that has them."""
+    """Options of the experts in every second layer: sizes, router, and optimizer."""
 
     experts: int = 8
     expert_hidden: int = 1024
-    sequences: int = 1  # sequences of one group, whose tokens compete for the experts' places
-    router: str = "gshard"  # Algorithm 1 with its capacity, ceil(2 tokens / experts); or any other of md.nn.moe.route
+    sequences: int = 1  # sequences per group; the tokens of a group compete for the experts' slots
+    router: str = "gshard"  # Algorithm 1 with capacity ceil(2 tokens / experts); or any router of md.nn.moe.route
     capacity_factor: float = 1.0
     eval_capacity_factor: float = 2.0
-    decode_capacity_factor: float | None = None  # None: no token is dropped where one is made at a time
-    exchange: str = "padded"  # or "ragged", which sends only the slots that are filled
-    train: bool = True  # which of the two holds; in training second choices are drawn, given a key
+    decode_capacity_factor: float | None = None  # None: decoding drops no tokens
+    exchange: str = "padded"  # or "ragged", which sends only filled slots
+    train: bool = True  # selects the capacity factor; training with a key also rejects second choices at random
     aux_weight: float = 0.01
     dispatch: str = "auto"
     optimizer: str = "adafactor"  # or "adam"
@@ -40,7 +40,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Config(Experts, seq2seq.Config):
-    """A Transformer whose every second layer has experts; d_ff is the width of the dense ones."""
+    """A Transformer with experts in every second layer; d_ff is the width of the dense feed-forward layers."""
 
     learning_rate: float = 0.01
 
@@ -58,7 +58,7 @@ LAYOUTS = {
 
 
 def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
-    """The feed-forward layer of experts. Some sequences are a group, so that drops do not depend on the devices."""
+    """The feed-forward layer with experts. Groups are whole sequences, so dropped tokens do not depend on the mesh."""
     experts, hidden = md.Dim("expert", config.experts), md.Dim("expert_hidden", config.expert_hidden)
 
     def feed(x: md.Tensor, at: str, real: md.Tensor, key: md.Tensor | None) -> tuple[md.Tensor, md.Tensor]:
@@ -84,18 +84,18 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
 
 
 def grouped(x: md.Tensor, at: str, sequences: int) -> md.Tensor:
-    """[batch, at, ...] as [group, token, ...]: a group is some sequences after each other."""
+    """Reshapes [batch, at, ...] to [group, token, ...]; a group is `sequences` consecutive sequences."""
     if sequences == 1:
         return md.rename(x, **{"batch": "group", at: "token"})
     batch = next(d for d in x.dims if d.name == "batch")
     if batch.size % sequences:
-        raise md.ShapeError(f"groups of {sequences} sequences do not divide a batch of {batch.size}")
+        raise md.ShapeError(f"the batch of {batch.size} is not a multiple of {sequences}, the sequences per group")
     x = md.unflatten(x, "batch", [md.Dim("group", batch.size // sequences), md.Dim("sequence", sequences)])
     return md.flatten(x, ["sequence", at], "token")
 
 
 def ungrouped(y: md.Tensor, like: md.Tensor) -> md.Tensor:
-    """The other way, to the dims of what was grouped."""
+    """The inverse of `grouped`: reshapes y to the batch and position dims of `like`."""
     batch, at = like.dims[:2]
     if y.dims[0].size == batch.size:
         return md.rename(y, group="batch", token=at.name)
@@ -104,25 +104,25 @@ def ungrouped(y: md.Tensor, like: md.Tensor) -> md.Tensor:
 
 
 def model(config: Config) -> md.Model:
-    """(logits [batch, length, vocab], auxiliary loss) of a batch. Raises `ShapeError` for an odd number of layers."""
+    """A model of a batch: (logits [batch, length, vocab], auxiliary loss). Raises `ShapeError` for odd `layers`."""
     return seq2seq.transformer(config, mixture(config, config.precision), every=2)
 
 
 def decoder(config: Config, search: seq2seq.Search) -> md.Model:
-    """What a search finds for each source of a batch: `seq2seq.decoder`, with experts.
+    """Like `seq2seq.decoder`, with experts.
 
-    A group is one place of `sequences` sequences, with all their beams: few tokens, and alike (their first ones are
-    the same), so they crowd at few experts. By default each has a place wherever it goes; the result is then what the
-    whole sequence at once would give without drops. `decode_capacity_factor` gives an expert fewer slots.
+    In decoding, a group is one position of `sequences` sequences with all their beams. These few, similar tokens often
+    choose the same experts, so by default experts have enough slots for all of them; the result equals that of the
+    whole sequence at once without drops. `decode_capacity_factor` reduces the slots.
     """
     config = dataclasses.replace(config, train=False)
     factor = config.experts if config.decode_capacity_factor is None else config.decode_capacity_factor
-    place = mixture(dataclasses.replace(config, eval_capacity_factor=factor), config.precision)
-    return seq2seq.decoder(config, search, mixture(config, config.precision), every=2, feed_place=place)
+    position_feed = mixture(dataclasses.replace(config, eval_capacity_factor=factor), config.precision)
+    return seq2seq.decoder(config, search, mixture(config, config.precision), every=2, feed_place=position_feed)
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """(cross entropy of the targets plus the auxiliary loss, metrics of both); takes a key for noise and dropout."""
+    """The loss function: cross entropy of the targets plus the auxiliary loss. A key turns on noise and dropout."""
     logits_of = model(config)
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
@@ -134,13 +134,13 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def optimizer(config: Any) -> md.optim.Optimizer:
-    """Adafactor as in GShard's appendix A.2, every expert a weight of its own; Adam; or SGD with momentum."""
+    """Adafactor as in GShard's appendix A.2, with each expert as a separate weight; Adam; or SGD with momentum."""
     if config.optimizer == "adam":
         return md.optim.adam(config.learning_rate)
     if config.optimizer == "momentum":
         return md.optim.momentum(config.learning_rate)
     if config.optimizer != "adafactor":
-        raise md.ShapeError(f"no optimizer {config.optimizer!r}; there are: adafactor, adam, momentum")
+        raise md.ShapeError(f"unknown optimizer {config.optimizer!r}; known: adafactor, adam, momentum")
     rate = md.optim.inverse_sqrt(config.learning_rate, hold=10_000)
     return md.optim.adafactor(rate, max_b2=0.99, stacked="layer* expert")
 
@@ -151,15 +151,15 @@ FAMILY = tuple((experts, layers) for layers in (12, 36) for experts in (128, 512
 
 
 def preset(experts: int, layers: int, **changes: Any) -> md.Workload:
-    """One model of GShard's Table 1, `layers` being those of encoder and decoder together; sizes of appendix A.2.
+    """A model of GShard's Table 1 with the sizes of appendix A.2; `layers` counts encoder and decoder together.
 
     >>> preset(2048, 36).config.layers
     18
 
-    4 million tokens a batch; as many groups as experts, so that each of as many devices has one.
+    A batch has 4 million tokens, and as many groups as experts: one group per device if there are as many devices.
     """
     if (experts, layers) not in FAMILY:
-        raise md.ShapeError(f"Table 1 has no model of {experts} experts and {layers} layers; it has: {FAMILY}")
+        raise md.ShapeError(f"Table 1 has no model with {experts} experts and {layers} layers; known: {FAMILY}")
     sizes = {
         "experts": experts, "layers": layers // 2, "d_model": 1024, "heads": 16, "d_head": 128, "d_ff": 8192,
         "expert_hidden": 8192, "vocab": 64000, "source": 128, "length": 128, "batch": 16 * experts, "sequences": 16,

@@ -1,12 +1,12 @@
-"""Neural collaborative filtering: NeuMF of He et al. (2017, section 3.4), on who calls what in the standard library.
+"""Neural collaborative filtering: NeuMF of He et al. (2017, section 3.4), on calls in Python's standard library.
 
     gmf = p[user] * q[item]                       a generalised dot product of two tables
-    mlp = relu(... relu([p'[user], q'[item]] w1 + b1) ...)       layers over two tables of its own
-    score = [gmf, mlp] h;  loss = mean binary cross entropy, of what was called and of `negatives` that were not
+    mlp = relu(... relu([p'[user], q'[item]] w1 + b1) ...)       layers over two further tables
+    score = [gmf, mlp] h;  loss = mean binary cross entropy over callees and `negatives` that are not callees
 
-A product with two vectors one after the other is the sum of two products, which is how [a, b] w is written here. The
-score has no activation: the loss and the ranking take the logit. Held out is one callee of each function; the hit
-rate is how often it ranks among the first ten of itself and 99 that the function never calls (section 4.1).
+The product of a concatenation, [a, b] w, is written as the sum of two products. The score is a logit without
+activation. One callee of each function is held out. The hit rate is the share of functions whose held-out callee ranks
+in the top ten among itself and 99 items that the function does not call (section 4.1).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes; the tables have a row for each of `users` and `items`, used or not."""
+    """Sizes and the learning rate; the tables have `users` and `items` rows, even if the data has fewer."""
 
     batch: int = 1024
-    negatives: int = 4  # drawn for each call, as in section 4.1
+    negatives: int = 4  # per call, as in section 4.1
     users: int = 4096
     items: int = 1024
     factors: int = 16
-    width: int = 32  # of the tables of the layers
+    width: int = 32  # of the tables for the layers
     hidden: tuple[int, ...] = (32, 16)
     learning_rate: float = 3e-3
     dtype: str = "float32"
@@ -51,13 +51,13 @@ LAYOUTS = {
 
 
 def inputs(config: Config) -> dict[str, object]:
-    """One batch: functions [batch], and for each one it calls and others that it does not [batch, candidate]."""
+    """The specs of a batch: functions [batch], and for each a callee and items it does not call [batch, candidate]."""
     batch, candidate = md.Dim("batch", config.batch), md.Dim("candidate", 1 + config.negatives)
     return {"user": md.spec(batch, "int32"), "item": md.spec([batch, candidate], "int32")}
 
 
 def model(config: Config) -> md.Model:
-    """The score [batch, candidate] of each item for its function, as a logit."""
+    """A model that computes the logit [batch, candidate] of each item for its function."""
     rows = {"user": md.Dim("user", config.users), "item": md.Dim("item", config.items)}
     factor, width = md.Dim("factor", config.factors), md.Dim("width", config.width)
     precision = md.nn.Precision(config.dtype, config.dtype, config.dtype)
@@ -75,7 +75,7 @@ def model(config: Config) -> md.Model:
         with md.scope("gmf"):
             gmf = table(batch, "item", factor) * table(batch, "user", factor)
         with md.scope("mlp"):
-            # lecun's init of both halves of [a, b] w1 is he's of the whole
+            # LeCun init of both halves of [a, b] w1 equals He init of the whole
             first, *others = (md.Dim(f"hidden{i}", size) for i, size in enumerate(config.hidden, start=1))
             y = product(table(batch, "item", width), width, (first,), "w1_item", md.init.lecun)
             y = y + product(table(batch, "user", width), width, (first,), "w1_user", md.init.lecun)
@@ -91,7 +91,7 @@ def model(config: Config) -> md.Model:
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """The mean binary cross entropy in nats; with enough candidates, the hit rate of this batch as a metric too."""
+    """The loss function: mean binary cross entropy in nats. With enough candidates, the hit rate is a metric."""
     score_of = model(config)
 
     def cross_entropy(
@@ -106,10 +106,10 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def _hits(score: md.Tensor) -> md.Tensor:
-    """The share of rows whose first candidate has fewer than TOP others at or above its score."""
+    """The share of rows in which fewer than TOP other candidates score at least as high as the first."""
     first = md.sum(md.slice(score, "candidate", 0, 1), "candidate")
-    above = md.sum(md.cast(score >= first, "int32"), "candidate") - 1
-    return md.mean(md.cast(above < TOP, "float32"))
+    higher = md.sum(md.cast(score >= first, "int32"), "candidate") - 1
+    return md.mean(md.cast(higher < TOP, "float32"))
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
@@ -119,14 +119,14 @@ def optimizer(config: Config) -> md.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Batches:
-    """The graph as training reads it; the held-out split draws the same negatives whatever the seed."""
+    """Batches of the call graph; the held-out split has the same negatives for every seed."""
 
     graph: CallGraph
     config: Config
     seed: int
 
     def describe(self) -> dict[str, object]:
-        """Sizes of the data."""
+        """The sizes of the data, as a dict."""
         return self.graph.describe()
 
     def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
@@ -135,20 +135,20 @@ class Batches:
 
 
 def data(config: Config, seed: int) -> Batches:
-    """Calls of the standard library's functions: `data(config, seed)(split, step)` is a batch."""
+    """The data function of the workload: `data(config, seed)(split, step)` returns a batch."""
     return Batches(call_graph(config.users, config.items), config, seed)
 
 
 def hit_rate(
     params: dict[str, md.Tensor], config: Config, mesh: md.Mesh, layout: md.Layout, graph: CallGraph | None = None
 ) -> float:
-    """The share of functions whose held-out callee ranks in the first ten of itself and 99 that they never call."""
+    """The share of functions whose held-out callee ranks in the top ten among itself and 99 items they do not call."""
     graph = graph or call_graph(config.users, config.items)
-    people = len(graph.users)
-    evaluation = ncf.replace(**{**dataclasses.asdict(config), "batch": people, "negatives": 99})
+    user_count = len(graph.users)
+    evaluation = ncf.replace(**{**dataclasses.asdict(config), "batch": user_count, "negatives": 99})
     batch = {
         name: md.tensor(values, evaluation.inputs(evaluation.config)[name].shape)
-        for name, values in graph.batch("held_out", 0, 0, people, 99).items()
+        for name, values in graph.batch("held_out", 0, 0, user_count, 99).items()
     }
     return float(md.compile(evaluation.eval_step(), mesh, layout)(params, batch)["hit_rate"].numpy())
 

@@ -1,9 +1,9 @@
-r"""Parallel text in 70 languages, read in place from the message catalogues that Sphinx is installed with.
+r"""Parallel text in 70 languages, read from the message catalogues of the installed Sphinx.
 
-A catalogue gives the messages of one language: the English message, and what translators made of it. Here the
-translation is the source and the English message is the target. Nothing is downloaded, and nothing is copied.
+A catalogue contains the English messages of Sphinx and their translations into one language. Here the translation is
+the source, and the English message is the target. Nothing is downloaded or copied.
 
-The same release of Sphinx has the same text. A batch is a pure function of (split, seed, step).
+Equal Sphinx releases have equal text. A batch is a pure function of (split, seed, step).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HELD_OUT_ONE_IN = 10
 
 @dataclass(frozen=True, order=True)
 class Pair:
-    """A text in a language, and the English message that it translates."""
+    """A translated text, its language, and the English message."""
 
     language: str
     text: str
@@ -41,7 +41,7 @@ class Pair:
 
 
 def encode(text: str) -> list[int]:
-    """The ids of a text's bytes, and the end.
+    """The ids of a text's bytes, followed by END.
 
     >>> encode("né")
     [113, 198, 172, 2]
@@ -50,71 +50,75 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of ids up to the end; bytes that are no text become the replacement character.
+    """The text of the ids before END; invalid UTF-8 becomes the replacement character.
 
     >>> decode([113, 198, 172, 2, 0, 0])
     'né'
     """
-    found = bytearray()
+    raw = bytearray()
     for i in ids:
         if i == END:
             break
         if FIRST_BYTE <= i < VOCABULARY:
-            found.append(i - FIRST_BYTE)
-    return found.decode(errors="replace")
+            raw.append(i - FIRST_BYTE)
+    return raw.decode(errors="replace")
 
 
 def catalogue(data: bytes) -> dict[str, str]:
-    """English message -> translation, of a compiled catalogue (GNU gettext's .mo file); of plurals the first form.
+    """Parses a compiled catalogue (GNU gettext's .mo file): English message -> translation. Uses first plural forms.
 
     >>> header = struct.pack("<7I", 0x950412DE, 0, 1, 28, 36, 0, 0)
     >>> catalogue(header + struct.pack("<4I", 5, 44, 6, 50) + b"Index\\0Indice\\0")
     {'Index': 'Indice'}
 
-    Raises `MeshdslError` for anything else.
+    Raises `MeshdslError` if the data is not a catalogue.
     """
     order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(data[:4])
     try:
         if order is None:
-            raise ValueError("it does not begin with the number of a catalogue")
+            raise ValueError("it does not start with the magic number of a catalogue")
         count, messages, translations = struct.unpack_from(f"{order}3I", data, 8)
-        found = {}
+        result = {}
         for i in range(count):
             english, text = (_string(data, order, table + 8 * i) for table in (messages, translations))
             if english and text:
-                found[english] = text
-        return found
+                result[english] = text
+        return result
     except (ValueError, struct.error) as error:
-        raise md.MeshdslError(f"this is no compiled catalogue of messages: {error}") from None
+        raise md.MeshdslError(f"this is not a compiled message catalogue: {error}") from None
 
 
-def _string(data: bytes, order: str, at: int) -> str:
-    size, start = struct.unpack_from(f"{order}2I", data, at)
+def _string(data: bytes, order: str, indices: int) -> str:
+    size, start = struct.unpack_from(f"{order}2I", data, indices)
     if start + size > len(data):
-        raise ValueError(f"a message of {size} bytes at {start} lies behind its end at {len(data)}")
+        raise ValueError(f"a message of {size} bytes at byte {start} exceeds the file's {len(data)} bytes")
     return data[start : start + size].split(b"\0")[0].decode()
 
 
 class Text:
-    """Pairs that fit into `source` and `length` ids, split by a hash of one side.
+    """Pairs of at most `source` and `length` ids, split into train and held-out pairs by a hash of the text.
 
     >>> text = Text([Pair("fr", "Indice", "Index"), Pair("de", "Suche", "Search")], source=16, length=8)
     >>> rows = text.rows([Pair("de", "Suche", "Search")])
     >>> decode(rows["source"][0]), rows["inputs"][0].tolist()
     ('de Suche', [1, 86, 104, 100, 117, 102, 107, 0])
 
-    A source is the language's code, a blank, the text, and the end. With `key="source"` all pairs of one source text
-    are in one split, whatever their languages; the English message may be known from another language, which is what
-    a multilingual model is for. With `key="message"` no English message is in both splits.
-    Raises `MeshdslError` for another key, and when a split is empty.
+    A source is the language's code, a blank, the text, and END. With `key="source"`, all pairs of one source text are
+    in one split, in all languages; its English message may also occur in the other split, from another language. With
+    `key="message"`, no English message is in both splits. Raises `MeshdslError` for an unknown key; `batch` raises it
+    for an empty split.
     """
 
     def __init__(self, pairs: Iterable[Pair], source: int, length: int, key: str = "source"):
         if key not in KEYS:
-            raise md.MeshdslError(f"text is split by one of {', '.join(KEYS)}, got {key!r}")
-        every = sorted(set(pairs))
-        fits = [pair for pair in every if len(self.source_ids(pair)) <= source and len(encode(pair.english)) <= length]
-        self.left_out = len(every) - len(fits)
+            raise md.MeshdslError(f"key must be one of {', '.join(KEYS)}, got {key!r}")
+        unique_pairs = sorted(set(pairs))
+        fits = [
+            pair
+            for pair in unique_pairs
+            if len(self.source_ids(pair)) <= source and len(encode(pair.english)) <= length
+        ]
+        self.left_out = len(unique_pairs) - len(fits)
         self.sizes, self.key = (source, length), key
         held_out = [_held_out(pair.text if key == "source" else pair.english) for pair in fits]
         self.pairs = {
@@ -124,11 +128,11 @@ class Text:
 
     @staticmethod
     def source_ids(pair: Pair) -> list[int]:
-        """The ids of the language's code and the text."""
+        """The ids of the source: the language's code, a blank and the text."""
         return encode(f"{pair.language} {pair.text}")
 
     def describe(self) -> dict[str, object]:
-        """Sizes of the data."""
+        """The sizes of the data, as a dict."""
         return {
             "kind": "messages of Sphinx, many languages to English",
             "languages": len({pair.language for pairs in self.pairs.values() for pair in pairs}),
@@ -139,34 +143,34 @@ class Text:
         }
 
     def rows(self, pairs: Iterable[Pair]) -> dict[str, np.ndarray]:
-        """`source` [pairs, source], `inputs` and `targets` [pairs, length] of some pairs, int32, padded."""
+        """The arrays `source` [pairs, source], `inputs` and `targets` [pairs, length] of these pairs: int32, padded."""
         pairs = list(pairs)
-        made = {
+        arrays = {
             name: np.zeros((len(pairs), size), np.int32)
             for name, size in zip(("source", "targets"), self.sizes, strict=True)
         }
         for i, pair in enumerate(pairs):
             for name, ids in (("source", self.source_ids(pair)), ("targets", encode(pair.english))):
-                made[name][i, : len(ids)] = ids
-        before = np.roll(made["targets"], 1, axis=1)
-        before[:, 0] = START
-        before[before == END] = PADDING
-        return {**made, "inputs": before}
+                arrays[name][i, : len(ids)] = ids
+        shifted = np.roll(arrays["targets"], 1, axis=1)
+        shifted[:, 0] = START
+        shifted[shifted == END] = PADDING
+        return {**arrays, "inputs": shifted}
 
     def batch(self, split: str, seed: int, step: int, batch: int) -> dict[str, np.ndarray]:
-        """Pairs drawn from the training split, or the held-out ones in a fixed order, again from the first after all.
+        """A batch of random pairs of the training split, or of held-out pairs in a fixed order, repeated cyclically.
 
-        Raises `MeshdslError` for another split, and for one without pairs.
+        Raises `MeshdslError` for an unknown or empty split.
         """
         if split not in SPLITS or not self.pairs[split]:
             raise md.MeshdslError(
-                f"a split with pairs is one of {', '.join(s for s in SPLITS if self.pairs[s])}, got {split!r}"
+                f"the split must be one of {', '.join(s for s in SPLITS if self.pairs[s])}, got {split!r}"
             )
         pairs = self.pairs[split]
-        at = np.arange(step * batch, (step + 1) * batch)
+        indices = np.arange(step * batch, (step + 1) * batch)
         if split == "train":
-            at = np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, step]).random_raw(batch)
-        return self.rows(pairs[int(i)] for i in at % len(pairs))
+            indices = np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, step]).random_raw(batch)
+        return self.rows(pairs[int(i)] for i in indices % len(pairs))
 
 
 def _hash(text: str) -> bytes:
@@ -183,19 +187,19 @@ def _shuffled(pair: Pair) -> bytes:
 
 @lru_cache(maxsize=4)
 def parallel_text(source: int, length: int, key: str = "source") -> Text:
-    """The text of this Sphinx, in every language but English. Raises `MeshdslError` when there is no Sphinx."""
+    """The text of the installed Sphinx, in all languages except English. Raises `MeshdslError` without Sphinx."""
     return Text(_messages(), source, length, key)
 
 
 @lru_cache(maxsize=1)
 def _messages() -> tuple[Pair, ...]:
-    found = importlib.util.find_spec("sphinx")
-    folders = [] if found is None else [Path(place) / "locale" for place in found.submodule_search_locations or ()]
+    spec = importlib.util.find_spec("sphinx")
+    folders = [] if spec is None else [Path(place) / "locale" for place in spec.submodule_search_locations or ()]
     files = sorted(path for folder in folders for path in folder.glob("*/LC_MESSAGES/sphinx.mo"))
     if not files:
         raise md.MeshdslError(
             "parallel text is read from the message catalogues of Sphinx, which is not installed\n"
-            "  it comes with the extra `docs`: pip install 'meshdsl[docs]'"
+            "  install it with the extra `docs`: pip install 'meshdsl[docs]'"
         )
     pairs = []
     for path in files:
@@ -206,27 +210,27 @@ def _messages() -> tuple[Pair, ...]:
     return tuple(pairs)
 
 
-def chrf(made: Iterable[str], wanted: Iterable[str], order: int = 6, beta: float = 2.0) -> float:
-    """The character n-gram F-score of all texts together, from 0 to 100 (chrF, Popović, 2015).
+def chrf(texts: Iterable[str], references: Iterable[str], order: int = 6, beta: float = 2.0) -> float:
+    """The character n-gram F-score over all texts, from 0 to 100 (chrF, Popović, 2015).
 
     >>> chrf(["a table of contents"], ["a table of contents"]), round(chrf(["a table"], ["a table of contents"]), 1)
     (100.0, 29.1)
 
-    N-grams of up to `order` characters, without blanks; precision and recall are averaged over n, and recall counts
-    `beta` times as much. An n of which no wanted text has an n-gram is left out.
+    Uses n-grams of up to `order` characters, without blanks. Precision and recall are averaged over n; recall has
+    weight `beta`. An n for which no reference text has an n-gram is skipped.
     """
-    right, have, want = Counter[int](), Counter[int](), Counter[int]()
-    for a, b in zip(made, wanted, strict=True):
+    matches, text_counts, reference_counts = Counter[int](), Counter[int](), Counter[int]()
+    for a, b in zip(texts, references, strict=True):
         a, b = "".join(a.split()), "".join(b.split())
         for n in range(1, order + 1):
-            ours, theirs = (Counter(x[i : i + n] for i in range(len(x) - n + 1)) for x in (a, b))
-            right[n] += (ours & theirs).total()
-            have[n] += ours.total()
-            want[n] += theirs.total()
-    orders = [n for n in want if want[n]]
+            text_ngrams, reference_ngrams = (Counter(x[i : i + n] for i in range(len(x) - n + 1)) for x in (a, b))
+            matches[n] += (text_ngrams & reference_ngrams).total()
+            text_counts[n] += text_ngrams.total()
+            reference_counts[n] += reference_ngrams.total()
+    orders = [n for n in reference_counts if reference_counts[n]]
     if not orders:
         return 0.0
-    precision = sum(right[n] / max(1, have[n]) for n in orders) / len(orders)
-    recall = sum(right[n] / want[n] for n in orders) / len(orders)
+    precision = sum(matches[n] / max(1, text_counts[n]) for n in orders) / len(orders)
+    recall = sum(matches[n] / reference_counts[n] for n in orders) / len(orders)
     total = beta**2 * precision + recall
     return 100 * (1 + beta**2) * precision * recall / total if total else 0.0

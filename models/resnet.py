@@ -4,14 +4,14 @@
     for each block:  x = relu(norm(conv1(relu(norm(conv3(relu(norm(conv1(x)))))))) + x)
     logits = mean over height and width of x, times w;  loss = mean over batch of the cross entropy
 
-Each stage after the first halves height and width, doubles the channels, and projects x in its first block; the
-blocks after it are alike and run as one scan. The channels of stage i have the names `narrow{i}` (after the first
-convolution of a block), `middle{i}` (after the second) and `stage{i}`, so that a layout can split them apart: with
-`narrow` and `middle` split, a block adds up twice, once into the split `middle` and once into the whole `stage`.
+Each stage after the first halves height and width, doubles the channels, and projects x in its first block; its other
+blocks are equal and run as one scan. The channel dims of stage i are `narrow{i}` (after the first convolution of a
+block), `middle{i}` (after the second) and `stage{i}`, so that a layout can shard them separately: with `narrow` and
+`middle` sharded, a block reduces twice, by reduce-scatter into `middle` and by all-reduce into `stage`.
 
-Batch normalisation takes its means over batch, height and width by name, so they are those of the whole batch
-however it is split. There are no running means: evaluation normalises by the batch that is evaluated. Group
-normalisation (Wu and He, 2018) has no such dependence.
+Batch normalisation takes its means over the dims batch, height and width, so they are means of the whole batch under
+every layout. There are no running means: evaluation normalises with the evaluated batch. Group normalisation (Wu and
+He, 2018) does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and choices; the defaults are ResNet-50 on 224 x 224 images in 1000 classes."""
+    """Sizes and options; the defaults are ResNet-50 for 224 x 224 images and 1000 classes."""
 
     batch: int = 32
     height: int = 224
@@ -41,10 +41,10 @@ class Config:
     classes: int = 1000
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     stem: int = 64  # channels of the first convolution, and of `narrow` in the first stage
-    expansion: int = 4  # stage over narrow
-    stem_size: int = 7  # of the first kernel
+    expansion: int = 4  # ratio of `stage` to `narrow`
+    stem_size: int = 7  # size of the first kernel
     stem_stride: int = 2
-    stem_pool: int = 3  # size of the first pool, of stride 2; 0: none
+    stem_pool: int = 3  # size of the first pool, which has stride 2; 0: no pool
     norm: str = "batch"  # or "group"
     groups: int = 32
     learning_rate: float = 0.1
@@ -62,18 +62,18 @@ LAYOUTS = {
 
 
 def inputs(config: Config) -> dict[str, object]:
-    """One batch: images [batch, height, width, color], and the class of each [batch]."""
+    """The specs of a batch: images [batch, height, width, color], and their classes [batch]."""
     batch = md.Dim("batch", config.batch)
     sizes = [md.Dim("height", config.height), md.Dim("width", config.width), md.Dim("color", config.color)]
     return {"image": md.spec([batch, *sizes], config.dtype), "target": md.spec(batch, "int32")}
 
 
 def model(config: Config) -> md.Model:
-    """The logits [batch, classes] of a batch."""
+    """A model that computes the logits [batch, classes]."""
     precision = md.nn.Precision(config.dtype, config.dtype, config.dtype)
 
     def conv(x: md.Tensor, name: str, over: md.Dim, into: md.Dim, size: int = 1, stride: int = 1) -> md.Tensor:
-        """Kernels [kh, kw, over, into]."""
+        """Convolution with a kernel [kh, kw, over, into]."""
         kernel = md.dims(f"kh:{size} kw:{size}")
         w = md.param(name, [*kernel, over, into], init=md.init.he(fan_in=[*kernel, over]), dtype=config.dtype)
         window, pads = {"height": "kh", "width": "kw"}, (size // 2, size // 2)
@@ -93,14 +93,14 @@ def model(config: Config) -> md.Model:
             return y * scales + md.param("bias", channels, init=md.init.zeros(), dtype=config.dtype)
 
     def bottleneck(x: md.Tensor, stage: int, stride: int = 1) -> md.Tensor:
-        """A block's result [batch, height, width, stage] of x [.., channels]."""
+        """A bottleneck block: [batch, height, width, channels] -> [batch, height, width, stage]."""
         channels, size = x.dims[-1], config.stem * 2 ** (stage - 1)
         narrow, mixed, middle = md.dims(f"narrow{stage}:{size} mixed{stage}:{size} middle{stage}:{size}")
         wide = md.Dim(f"stage{stage}", size * config.expansion)
         y = md.relu(norm(conv(x, "conv_1", channels, narrow), "norm_1", narrow))
         y = md.rename(conv(y, "conv_2", narrow, mixed, 3, stride), **{mixed.name: middle})
         y = md.relu(norm(y, "norm_2", middle))
-        y = norm(conv(y, "conv_3", middle, wide), "norm_3", wide, scale=0.0)  # each block begins as no change
+        y = norm(conv(y, "conv_3", middle, wide), "norm_3", wide, scale=0.0)  # each block starts as the identity
         if channels != wide:
             x = norm(conv(x, "project", channels, wide, 1, stride), "norm_project", wide)
         return md.relu(y + x)
@@ -128,7 +128,7 @@ def model(config: Config) -> md.Model:
 
 
 def loss(config: Config) -> Callable[..., md.Tensor]:
-    """The mean cross entropy, in nats."""
+    """The loss function: mean cross entropy, in nats."""
     logits_of = model(config)
 
     def cross_entropy(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
@@ -138,14 +138,14 @@ def loss(config: Config) -> Callable[..., md.Tensor]:
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
-    """Heavy-ball momentum."""
+    """SGD with momentum."""
     return md.optim.momentum(config.learning_rate, config.momentum)
 
 
 resnet50 = md.Workload(
     "resnet50", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS
 )
-digits = md.Workload(  # 8 x 8 images of scikit-learn, a network that a laptop trains in a minute
+digits = md.Workload(  # a small network for scikit-learn's 8 x 8 digits, which trains in a minute on a laptop
     "digits",
     Config(
         batch=64, height=8, width=8, color=1, classes=10, blocks=(1, 2, 1, 1), stem=8, expansion=2, stem_size=3,
@@ -159,7 +159,7 @@ _HELD_OUT = 297
 
 @lru_cache(maxsize=1)
 def _digits() -> tuple[np.ndarray, np.ndarray]:
-    """1797 handwritten digits (Alpaydin and Kaynak, 1998), between 0 and 1, and what they are."""
+    """1797 images of handwritten digits (Alpaydin and Kaynak, 1998) with values from 0 to 1, and their classes."""
     from sklearn.datasets import load_digits  # scikit-learn is part of the `dev` extra
 
     images, targets = load_digits(return_X_y=True)
@@ -167,7 +167,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def digits_batch(config: Config, seed: int, step: int) -> dict[str, md.Tensor]:
-    """A batch of `digits`, a pure function of seed and step, from all but the last 297 images."""
+    """A training batch of `digits`: a pure function of seed and step. Excludes the last 297 images."""
     images, targets = _digits()
     words = np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, step]).random_raw(config.batch)
     rows = (words % (len(images) - _HELD_OUT)).astype(int)
@@ -175,7 +175,7 @@ def digits_batch(config: Config, seed: int, step: int) -> dict[str, md.Tensor]:
 
 
 def held_out_digits(config: Config) -> dict[str, md.Tensor]:
-    """The images that no `digits_batch` has, as one batch."""
+    """The 297 images that `digits_batch` excludes, as one batch."""
     images, targets = _digits()
     return _batch(config, images[-_HELD_OUT:], targets[-_HELD_OUT:])
 

@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer of Mesh-TensorFlow (Shazeer et al., 2018, section 9; Vaswani et al., 2017), pre-norm.
 
-    memory = encoder(source):  x = x + attention(norm(x));  x = x + feed_forward(norm(x)), for each layer
-    logits = decoder(inputs):  the same, causal, with attention to memory between the two
-    loss   = mean over targets that are not padding of the cross entropy
+    memory = encoder(source):  for each layer, x = x + attention(norm(x));  x = x + feed_forward(norm(x))
+    logits = decoder(inputs):  the same with causal attention, and with attention to memory before the feed-forward
+    loss   = mean of the cross entropy over the targets that are not padding
 
 Token 0 is padding. The layers are in models/encoder_decoder.py, decoding is in models/decoding.py.
 """
@@ -26,9 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config(encoder_decoder.Config):
-    """A text read and a text made, with the sizes and choices of models/encoder_decoder.py."""
+    """Sizes and options of models/encoder_decoder.py, and the length of the source text."""
 
-    source: int = 64  # places of the source text
+    source: int = 64  # length of the source text
     label_smoothing: float = 0.1
 
 
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def inputs(config: Config) -> dict[str, object]:
-    """One batch of ids: source [batch, source]; inputs and targets [batch, length], the one shifted by a place."""
+    """The specs of a batch of ids: source [batch, source]; inputs and targets [batch, length], shifted by one."""
     batch = md.Dim("batch", config.batch)
     target = md.spec([batch, md.Dim("length", config.length)], "int32")
     return {
@@ -54,19 +54,19 @@ def inputs(config: Config) -> dict[str, object]:
 
 
 def token_loss(config: Config, logits: md.Tensor, targets: md.Tensor) -> md.Tensor:
-    """The mean cross entropy, in nats, of the targets that are not padding."""
+    """The mean cross entropy of the targets that are not padding, in nats."""
     each = md.nn.softmax_cross_entropy(logits, targets, label_smoothing=config.label_smoothing)
     real = targets != 0
     return md.sum(md.where(real, each, 0)) / md.maximum(md.sum(md.cast(real, each.dtype)), 1)
 
 
 def model(config: Config) -> md.Model:
-    """(logits [batch, length, vocab], 0) of a batch."""
+    """A model of a batch: (logits [batch, length, vocab], 0)."""
     return transformer(config)
 
 
 def loss(config: Config) -> Callable[..., md.Tensor]:
-    """The mean cross entropy of the targets; with dropout the function also takes a key."""
+    """The loss function: mean cross entropy of the targets; with dropout it also takes a key."""
     logits_of = model(config)
 
     def plain(params: Any, batch: dict[str, md.Tensor]) -> md.Tensor:

@@ -1,14 +1,14 @@
-"""Replicated against sharded weight updates, as in figures 11 and 12 of Xu et al. (2020): time of a step, peak memory.
+"""Replicated and sharded weight updates compared, as in figures 11 and 12 of Xu et al. (2020): step time, peak memory.
 
-    python -m models.sharded_update                      the three models on 8 TPU v3 cores, and the paper's setting
+    python -m models.sharded_update                      three models on 8 TPU v3 cores, and the paper's setting
     python -m models.sharded_update --machine tpu-v5e    on another machine
-    python -m models.sharded_update --measure            small ones too, trained on eight CPU devices
-    python -m models.sharded_update --groups             the paper's setting, with groups and small tensors together
+    python -m models.sharded_update --measure            also measure small models on eight CPU devices
+    python -m models.sharded_update --groups             the paper's setting, with device groups and bucketing
 
-ResNet-50 updates with LARS, the Transformer and neural collaborative filtering with Adam; all are pure data parallel,
-and their code is the same both times: only `weight_update=` differs. Times are predictions of `compiled.cost(...)`
-unless it says measured; memory is that of one device. The paper measured 46.5 ms and 25.6 ms for the Transformer on
-2,048 cores with 2,048 sentences, and 6 % for ResNet-50.
+ResNet-50 uses LARS; the Transformer and neural collaborative filtering use Adam. All are pure data parallel, and only
+`weight_update=` differs between the two runs. Times are predictions of `compiled.cost(...)` unless marked as measured;
+memory is per device. The paper measured 46.5 ms and 25.6 ms for the Transformer on 2,048 cores with 2,048 sentences,
+and a saving of 6 % for ResNet-50.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODES = ("replicated", "sharded")
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A workload on so many devices, all of which split the batch; `paper` is what it measured, in words."""
+    """A workload with the batch sharded over all devices; `paper` is the paper's measurement, as text."""
 
     label: str
     workload: md.Workload
@@ -45,19 +45,19 @@ class Setting:
 
 
 def _resnet(**sizes: Any) -> md.Workload:
-    """ResNet-50 with LARS (You et al., 2017), as the paper trains it."""
+    """ResNet-50 with LARS (You et al., 2017), as in the paper."""
     lars: Callable[[Any], md.optim.Optimizer] = lambda config: md.optim.lars(config.learning_rate)  # noqa: E731
     return dataclasses.replace(resnet50, optimizer=lars).replace(**sizes)
 
 
 def _transformer(**sizes: Any) -> md.Workload:
-    """The big Transformer of Vaswani et al. (2017), whose update the paper splits; activations in bfloat16."""
+    """The big Transformer of Vaswani et al. (2017), as in the paper; activations in bfloat16."""
     big = {"source": 96, "length": 96, "vocab": 33_708, "layers": 6, "d_model": 1024, "heads": 16, "d_head": 64}
     return seq2seq.replace(**{**big, "d_ff": 4096, "compute_dtype": "bfloat16", **sizes})
 
 
 _EIGHT = ("chips:8", "batch:chips")
-_POD = ("y:32 x:32 core:2", "batch:y,x,core")  # 2,048 cores of a TPU v3 pod, each axis of the torus one of the mesh
+_POD = ("y:32 x:32 core:2", "batch:y,x,core")  # 2,048 cores of a TPU v3 pod; each torus axis is a mesh axis
 LARGE = (
     Setting("ResNet-50, LARS", _resnet(batch=256), *_EIGHT),
     Setting("Transformer, Adam", _transformer(batch=64), *_EIGHT),
@@ -83,7 +83,7 @@ SMALL = (
 def step(
     setting: Setting, mode: str, machine: str | None = None, bucket_bytes: float | None = None
 ) -> tuple[md.Compiled, tuple[Any, ...]]:
-    """The training step of a setting, and the types of its arguments."""
+    """The compiled training step of a setting, and the specs of its arguments."""
     update = md.WeightUpdate(mode, bucket_bytes=bucket_bytes)
     compiled = md.compile(
         setting.workload.train_step(),
@@ -97,47 +97,47 @@ def step(
 
 
 def grouped(setting: Setting, machine: str) -> dict[str, float]:
-    """Seconds of a step by what is left to the machine: which groups share updates, and which tensors go together."""
+    """Predicted seconds per step, with and without device groups and bucketing of small tensors."""
     variants: dict[str, dict[str, Any]] = {
         "replicated": {"mode": "replicated"},
         "sharded": {"mode": "sharded"},
-        "sharded, together": {"mode": "sharded", "bucket_bytes": 100_000},
+        "sharded, bucketed": {"mode": "sharded", "bucket_bytes": 100_000},
         "auto": {"mode": "auto", "machine": machine, "bucket_bytes": 0},
-        "auto, together": {"mode": "auto", "machine": machine},
+        "auto, bucketed": {"mode": "auto", "machine": machine},
     }
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name, options in variants.items():
         compiled, types = step(setting, **options)
-        found[name] = compiled.cost(*types, machine=machine).seconds
-    return found
+        results[name] = compiled.cost(*types, machine=machine).seconds
+    return results
 
 
 def predicted(setting: Setting, machine: str) -> dict[str, tuple[float, float]]:
-    """For each mode: seconds of a step, and bytes of one device at the peak.
+    """For each mode: predicted seconds per step, and peak bytes per device.
 
     >>> small = SMALL[2]
-    >>> found = predicted(small, "tpu-v3")
-    >>> found["sharded"][1] < found["replicated"][1]
+    >>> by_mode = predicted(small, "tpu-v3")
+    >>> by_mode["sharded"][1] < by_mode["replicated"][1]
     True
     """
-    found: dict[str, tuple[float, float]] = {}
+    results: dict[str, tuple[float, float]] = {}
     for mode in MODES:
         compiled, types = step(setting, mode)
         cost = compiled.cost(*types, machine=machine)
-        found[mode] = cost.seconds, cost.peak_bytes
-    return found
+        results[mode] = cost.seconds, cost.peak_bytes
+    return results
 
 
 def measured(setting: Setting, rounds: int = 5) -> dict[str, float]:
-    """For each mode: CPU seconds of a step on this machine, the median of interleaved rounds. Needs the devices."""
+    """For each mode: CPU seconds per step on this machine, the median of interleaved rounds. Needs eight devices."""
     runs: dict[str, Callable[[], None]] = {mode: _runner(setting, mode) for mode in MODES}
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
-    for again in range(rounds + 1):
+    for n in range(rounds + 1):
         for mode, run in runs.items():
-            began = time.process_time()
+            started = time.process_time()
             run()
-            if again:  # the first one compiles
-                times[mode].append(time.process_time() - began)
+            if n:  # the first round compiles
+                times[mode].append(time.process_time() - started)
     return {mode: float(np.median(values)) for mode, values in times.items()}
 
 
@@ -158,23 +158,23 @@ def _runner(setting: Setting, mode: str) -> Callable[[], None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m models.sharded_update", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--machine", default="tpu-v3", help="what the steps are predicted for (default tpu-v3)")
-    parser.add_argument("--measure", action="store_true", help="train small ones on eight CPU devices as well")
-    parser.add_argument("--rounds", type=int, default=5, help="measured steps of each (default 5)")
-    parser.add_argument("--groups", action="store_true", help="groups and small tensors together, on 2,048 cores only")
+    parser.add_argument("--machine", default="tpu-v3", help="machine of the predictions (default tpu-v3)")
+    parser.add_argument("--measure", action="store_true", help="also measure small models on eight CPU devices")
+    parser.add_argument("--rounds", type=int, default=5, help="measured steps per mode (default 5)")
+    parser.add_argument("--groups", action="store_true", help="only device groups and bucketing, on 2,048 cores")
     options = parser.parse_args(arguments)
     if options.groups:
-        found = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
-        rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in found.items()]
-        print(report.table(["predicted", *next(iter(found.values()))], rows))
+        results = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
+        rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in results.items()]
+        print(report.table(["predicted", *next(iter(results.values()))], rows))
         return 0
     settings = (*LARGE, *PAPER) if options.machine == "tpu-v3" else LARGE
     if options.measure:
         md.host_devices(8)
     rows = []
     for setting in settings:
-        found = predicted(setting, options.machine)
-        (before, most), (after, least) = (found[mode] for mode in MODES)
+        results = predicted(setting, options.machine)
+        (before, most), (after, least) = (results[mode] for mode in MODES)
         rows.append([
             setting.label, f"{before * 1e3:.2f} ms", f"{after * 1e3:.2f} ms", f"{before / after:.2f}x",
             f"{most / 1e6:,.0f} MB", f"{least / 1e6:,.0f} MB", setting.paper,

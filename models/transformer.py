@@ -4,8 +4,8 @@
     for each layer:  x = x + attention(norm(x));  x = x + feed_forward(norm(x))
     logits = norm(x) unembed;  loss = mean over batch and length of the cross entropy
 
-The layouts are those of Mesh-TensorFlow (Shazeer et al., 2018, section 9): `vocab`, `d_ff` and `heads` on one axis,
-`batch` on the other; and Megatron's sequence splitting (Korthikanti et al., 2022), where `length` shares the axis of
+The layouts are those of Mesh-TensorFlow (Shazeer et al., 2018, section 9), with `vocab`, `d_ff` and `heads` on one axis
+and `batch` on the other; and Megatron's sequence parallelism (Korthikanti et al., 2022), with `length` on the axis of
 the model dims.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["Config", "LAYOUTS", "benchmark", "inputs", "lm", "loss", "model", "o
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and choices; a vocabulary of 256 reads bytes."""
+    """Sizes and options; a vocabulary of 256 is enough for bytes."""
 
     batch: int = 16
     length: int = 128
@@ -30,19 +30,19 @@ class Config:
     d_model: int = 256
     heads: int = 8
     d_head: int = 32
-    queries_per_key: int = 1  # heads counts the keys and values; so many queries share each
+    queries_per_key: int = 1  # query heads per key and value head; `heads` counts key and value heads
     d_ff: int = 1024
     activation: str = "relu"
     gated: bool = False
     norm: str = "layer"  # or "rms"
     positions: str = "learned"  # or "rotary"
-    tied: bool = False  # the output layer is the embedding table
+    tied: bool = False  # the output layer uses the embedding table
     dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     remat: bool | str = False  # or a policy of md.checkpoint
     learning_rate: float = 1e-3
-    clip_norm: float = 0.0  # 0: gradients are not clipped
+    clip_norm: float = 0.0  # 0: no clipping
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
     reduce_dtype: str = "float32"
@@ -59,13 +59,13 @@ LAYOUTS = {
 
 
 def inputs(config: Config) -> dict[str, object]:
-    """One batch: tokens, and for each the one that follows, both [batch, length]."""
+    """The specs of a batch: tokens and the tokens that follow them, both [batch, length]."""
     spec = md.spec([md.Dim("batch", config.batch), md.Dim("length", config.length)], "int32")
     return {"tokens": spec, "targets": spec}
 
 
 def model(config: Config) -> md.Model:
-    """The logits [batch, length, vocab] of a batch; with a key, under dropout."""
+    """A model that computes the logits [batch, length, vocab]; a key turns on dropout."""
     vocab, wide, d_ff = md.Dim("vocab", config.vocab), md.Dim("model", config.d_model), md.Dim("d_ff", config.d_ff)
     heads, head, layer = md.Dim("heads", config.heads), md.Dim("head", config.d_head), md.Dim("layer", config.layers)
     group = md.Dim("group", config.queries_per_key) if config.queries_per_key > 1 else None
@@ -110,7 +110,7 @@ def model(config: Config) -> md.Model:
 
 
 def loss(config: Config) -> Callable[..., md.Tensor]:
-    """The mean cross entropy of the next token, in nats; with dropout the function also takes a key."""
+    """The loss function: mean cross entropy of the next token, in nats; with dropout it also takes a key."""
     logits_of = model(config)
 
     def mean_loss(logits: md.Tensor, batch: dict[str, md.Tensor]) -> md.Tensor:
@@ -129,7 +129,7 @@ def loss(config: Config) -> Callable[..., md.Tensor]:
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
-    """Adam, with clipping by the global norm where the config asks for it."""
+    """Adam, with clipping by the global norm if `clip_norm` is set."""
     adam = md.optim.adam(config.learning_rate)
     return md.optim.with_clipping(adam, config.clip_norm) if config.clip_norm else adam
 

@@ -1,7 +1,7 @@
-"""Translation of short messages from some fifty languages to English: one model for all, with experts or without.
+"""Translation of short messages from about fifty languages to English, by one model, with or without experts.
 
-The text is `models.parallel_text`. With `experts=0` the model is dense, of equal compute: an expert has half the width
-of a dense layer, and each token has the places of two.
+The text is `models.parallel_text`. With `experts=0` the model is dense and takes equal compute: an expert has half the
+width of a dense layer, and each token uses two experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Config(moe_transformer.Config):
-    """A small Transformer over bytes; `experts=0` is the dense one."""
+    """A small Transformer over bytes; with `experts=0` it is dense."""
 
     batch: int = 32
     source: int = 64
@@ -40,24 +40,24 @@ class Config(moe_transformer.Config):
     dropout: float = 0.0
     optimizer: str = "adam"
     learning_rate: float = 2e-3
-    warmup: int = 100  # steps to the learning rate, which then falls with the square root of the step
+    warmup: int = 100  # warm-up steps; the learning rate then decreases as 1 / sqrt(step)
     split_by: str = "source"  # or "message": no English message is in both splits
 
 
 def model(config: Config) -> md.Model:
-    """(logits [batch, length, vocab], auxiliary loss) of a batch."""
+    """A model of a batch: (logits [batch, length, vocab], auxiliary loss)."""
     return moe_transformer.model(config) if config.experts else seq2seq.transformer(config)
 
 
 def decoder(config: Config, search: seq2seq.Search) -> md.Model:
-    """What a search finds for each source of a batch."""
+    """A model that decodes each source of a batch with a search."""
     return moe_transformer.decoder(config, search) if config.experts else seq2seq.decoder(config, search)
 
 
 def loss(config: Config) -> Callable[..., Any]:
-    """(cross entropy plus the auxiliary loss, metrics: both, and the share of ids that are the likeliest).
+    """The loss function: cross entropy plus auxiliary loss. Metrics are both, and the share of ids predicted right.
 
-    Without a key, experts have the capacity of evaluation.
+    Without a key, experts have the evaluation capacity.
     """
     training, evaluation = model(config), model(dataclasses.replace(config, train=False))
 
@@ -73,27 +73,27 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
-    """Adam with a warm-up, or Adafactor as GShard has it."""
+    """Adam with warm-up, or Adafactor as in GShard."""
     if config.optimizer == "adam":
         return md.optim.adam(md.optim.rsqrt(config.learning_rate, config.warmup))
     return moe_transformer.optimizer(config)
 
 
 def text_of(config: Config) -> Text:
-    """The text that fits the config's sizes."""
+    """The parallel text with the config's sizes."""
     return parallel_text.parallel_text(config.source, config.length, config.split_by)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The text as training reads it."""
+    """Batches of the parallel text."""
 
     text: Text
     config: Config
     seed: int
 
     def describe(self) -> dict[str, object]:
-        """Sizes of the data."""
+        """The sizes of the data, as a dict."""
         return self.text.describe()
 
     def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
@@ -101,7 +101,7 @@ class Batches:
 
 
 def data(config: Config, seed: int) -> Batches:
-    """Messages in many languages and in English: `data(config, seed)(split, step)` is a batch."""
+    """The data function of the workload: `data(config, seed)(split, step)` returns a batch."""
     return Batches(text_of(config), config, seed)
 
 
@@ -114,19 +114,19 @@ def translate(
     beam: int = 1,
     form: str = "flat",
 ) -> list[str]:
-    """The English that the model gives for each pair's source text: the best of a beam, or for one beam greedily."""
+    """Translates each pair's source text to English, by beam search, or greedily if `beam` is 1."""
     search = md.nn.decode.greedy
     if beam > 1:
         search = functools.partial(md.nn.decode.beam_search, beam=md.Dim("beam", beam), form=form)
     run = _decoding(config, search, mesh, layout)
     text, pairs = text_of(config), list(pairs)
-    found: list[str] = []
-    for some in _in_parts(pairs, config.batch):
-        rows = text.rows([*some, *[some[-1]] * (config.batch - len(some))])["source"]
+    translations: list[str] = []
+    for part in _in_parts(pairs, config.batch):
+        rows = text.rows([*part, *[part[-1]] * (config.batch - len(part))])["source"]
         ids = run(params, {"source": md.tensor(rows, "batch source")})
         best = (ids if beam == 1 else ids[0]).numpy().reshape(config.batch, -1, config.length)[:, 0]
-        found += [parallel_text.decode(row) for row in best[: len(some)]]
-    return found
+        translations += [parallel_text.decode(row) for row in best[: len(part)]]
+    return translations
 
 
 def _decoding(config: Config, search: seq2seq.Search, mesh: md.Mesh, layout: md.Layout) -> md.Compiled:
@@ -145,31 +145,31 @@ def _in_parts(pairs: list[Pair], size: int) -> Iterator[list[Pair]]:
 
 @dataclass(frozen=True)
 class Score:
-    """How good some translations are: the share that is right to the last character, and chrF, both of 100."""
+    """The quality of translations: the percentage of exact matches, and chrF, both from 0 to 100."""
 
     pairs: int
     exact: float
     chrf: float
 
 
-def scores(pairs: Iterable[Pair], made: Iterable[str]) -> dict[str, Score]:
-    """The score of each language, and under "average" the mean over languages, each counting the same.
+def scores(pairs: Iterable[Pair], outputs: Iterable[str]) -> dict[str, Score]:
+    """The score of each language, and under "average" the unweighted mean over languages.
 
-    >>> made = scores([Pair("de", "Suche", "Search"), Pair("fr", "Indice", "Index")], ["Search", "Tip"])
-    >>> made["de"], made["average"]
+    >>> by_language = scores([Pair("de", "Suche", "Search"), Pair("fr", "Indice", "Index")], ["Search", "Tip"])
+    >>> by_language["de"], by_language["average"]
     (Score(pairs=1, exact=100.0, chrf=100.0), Score(pairs=2, exact=50.0, chrf=50.0))
     """
     by_language: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for pair, text in zip(pairs, made, strict=True):
+    for pair, text in zip(pairs, outputs, strict=True):
         by_language[pair.language].append((text, pair.english))
-    found = {}
-    for language, texts in sorted(by_language.items()):
-        exact = 100 * sum(a == b for a, b in texts) / len(texts)
-        ours, wanted = zip(*texts, strict=True)
-        found[language] = Score(len(texts), exact, parallel_text.chrf(ours, wanted))
-    n, every = max(1, len(found)), list(found.values())
+    score_by_language = {}
+    for language, matched in sorted(by_language.items()):
+        exact = 100 * sum(a == b for a, b in matched) / len(matched)
+        texts, references = zip(*matched, strict=True)
+        score_by_language[language] = Score(len(matched), exact, parallel_text.chrf(texts, references))
+    n, every = max(1, len(score_by_language)), list(score_by_language.values())
     mean = Score(sum(s.pairs for s in every), sum(s.exact for s in every) / n, sum(s.chrf for s in every) / n)
-    return {**found, "average": mean}
+    return {**score_by_language, "average": mean}
 
 
 translation = md.Workload(

@@ -7,7 +7,7 @@ import jax
 from tests.conftest import compare_golden
 
 
-def test_eight_cpu_devices_and_64_bits():
+def test_conftest_has_eight_cpu_devices_and_64_bits():
     assert [device.platform for device in jax.devices()] == ["cpu"] * 8
     assert jax.numpy.asarray(1.0).dtype == "float64"
 

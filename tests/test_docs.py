@@ -54,7 +54,7 @@ PASTED = [(page.name, *found) for page in PAGES for found in pasted(page.read_te
 
 
 @pytest.mark.parametrize(("page", "command", "shown"), PASTED, ids=[f"{page}: {line}" for page, line, _ in PASTED])
-def test_what_a_page_shows_is_what_is_printed(
+def test_docs_pasted_commands_match_their_output(
     page: str, command: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(ROOT)
@@ -67,7 +67,7 @@ def test_what_a_page_shows_is_what_is_printed(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_page_points_to_is_there(page: Path):
+def test_docs_links_and_paths_exist(page: Path):
     text = page.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
     paths = re.findall(r"`((?:benchmarks|docs|meshdsl|models|tests)/[\w/.]+)`", text)
@@ -79,7 +79,7 @@ def test_what_a_page_points_to_is_there(page: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_page(page: Path):
+def test_docs_page(page: Path):
     unchecked = unchecked_snippets(page.read_text(encoding="utf-8"))
     assert not unchecked, f"these Python listings never run; write them with >>>, or mark them as text: {unchecked}"
     with jax.enable_x64(False):
@@ -94,25 +94,25 @@ def test_page(page: Path):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstrings(name: str):
+def test_docs_docstrings(name: str):
     module = importlib.import_module(name)
     with jax.enable_x64(False):
         result = doctest.testmod(module, extraglobs={"md": meshdsl}, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed; see the captured output"
 
 
-def test_a_fence_ends_the_expected_output():
+def test_docs_parser_fence_ends_the_expected_output():
     page = "Text.\n\n```python\n>>> 1 + 1\n2\n```\n\n```python\n>>> 2 + 2\n5\n```\n"
     wants = [example.want for example in FencedParser().get_examples(page)]
     assert wants == ["2\n", "5\n"]
 
 
-def test_pasted_commands_are_found():
+def test_docs_parser_finds_pasted_commands():
     page = "```text\n$ .venv/bin/meshdsl doctor --json\n{}\n```\n\n```text\n$ make test\n```\n"
     assert pasted(page) == [("meshdsl doctor --json", "{}\n")]
     assert PASTED, "README.md shows what `meshdsl analyze` prints"
 
 
-def test_listings_without_a_prompt_are_found():
+def test_docs_parser_finds_listings_without_prompt():
     page = "```python\nx = 1\n```\n\n```text\ny = 2\n```\n\n```python\n>>> z = 3\n```\n"
     assert unchecked_snippets(page) == ["x = 1"]

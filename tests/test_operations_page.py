@@ -20,13 +20,13 @@ def operations() -> Any:
     return module
 
 
-def test_the_page_is_what_the_rows_say(operations: Any) -> None:
+def test_operations_page_equals_the_generated_text(operations: Any) -> None:
     made, there = operations.page(), (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     different = [f"- {a}\n+ {b}" for a, b in zip(there.split("\n"), made.split("\n"), strict=False) if a != b]
     assert made == there, "python docs/_ext/operations.py writes it again:\n" + "\n".join(different[:5])
 
 
-def test_every_row_is_on_it_and_none_is_refused(operations: Any) -> None:
+def test_operations_page_has_every_row(operations: Any) -> None:
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     assert [row.name for row in operations.laws.rows() if f"`{row.name}`" not in text] == []
     assert "not supported" not in text

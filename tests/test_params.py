@@ -38,12 +38,12 @@ def drawn(model: md.Model, *inputs: Any, seed: int = 0) -> dict[str, np.ndarray]
     return {path: p.numpy() for path, p in model.init(md.random.key(seed), *inputs).items()}
 
 
-def test_paths_are_scopes_and_names():
+def test_param_paths_are_scopes_and_names():
     specs = md.model(two_scopes).specs(X)
     assert specs == {"first/w": md.spec([IO, HIDDEN]), "second/w": md.spec([HIDDEN, IO])}
 
 
-def test_specs_are_those_of_init():
+def test_model_specs_equal_init_types():
     for f in (two_scopes, deep):
         model = md.model(f)
         params = model.init(md.random.key(0), X)
@@ -51,7 +51,7 @@ def test_specs_are_those_of_init():
         assert md.eval_shape(model.init, md.random.key(0), X) == model.specs(X)
 
 
-def test_a_parameter_depends_on_its_path_and_the_key_alone():
+def test_model_init_depends_only_on_path_and_key():
     before = drawn(md.model(two_scopes), X)
 
     def longer(x: md.Tensor) -> md.Tensor:
@@ -65,7 +65,7 @@ def test_a_parameter_depends_on_its_path_and_the_key_alone():
     assert not np.array_equal(before["first/w"].T, before["second/w"])
 
 
-def test_initialisation_is_the_same_under_every_layout():
+def test_model_init_is_equal_under_every_layout():
     model = md.model(deep)
     x = md.tensor(np.zeros((2, 4), np.float32), "batch io")
 
@@ -81,7 +81,7 @@ def test_initialisation_is_the_same_under_every_layout():
             np.testing.assert_array_equal(p, whole[path])
 
 
-def test_compiled_initialisation_puts_each_shard_where_it_belongs():
+def test_model_init_compiled_creates_each_shard_on_its_device():
     model = md.model(two_scopes)
     x = md.tensor(np.zeros((2, 4), np.float32), "batch io")
     init = md.compile(model.init, md.Mesh("a:2 b:2"), md.Layout("io:a hidden:b"))
@@ -90,7 +90,7 @@ def test_compiled_initialisation_puts_each_shard_where_it_belongs():
     assert {shard.data.shape for shard in stored.addressable_shards} == {(2, 3)}
 
 
-def test_layers_are_one_scan_of_stacked_parameters():
+def test_layers_are_one_scan_with_stacked_parameters():
     model = md.model(deep)
     assert model.specs(X)["block/w"] == md.spec([LAYER, IO, HIDDEN])
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def test_layers_are_one_scan_of_stacked_parameters():
     assert [str(eqn.op) for eqn in graph.eqns] == ["scan"]
 
 
-def test_rematerialised_layers_have_the_same_gradient():
+def test_layers_remat_has_the_same_gradient():
     def gradient(remat: bool) -> dict[str, md.Tensor]:
         model = md.model(lambda x: md.layers(block, x, over=LAYER, remat=remat))
         x = md.tensor(np.ones((2, 4), np.float32), "batch io")
@@ -138,7 +138,7 @@ def test_layers_take_slices_and_nest():
     assert model(params).item() == total
 
 
-def test_parameters_inside_gradients_and_branches_of_the_model():
+def test_param_inside_gradients_and_branches():
     def f(x: md.Tensor) -> md.Tensor:
         w = md.param("w", "io:4", init=md.init.constant(3.0))
         return md.grad(lambda x: md.sum(w * md.square(x) * md.param("v", "io:4", init=md.init.ones())))(x)
@@ -149,7 +149,7 @@ def test_parameters_inside_gradients_and_branches_of_the_model():
     np.testing.assert_array_equal(model(params, x).numpy(), [6, 6, 6, 6])
 
 
-def test_static_arguments_and_keywords_reach_the_function():
+def test_model_passes_static_arguments_and_keywords():
     def f(x: md.Tensor, wide: bool, *, times: int) -> md.Tensor:
         assert isinstance(wide, bool) and isinstance(times, int)
         return x * md.param("wide" if wide else "narrow", "io:4") * times
@@ -179,7 +179,7 @@ INITS = {
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", INITS)
-def test_first_values_have_the_moments_they_promise(name: str, dtype: str):
+def test_init_moments(name: str, dtype: str):
     init, mean, variance, kurtosis = INITS[name]
     x = init(md.random.key(3), DIMS, dtype)
     assert x.type == md.spec(DIMS, dtype)
@@ -189,26 +189,26 @@ def test_first_values_have_the_moments_they_promise(name: str, dtype: str):
     assert abs(values.var() - variance) < 5 * variance * math.sqrt((kurtosis - 1) / n)
 
 
-def test_truncated_values_stay_within_the_bound():
+def test_init_truncated_normal_stays_within_bound():
     values = md.init.truncated_normal(2.0, mean=1.0, bound=1.5)(md.random.key(0), DIMS, "float32").numpy()
     assert np.abs(values - 1).max() <= 3.0 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64", "int32"])
-def test_constants_have_the_dtype_asked_for(dtype: str):
+def test_init_constant_has_the_requested_dtype(dtype: str):
     for init, value in ((md.init.zeros(), 0), (md.init.ones(), 1), (md.init.constant(2), 2)):
         x = init(md.random.key(0), DIMS, dtype)
         assert x.type == md.spec(DIMS, dtype)
         assert (x.numpy() == value).all()
 
 
-def test_narrow_values_are_rounded_wide_ones():
+def test_init_narrow_values_are_rounded_float32():
     wide = md.init.normal()(md.random.key(0), DIMS, "float32")
     narrow = md.init.normal()(md.random.key(0), DIMS, "bfloat16")
     np.testing.assert_array_equal(narrow.numpy(), md.cast(wide, "bfloat16").numpy())
 
 
-def test_normal_is_that_of_jax():
+def test_init_normal_equals_jax():
     ours = md.init.normal()(md.random.key(7), DIMS, "float32").numpy()
     np.testing.assert_array_equal(ours, jax.random.normal(jax.random.key(7), (40, 50, 5), "float32"))
 
@@ -257,7 +257,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
 }
 
 
-def test_mistakes_are_explained(golden: Callable[[str, str], None]):
+def test_param_errors_match_golden_text(golden: Callable[[str, str], None]):
     texts = []
     for name, mistake in MISTAKES.items():
         with pytest.raises(md.MeshdslError) as caught:

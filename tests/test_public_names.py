@@ -36,44 +36,44 @@ REFERENCE = [name for names in FAMILIES.families().values() for name in names]
 
 
 @pytest.mark.parametrize("name", [*REFERENCE, *md._MODULES])
-def test_has_a_docstring(name: str):
+def test_public_names_have_a_docstring(name: str):
     value = FAMILIES.documented(name)
     text = vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
     assert text and text.strip(), f"md.{name} has no docstring of its own"
 
 
 @pytest.mark.parametrize("name", [name for name in REFERENCE if callable(FAMILIES.documented(name))])
-def test_has_an_example(name: str):
+def test_public_names_have_an_example(name: str):
     value = FAMILIES.documented(name)
     text = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     assert text and ">>>" in text, f"md.{name} has no example in its docstring"
 
 
-def test_the_reference_has_every_public_name_once():
+def test_reference_has_every_public_name_once():
     assert len(REFERENCE) == len(set(REFERENCE))
     assert {name.partition(".")[0] for name in REFERENCE} == set(md.__all__)
 
 
-def test_every_family_has_a_title():
+def test_reference_families_have_titles():
     assert not set(md._HOMES) - set(FAMILIES.TITLES), "give these homes a title in docs/_ext/families.py"
 
 
-def test_the_page_is_generated():
+def test_reference_page_is_generated():
     assert "{public-names}" in (DOCS / "reference.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS.parent)))
-def test_pages_name_only_what_exists(page: Path):
+def test_docs_pages_mention_only_existing_names(page: Path):
     named = set(re.findall(r"\bmd\.([A-Za-z_]\w*)", page.read_text(encoding="utf-8")))
     missing = named - set(md.__all__) - PLANNED
     assert not missing, f"there is no {', '.join(sorted(f'md.{name}' for name in missing))}"
 
 
-def test_a_tensor_has_its_operators_before_anything_else_is_used():
+def test_tensor_has_operators_after_import():
     script = "import meshdsl as md; print((1 + md.tensor([1.0, 2.0], 'io') * 2).numpy())"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (0, "[3. 5.]\n"), run.stderr
 
 
-def test_what_is_planned_is_not_there_yet():
+def test_public_names_exclude_planned_names():
     assert not PLANNED & set(md.__all__), "it is there now: say so in README.md"

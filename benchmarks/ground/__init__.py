@@ -1,1 +1,1 @@
-"""What `benchmarks.ground_truth` sets beside published measurements: programs, and models of the systems measured."""
+"""Programs and system models that `benchmarks.ground_truth` compares with published measurements."""

@@ -1,10 +1,10 @@
-"""Published times of collectives against `md.place(...).seconds`, with the points that a table is made of left out.
+"""Published times of collectives compared with `md.place(...).seconds`, on points that the table does not contain.
 
-Predictions for the points of at least 16 MB: `half` from a table of every other size (1, 4, 16, ... MB), for the sizes
-between; `one_out` from a table of all sizes but that of the point (with the last sizes, which are outside of what is
-left, and without); `formula` without any table, from one bandwidth, one launch and one latency fitted to the other half
-of the sizes of all groups. Galvatron's two nodes have one figure for each group, no sizes: bandwidths are fitted to all
-groups but one, and predict that one.
+Predictions are for points of at least 16 MB. `half` uses a table of every other size (1, 4, 16, ... MB) and predicts
+the sizes in between. `one_out` uses a table of all sizes except the point's, with and without the last sizes, which
+need extrapolation. `formula` uses no table, but one bandwidth, one launch time and one latency fitted to the other half
+of the sizes of all groups. Galvatron's two nodes have one figure per group: bandwidths are fitted to all groups but
+one, and predict that one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {
 
 
 class Point(NamedTuple):
-    """One measurement: seconds for V bytes over n devices."""
+    """A measurement: seconds for V bytes over n devices."""
 
     kind: str
     n: int
@@ -42,8 +42,8 @@ class Point(NamedTuple):
 
 
 def points(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
-    """The measurements by the system that they were taken on."""
-    found: dict[str, list[Point]] = defaultdict(list)
+    """The measurements, grouped by system."""
+    by_system: dict[str, list[Point]] = defaultdict(list)
     for row in rows:
         if row["group"] not in ("collective_vtrain", "collective_galvatron", "collective_nnscaler"):
             continue
@@ -56,19 +56,19 @@ def points(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
         system = row["group"].removeprefix("collective_")
         if system == "vtrain":
             system += "_a100" if "A100" in row["hardware"] else "_v100"
-        found[system].append(Point(kind, n, size * (n if kind == "all_to_all" else 1), seconds))
-    return {system: sorted(set(there)) for system, there in found.items()}
+        by_system[system].append(Point(kind, n, size * (n if kind == "all_to_all" else 1), seconds))
+    return {system: sorted(set(group_points)) for system, group_points in by_system.items()}
 
 
 def machine(levels: str, tables: dict[tuple[str, int], list[Point]], launch: float) -> md.Machine:
-    """A machine with this network and these tables, by way of a file as a user writes it."""
+    """A machine with this network and these tables, read from a machine file like a user's."""
     text = (
         'title = "measured"\ndevice = "GPU"\nvector = 1e13\nhbm = 8e10\nhbm_bandwidth = 1e12\nlaunch = 0.0\n'
         f"efficiency = [[1e9, 0.5]]\n[peak]\nother = 1e14\n[network]\nlaunch = {launch}\n{levels}"
     )
-    for (kind, n), there in tables.items():
-        slowest = np.maximum.accumulate([p.seconds for p in there]).tolist()
-        pairs = [[p.bytes, seconds] for p, seconds in zip(there, slowest, strict=True)]
+    for (kind, n), group_points in tables.items():
+        slowest = np.maximum.accumulate([p.seconds for p in group_points]).tolist()
+        pairs = [[p.bytes, seconds] for p, seconds in zip(group_points, slowest, strict=True)]
         text += f'[[network.measured]]\nkind = "{kind}"\ngroup = [{n}]\npoints = {pairs}\n'
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.toml"
@@ -77,7 +77,7 @@ def machine(levels: str, tables: dict[tuple[str, int], list[Point]], launch: flo
 
 
 def level(axis: str, size: int, bandwidth: float, latency: float = 0.0, share: int = 1, most: float = 0.0) -> str:
-    """One level of the file: a switch."""
+    """A switch level of the machine file."""
     bound = f"device_bandwidth = {most}\n" if most else ""
     return (
         f'[[network.level]]\nkind = "switch"\naxes = {{ {axis} = {size} }}\nbandwidth = {bandwidth}\n'
@@ -86,18 +86,18 @@ def level(axis: str, size: int, bandwidth: float, latency: float = 0.0, share: i
 
 
 def predicted(on: md.Machine, point: Point) -> float:
-    """Seconds by the cost tool."""
+    """Seconds predicted by the cost tool."""
     return md.place(on.network, md.Mesh(x=point.n)).seconds(point.kind, ["x"], point.bytes)
 
 
-def one_node(system: str, there: list[Point]) -> Iterator[dict[str, Any]]:
-    """The errors on one system, by prediction."""
+def one_node(system: str, group_points: list[Point]) -> Iterator[dict[str, Any]]:
+    """The errors on one system for each kind of prediction."""
     groups: dict[tuple[str, int], list[Point]] = defaultdict(list)
-    for point in there:
+    for point in group_points:
         groups[point.kind, point.n].append(point)
-    kept = {key: group[::2] for key, group in groups.items()}
-    base, launch = _formula([p for group in kept.values() for p in group])
-    half, fitted = machine(base, kept, launch), machine(base, {}, launch)
+    every_other_size = {key: group[::2] for key, group in groups.items()}
+    base, launch = _formula([p for group in every_other_size.values() for p in group])
+    half, fitted = machine(base, every_other_size, launch), machine(base, {}, launch)
     errors: dict[str, list[float]] = defaultdict(list)
     for key, group in groups.items():
         for i, point in enumerate(group):
@@ -116,25 +116,25 @@ def one_node(system: str, there: list[Point]) -> Iterator[dict[str, Any]]:
                "mean_error": mean(size), "worst": round(float(size.max()), 4)}  # fmt: skip
 
 
-def _formula(there: list[Point]) -> tuple[str, float]:
-    """One level and a launch, whose three figures fit the points."""
+def _formula(group_points: list[Point]) -> tuple[str, float]:
+    """One network level and a launch time, fitted to the points (three figures)."""
 
-    def made(x: Any) -> tuple[str, float]:
+    def level_and_launch(x: Any) -> tuple[str, float]:
         return level("gpu", 16, x[0] * 1e9, x[1] * 1e-6), x[2] * 1e-6
 
     def residuals(x: Any) -> Any:
-        levels, launch = made(x)
+        levels, launch = level_and_launch(x)
         on = machine(levels, {}, launch)
-        return np.log([predicted(on, p) / p.seconds for p in there])
+        return np.log([predicted(on, p) / p.seconds for p in group_points])
 
-    found = solve(residuals, {"bandwidth": (100, 1, 1000), "latency": (3, 0, 100), "launch": (30, 1, 300)})
-    return made(list(found.values()))
+    fitted = solve(residuals, {"bandwidth": (100, 1, 1000), "latency": (3, 0, 100), "launch": (30, 1, 300)})
+    return level_and_launch(list(fitted.values()))
 
 
 def two_nodes(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Galvatron's bus bandwidths on two nodes of eight: groups packed in a node, and strided over both.
+    """Galvatron's bus bandwidths on two nodes of eight GPUs, for groups inside a node and groups across both nodes.
 
-    nccl-tests ran the first group of each kind alone, so its mesh is that one group.
+    nccl-tests ran only the first group of each kind, so the mesh is that group.
     """
     groups: list[tuple[int, bool, float]] = []
     for row in rows:
@@ -150,8 +150,8 @@ def two_nodes(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
     start = {"in_node": (150, 10, 400), "port": (12, 1, 50), "device": (8, 1, 50)}
 
-    def fit(there: list[tuple[int, bool, float]]) -> list[float]:
-        return list(solve(lambda x: np.log([bus(x, n, p) / b for n, p, b in there]), start).values())
+    def fit(group_points: list[tuple[int, bool, float]]) -> list[float]:
+        return list(solve(lambda x: np.log([bus(x, n, p) / b for n, p, b in group_points]), start).values())
 
     x = fit(groups)
     for how in ("all", "one_out"):
@@ -167,10 +167,10 @@ def two_nodes(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def run(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """All lines of this part."""
+    """The JSON lines of this part."""
     totals: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for system, there in points(rows).items():
-        for line in one_node(system, there):
+    for system, group_points in points(rows).items():
+        for line in one_node(system, group_points):
             totals[line["predicted_by"]].append((line["points"], line["mean_error"]))
             yield line
     yield from two_nodes(rows)

@@ -1,21 +1,21 @@
-"""GPT training on one node of A100, data and tensor parallel: the published seconds of an iteration against programs.
+"""GPT training on one node of A100 with data and tensor parallelism: published iteration times and predictions.
 
-The system measured is Megatron-DeepSpeed: fp16, activations checkpointed, fused Adam, 450 runs over five models
-(d_model, layers) x (tp, dp) x micro-batch x batch. For each (model, tp, dp, micro-batch) the train step of
-models/transformer.py is traced, partitioned on `data:dp model:tp`, and its ledger read. The micro-batches repeat the
-forward and backward part; the update, and the all_reduce of the gradients (one, as DeepSpeed buckets them), run once.
+The measured system is Megatron-DeepSpeed with fp16, activation checkpointing and fused Adam: 450 runs over five models
+(d_model, layers) x (tp, dp) x micro-batch x batch. For each (model, tp, dp, micro-batch), the train step of
+models/transformer.py is traced and partitioned on `data:dp model:tp`, and its costs are read. The forward and backward
+pass run once per micro-batch; the update and the all_reduce of the gradients (one, as DeepSpeed buckets them) run once.
 
-What differs: Megatron's recomputation runs all of a layer again, six all_reduces a layer; ours leaves out the last
-product and its all_reduce, whose results nobody reads, five a layer. Dropout is left out.
+Differences: Megatron recomputes whole layers, with six all_reduces per layer. meshdsl does not recompute the last
+product and its all_reduce, whose results are not used, and has five. Dropout is omitted.
 
-Two models of a step are fitted, on the rows of four (d_model, layers) at a time, and tested on those of the fifth.
+Two models of the step time are fitted on four of the (d_model, layers) at a time and tested on the fifth.
 
-compiled  what `compiled.cost` computes, for a compiler that fuses: each kernel takes its roofline plus a launch.
-eager     for a library that calls one equation after the other from Python, as the system measured does: a kernel takes
-          its roofline, or a launch for each equation in it that computes something, whichever is more.
+compiled  the model of `compiled.cost`, for a compiler that fuses: each kernel takes its roofline time plus a launch.
+eager     for a library that launches one equation at a time from Python, like the measured system: a kernel takes its
+          roofline time, or one launch per equation that computes something, whichever is more.
 
-Both have five parameters: the efficiency of products at two sizes, the bandwidth of memory (at most the data sheet's),
-the seconds of a launch, and a factor on the time of the tensor-parallel all_reduces.
+Both have five parameters: the efficiency of products at two sizes, the memory bandwidth (at most the data sheet's),
+the launch time, and a factor for the time of the tensor-parallel all_reduces.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ START = {
 
 
 class Case(NamedTuple):
-    """One program: a model on a layout with a micro-batch."""
+    """A program: a model, a layout and a micro-batch size."""
 
     d_model: int
     layers: int
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One measurement."""
+    """A measurement."""
 
     case: Case
     batch: int
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
     @property
     def trips(self) -> float:
-        """How many micro-batches each replica does."""
+        """The number of micro-batches per replica."""
         return self.batch / self.case.micro_batch / self.case.dp
 
     @property
@@ -85,13 +85,13 @@ class Run(NamedTuple):
 
     @property
     def choice(self) -> tuple[int, ...]:
-        """Runs of one model, on as many GPUs, with one batch: their layouts compete."""
+        """The key shared by runs of one model, number of GPUs and batch size, whose layouts are compared."""
         return (*self.model, self.case.tp * self.case.dp, self.batch)
 
 
 def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
-    """The measurements; one of another kind than expected is an error."""
-    found: list[Run] = []
+    """The measurements; raises an error for a row of another experiment."""
+    measurements: list[Run] = []
     for row in rows:
         if row["group"] != "vtrain_single":
             continue
@@ -99,13 +99,13 @@ def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
         if (m["seq"], m["heads"], p["pp"], p["recompute"]) != (LENGTH, HEADS, 1, "full"):
             raise ValueError(f"row {row['id']} is not of this experiment: {m} {p}")
         case = Case(m["d_model"], m["layers"], p["tp"], p["dp"], m["micro_batch"])
-        found.append(Run(case, m["global_batch"], row["measured"]["iter_time_ms"] * 1e-3))
-    return found
+        measurements.append(Run(case, m["global_batch"], row["measured"]["iter_time_ms"] * 1e-3))
+    return measurements
 
 
 @dataclass(frozen=True)
 class Table:
-    """The kernels of all cases behind each other, and for each run which case it is."""
+    """The kernels of all cases, concatenated, and the case index of each run."""
 
     kernels: Work  # the forward and backward parts, concatenated
     starts: Array  # where each case begins
@@ -117,12 +117,12 @@ class Table:
     measured: Array
 
     def summed(self, values: Array) -> Array:
-        """Over the kernels of each case."""
+        """Sums over the kernels of each case."""
         return np.add.reduceat(values * self.kernels.trips, self.starts)
 
 
 def table(programs: Programs, measured: Sequence[Run]) -> tuple[Table, dict[Case, Work]]:
-    """Trace what is not known yet, and lay it out for the fit."""
+    """Traces the cases that are not cached, and builds the table for the fit."""
     cases = sorted({run.case for run in measured})
     works = {case: programs.work(case.workload, case.mesh, LAYOUT) for case in cases}
     network = md.machine("a100-p4de").network
@@ -151,29 +151,29 @@ def table(programs: Programs, measured: Sequence[Run]) -> tuple[Table, dict[Case
 
 
 def rates(x: Sequence[float] | Array) -> Rates:
-    """The device of these parameters; larger products are never less efficient."""
+    """The device for these parameters; larger products are at least as efficient as small ones."""
     efficiency = np.maximum.accumulate(x[:2]).tolist()
     return Rates(PEAK, VECTOR, x[2] * BANDWIDTH, tuple(zip(SIZES, efficiency, strict=True)))
 
 
-def predict(of: Table, eager: bool, x: Sequence[float] | Array) -> Array:
-    """Seconds of every run."""
-    k = of.kernels
+def predict(data: Table, eager: bool, x: Sequence[float] | Array) -> Array:
+    """The predicted seconds of every run."""
+    k = data.kernels
     device = device_seconds(rates(x), k.products, k.vector, k.moved)
     launch = x[3] * 1e-6
     kernels = np.maximum(device, launch * k.calls) if eager else device + launch
-    micro_batch = of.summed(kernels) + x[4] * of.sending
-    update = of.gradients + of.updating / (x[2] * BANDWIDTH)
-    return of.trips * micro_batch[of.case] + update[of.case]
+    micro_batch = data.summed(kernels) + x[4] * data.sending
+    update = data.gradients + data.updating / (x[2] * BANDWIDTH)
+    return data.trips * micro_batch[data.case] + update[data.case]
 
 
-def fit(of: Table, eager: bool, rows: Array) -> dict[str, float]:
-    """The parameters that meet these rows best."""
-    return solve(lambda x: np.log(predict(of, eager, x)[rows] / of.measured[rows]), START)
+def fit(data: Table, eager: bool, rows: Array) -> dict[str, float]:
+    """The parameters that fit these rows best."""
+    return solve(lambda x: np.log(predict(data, eager, x)[rows] / data.measured[rows]), START)
 
 
 def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
-    """How far off, how well ordered, and what is lost by taking the layout predicted to be best."""
+    """Errors, rank correlation, and the slowdown from choosing the layout that is predicted to be fastest."""
     from scipy.stats import kendalltau
 
     truth = np.array([run.seconds for run in measured])
@@ -195,29 +195,29 @@ def quality(measured: Sequence[Run], seconds: Array) -> dict[str, Any]:
 
 
 def run(rows: Sequence[dict[str, Any]], programs: Programs) -> Iterator[dict[str, Any]]:
-    """All lines of this part."""
+    """The JSON lines of this part."""
     measured = runs(rows)
-    of, works = table(programs, measured)
+    data, works = table(programs, measured)
     models = np.array([measured[i].model for i in range(len(measured))])
     for name, eager in (("compiled", False), ("eager", True)):
         held_out = np.zeros(len(measured))
         for model in np.unique(models, axis=0):
             test = (models == model).all(axis=1)
-            found = fit(of, eager, ~test)
-            held_out[test] = predict(of, eager, list(found.values()))[test]
+            fitted = fit(data, eager, ~test)
+            held_out[test] = predict(data, eager, list(fitted.values()))[test]
             yield {"part": "iteration", "model_of_a_step": name, "held_out": model.tolist(),
                    **quality([r for r, t in zip(measured, test, strict=True) if t], held_out[test])}  # fmt: skip
         yield {"part": "iteration", "model_of_a_step": name, "held_out": "each in turn", **quality(measured, held_out)}
-        found = fit(of, eager, np.ones(len(measured), dtype=bool))
+        fitted = fit(data, eager, np.ones(len(measured), dtype=bool))
         yield {"part": "iteration", "model_of_a_step": name, "fitted_to": "all",
-               "parameters": {key: round(value, 3) for key, value in found.items()},
-               **quality(measured, predict(of, eager, list(found.values())))}  # fmt: skip
+               "parameters": {key: round(value, 3) for key, value in fitted.items()},
+               **quality(measured, predict(data, eager, list(fitted.values())))}  # fmt: skip
         if not eager:
-            yield from agreement(works, list(found.values()))
+            yield from agreement(works, list(fitted.values()))
 
 
 def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any]]:
-    """The arrays against the cost tool itself, on a machine file of the fitted figures."""
+    """Compares the arrays with the cost tool, on a machine file with the fitted figures."""
     import tempfile
     from pathlib import Path
 
@@ -229,6 +229,6 @@ def agreement(works: dict[Case, Work], x: list[float]) -> Iterator[dict[str, Any
             asynchronous=[],
         )  # fmt: skip
         for case in (min(works), max(works)):
-            found = report(case.workload, case.mesh, LAYOUT, machine=file)
+            cost = report(case.workload, case.mesh, LAYOUT, machine=file)
             yield {"part": "iteration", "agreement_with_compiled_cost": list(case),
-                   "difference": round(check(works[case], found, device), 6)}  # fmt: skip
+                   "difference": round(check(works[case], cost, device), 6)}  # fmt: skip

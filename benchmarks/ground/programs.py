@@ -1,8 +1,7 @@
-"""What a published training run computes and sends, from the program that meshdsl makes of the same model.
+"""The computation and communication of a published training run, from meshdsl's program of the same model.
 
-`work` traces a train step and keeps what its ledger says, by kernel: a few arrays, which a fit can evaluate thousands
-of times. `device_seconds` is the roofline of the cost tool (`compiled.cost`) on those arrays; `check` holds them
-against each other.
+`work` traces a train step and stores its costs per kernel as a few arrays, which a fit can evaluate thousands of times.
+`device_seconds` is the roofline of the cost tool (`compiled.cost`) on these arrays; `check` compares the two.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ SCORES = "length", "memory"  # the dims of attention's scores
 
 @dataclass(frozen=True)
 class Work:
-    """One train step on one device, by kernel. What updates the parameters runs once however many micro-batches."""
+    """A train step on one device, per kernel. Kernels of the update run once, the others once per micro-batch."""
 
-    trips: Array  # of the loop over the layers
-    calls: Array  # equations that compute something: what a library without a compiler launches one by one
+    trips: Array  # trips of the loop over layers
+    calls: Array  # number of equations that compute something, which a library without a compiler launches one by one
     products: Array  # FLOPs of matrix products
     vector: Array  # FLOPs of the rest
     moved: Array  # bytes read and written
-    scores: Array  # those of them that are attention's scores, which a fused attention kernel keeps to itself
-    update: Array  # whether it updates the parameters
+    scores: Array  # bytes of attention scores, which a fused attention kernel does not read or write
+    update: Array  # whether the kernel belongs to the update
     sends: tuple[tuple[str, tuple[str, ...], float, int], ...]  # (kind, mesh axes, bytes V, trips)
-    parameters: float  # how many, on one device
+    parameters: float  # number of parameters on one device
 
     @property
     def size(self) -> int:
@@ -46,7 +45,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rates:
-    """A device, as the fits see it; the other figures of a machine file are constants here."""
+    """The fitted figures of a device; the other figures of a machine file are constants."""
 
     peak: float
     vector: float
@@ -54,19 +53,19 @@ class Rates:
     efficiency: tuple[tuple[float, float], ...]
 
     def of_size(self, flops: Array) -> Array:
-        """The fraction of the peak that products of so many FLOPs reach, as `Machine.matmul_efficiency` has it."""
-        at, fraction = zip(*self.efficiency, strict=True)
-        return np.interp(np.log(np.maximum(flops, 1.0)), np.log(at), fraction)
+        """The fraction of the peak that products of this many FLOPs reach, as in `Machine.matmul_efficiency`."""
+        index, fraction = zip(*self.efficiency, strict=True)
+        return np.interp(np.log(np.maximum(flops, 1.0)), np.log(index), fraction)
 
 
 def device_seconds(rates: Rates, products: Array, vector: Array, moved: Array) -> Array:
-    """Seconds of each kernel on the device, without its launch."""
+    """The seconds of each kernel on the device, without launch time."""
     computing = products / (rates.peak * rates.of_size(products)) + vector / rates.vector
     return np.maximum(computing, moved / rates.bandwidth)
 
 
 class Programs:
-    """`work` of workloads, kept in a file between runs of the script: it is good for one state of the sources."""
+    """The results of `work`, cached in a file between runs of the script; valid for one state of the sources."""
 
     def __init__(self, file: Path | None):
         self.file = file
@@ -76,14 +75,14 @@ class Programs:
             self.known = stored["work"] if stored["sources"] == _sources() else {}
 
     def save(self) -> None:
-        """Write what is known, whole or not at all."""
+        """Write the cache file atomically."""
         if self.file is not None:
             part = self.file.with_suffix(".part")
             part.write_text(json.dumps({"sources": _sources(), "work": self.known}), encoding="utf-8")
             part.replace(self.file)
 
     def work(self, workload: md.Workload, mesh: str, layout: str) -> Work:
-        """What one device of the mesh does in a train step."""
+        """The work of one device in a train step."""
         key = f"{workload.name} {workload.config} {mesh} {layout}"
         if key not in self.known:
             self.known[key] = _lists(_work(report(workload, mesh, layout)))
@@ -94,14 +93,14 @@ class Programs:
 
 
 def report(workload: md.Workload, mesh: str, layout: str, machine: Any = "a100-p4de") -> md.Report:
-    """What the cost tool says of a train step."""
+    """The cost report of a train step."""
     params, state, batch = workload.specs()
     step = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
     return step.cost(params, state, batch, machine=machine)
 
 
-def _work(found: md.Report) -> Work:
-    program, lines = found.program, found.ledger.lines
+def _work(cost: md.Report) -> Work:
+    program, lines = cost.program, cost.ledger.lines
     backward = [line.index for line in lines if line.backward]
     kernels: dict[int, list[Any]] = {}
     sends: list[tuple[str, tuple[str, ...], float, int]] = []
@@ -130,23 +129,23 @@ def _work(found: md.Report) -> Work:
     return Work(**{k: np.array(v) for k, v in columns.items()}, sends=tuple(sends), parameters=count)
 
 
-def check(work: Work, found: md.Report, rates: Rates) -> float:
-    """The relative difference of the arrays' device seconds to the cost tool's, on a machine of these rates."""
+def check(work: Work, cost: md.Report, rates: Rates) -> float:
+    """The relative difference between the arrays' device seconds and the cost tool's, on a machine with these rates."""
     ours = work.trips @ device_seconds(rates, work.products, work.vector, work.moved)
-    launches = work.trips.sum() * found.machine.launch
-    theirs = sum(cost.seconds for cost in found.timeline.costs if cost.line.collective is None) - launches
-    return abs(ours / theirs - 1)
+    launches = work.trips.sum() * cost.machine.launch
+    tool_seconds = sum(cost.seconds for cost in cost.timeline.costs if cost.line.collective is None) - launches
+    return abs(ours / tool_seconds - 1)
 
 
 def machine_file(folder: Path, base: str, **changes: Any) -> Path:
-    """A machine like the packaged one, with other figures: `key=value` of the top of its file."""
+    """The packaged machine with other values for top-level keys of its file."""
     import tomllib
 
     text = Path(md.machine(base).file).read_text(encoding="utf-8")
     lines = text.splitlines()
     for key, value in changes.items():
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
-        lines[at] = f"{key} = {json.dumps(value)}"
+        index = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
+        lines[index] = f"{key} = {json.dumps(value)}"
     file = folder / f"{base}-fitted.toml"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     tomllib.loads(file.read_text(encoding="utf-8"))
@@ -159,7 +158,7 @@ def _lists(work: Work) -> dict[str, Any]:
 
 
 def _sources() -> str:
-    """A digest of what a program and its ledger depend on."""
+    """A hash of the sources that a program and its costs depend on."""
     units = ("ops", "layouts", "lowering", "passes", "nn", "optim")
     files = [file for unit in units for file in sorted((ROOT / "meshdsl" / unit).rglob("*.py"))]
     files += [ROOT / "meshdsl" / f"{name}.py" for name in ("ir", "trace", "autodiff", "control", "params")]
@@ -169,14 +168,15 @@ def _sources() -> str:
 
 
 def solve(residuals: Callable[[Array], Array], start: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
-    """The parameters, each given as (start, least, most), that make the residuals least in a robust sense."""
+    """The parameters, each given as (start, lower, upper), that minimise a robust loss of the residuals."""
     from scipy.optimize import least_squares
 
     x0, low, high = (np.array(values) for values in zip(*start.values(), strict=True))
-    found = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=np.maximum(x0, 1e-3))
-    return dict(zip(start, found.x.tolist(), strict=True))
+    scale = np.maximum(x0, 1e-3)
+    solution = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=scale)
+    return dict(zip(start, solution.x.tolist(), strict=True))
 
 
 def mean(values: Sequence[float] | Array) -> float:
-    """The mean, rounded for print."""
+    """The mean, rounded for printing."""
     return round(float(np.mean(values)), 4)

@@ -1,1 +1,1 @@
-"""The baselines: steps written by hand with `jax.shard_map`, and the same steps left to the compiler."""
+"""Baselines: steps written by hand with `jax.shard_map`, and the same steps partitioned by GSPMD."""

@@ -1,8 +1,8 @@
-"""A convolution of images split over rows and columns of the mesh, with its halo exchanged by hand.
+"""A convolution of images sharded over rows and columns of the mesh, with a hand-written halo exchange.
 
     y = conv(x, w), 3 x 3, stride 1, "same"     x [batch, height, width, in]     w [kh, kw, in, out]
 
-batch is split over `rows`, height over `cols`; a device sends its first and last line of the image to its neighbours.
+batch is sharded over `rows`, height over `cols`; a device sends its first and last image line to its neighbours.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SPECS = {"x": P("rows", "cols"), "w": P()}
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """x and w, the same for every candidate."""
+    """x and w, equal for every candidate."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((BATCH, HEIGHT, WIDTH, IN)).astype(np.float32)
     return {"x": x, "w": 0.1 * rng.standard_normal((KERNEL, KERNEL, IN, OUT)).astype(np.float32)}
 
 
 def handwritten() -> tuple[jax.stages.Compiled, dict[str, NamedSharding]]:
-    """The executable, and where its operands lie."""
+    """The executable, and the shardings of its operands."""
     mesh = jax.make_mesh((2, 4), ("rows", "cols"), axis_types=(AxisType.Auto,) * 2)
     at = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
 

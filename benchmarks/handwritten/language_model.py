@@ -1,6 +1,6 @@
-"""One training step of a decoder-only language model, by hand in Megatron style on a mesh of 2 x 4.
+"""A training step of a decoder-only language model, hand-written in Megatron style for a mesh of 2 x 4.
 
-Batch is split over rows; vocab, heads and d_ff over cols. The model, with every shape whole:
+Batch is sharded over rows; vocab, heads and d_ff over cols. The model, with unsharded shapes:
 
     x = embed[tokens] + positions                     embed [vocab, model]   positions [length, model]
     for each of the layers (a scan over stacked weights):
@@ -13,14 +13,13 @@ Batch is split over rows; vocab, heads and d_ff over cols. The model, with every
     logits = (layer_norm(x) scale + bias) unembed     [model, vocab]
     loss = mean over batch and length of (logsumexp(logits) - logits[target])
 
-layer_norm is (x - mean) / sqrt(variance + 1e-5), the variance being the mean of squares about the mean. No
-product has a bias. The update is Adam with bias correction. Everything is float32.
+layer_norm is (x - mean) / sqrt(variance + 1e-5), where variance is the mean squared deviation. Products have no
+bias. The update is Adam with bias correction. Everything is float32.
 
-The backward is derived by hand: each weight gradient is one product in the parameter's own dim order, the
-normalised x, q, k, v, p, p v and the relu of each layer are kept for it, and gradients are summed over rows
-once, after the loop. All-reduces per device and step, counting trips: 1 embedding + 8 forward +
-1 maximum + 1 stacked (sum of exponentials, target logit) + 1 unembedding backward + 8 backward + 1 of all
-gradients and the loss = 21.
+The backward pass is derived by hand. Each weight gradient is one product in the parameter's dim order. The
+normalised x, q, k, v, p, p v and the relu of each layer are saved for it. Gradients are all-reduced over rows once,
+after the loop. All-reduces per device and step, counting trips: 1 embedding + 8 forward + 1 maximum + 1 stacked (sum
+of exponentials, target logit) + 1 unembedding backward + 8 backward + 1 of all gradients and the loss = 21.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ def make_mesh() -> jax.sharding.Mesh:
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
-    """Parameters, tokens and targets as whole host arrays, the same for every candidate.
+    """Parameters, tokens and targets as unsharded host arrays, equal for every candidate.
 
-    Matrices are normal with deviation 0.02, scales one and biases zero.
+    Matrices are normal with standard deviation 0.02, scales are one, biases zero.
     """
     rng = np.random.default_rng(seed)
     whole = {}
@@ -100,7 +99,7 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def initial_state(params: dict) -> dict:
-    """Adam's state: first and second moments, zero at first, and the number of steps done."""
+    """Adam's initial state: first and second moments, and the number of steps done."""
     zeros = {name: np.zeros_like(p) for name, p in params.items()}
     return {"params": params, "m": zeros, "v": zeros, "step": np.zeros((), np.int32)}
 
@@ -118,7 +117,7 @@ def adam(state: dict, grads: dict) -> dict:
     return {"params": params, "m": m, "v": v, "step": step}
 
 
-# The pieces of one device. Each forward returns what its backward needs.
+# The functions of one device. Each forward function returns the values that its backward needs.
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple]:
@@ -129,7 +128,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Arr
 
 
 def layer_norm_backward(ct: jax.Array, saved: tuple, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Cotangents of x, scale and bias."""
+    """The cotangents of x, scale and bias."""
     normal, rstd = saved
     d = ct * scale
     dx = rstd * (d - jnp.mean(d, -1, keepdims=True) - normal * jnp.mean(d * normal, -1, keepdims=True))
@@ -137,7 +136,7 @@ def layer_norm_backward(ct: jax.Array, saved: tuple, scale: jax.Array) -> tuple[
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mixed values and the weights. q, k, v are [batch, length, heads, head]."""
+    """The attention output and the weights; q, k, v are [batch, length, heads, head]."""
     scores = jnp.einsum("blhd,bmhd->bhlm", q, k) * (1 / math.sqrt(HEAD))
     p = jax.nn.softmax(jnp.where(causal(), scores, -jnp.inf), -1)
     return jnp.einsum("bhlm,bmhd->blhd", p, v), p
@@ -146,19 +145,19 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.
 def attention_backward(ct: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, p: jax.Array) -> tuple:
     dp = jnp.einsum("blhd,bmhd->bhlm", ct, v)
     dv = jnp.einsum("bhlm,blhd->bmhd", p, ct)
-    # p is zero where the mask forbids, so no mask is needed here.
+    # p is zero at masked positions, so no mask is needed here.
     ds = p * (dp - jnp.sum(dp * p, -1, keepdims=True)) * (1 / math.sqrt(HEAD))
     return jnp.einsum("bhlm,bmhd->blhd", ds, k), jnp.einsum("bhlm,blhd->bmhd", ds, q), dv
 
 
 def causal() -> jax.Array:
-    """Which keys (last dim) each query may see."""
+    """The causal mask: the keys (last dim) that each query may attend to."""
     shape = (LENGTH, LENGTH)
     return lax.broadcasted_iota(jnp.int32, shape, 0) >= lax.broadcasted_iota(jnp.int32, shape, 1)
 
 
 def layer(x: jax.Array, w: dict) -> tuple[jax.Array, dict]:
-    """One layer on one device; cols hold parts of heads and d_ff, so wo and w_out give sums over cols."""
+    """One layer on one device; heads and d_ff are sharded over cols, so the products with wo and w_out are reduced."""
     h, norm_1 = layer_norm(x, w["scale_1"], w["bias_1"])
     q, k, v = (jnp.einsum("blm,mhd->blhd", h, w[n]) for n in ("wq", "wk", "wv"))
     mixed, p = attention(q, k, v)
@@ -170,7 +169,7 @@ def layer(x: jax.Array, w: dict) -> tuple[jax.Array, dict]:
 
 
 def layer_backward(ct: jax.Array, w: dict, saved: dict) -> tuple[jax.Array, dict]:
-    """The cotangent of x, and this device's part of the gradients, each in its parameter's dim order."""
+    """The cotangent of x, and this device's partial gradients, each in its parameter's dim order."""
     g = {}
     act, norm = saved["act"], saved["norm_2"]
     h = norm[0] * w["scale_2"] + w["bias_2"]
@@ -194,9 +193,9 @@ def layer_backward(ct: jax.Array, w: dict, saved: dict) -> tuple[jax.Array, dict
 
 
 def cross_entropy(logits: jax.Array, local_targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum over this device's tokens, and the cotangent of the logits of the mean over all tokens.
+    """The loss summed over this device's tokens, and the cotangent of the logits for the mean over all tokens.
 
-    Logits hold a part of the vocab; `local_targets` count from its first word and may lie outside it.
+    Logits are sharded over vocab; `local_targets` are relative to the shard's first word and may be outside of it.
     """
     is_target = local_targets[..., None] == lax.broadcasted_iota(jnp.int32, logits.shape, 2)
     shift = lax.pmax(jnp.max(logits, -1), "cols")
@@ -209,7 +208,7 @@ def cross_entropy(logits: jax.Array, local_targets: jax.Array) -> tuple[jax.Arra
 
 
 def handwritten_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[dict, jax.Array]:
-    """What one device of the 2 x 4 mesh does."""
+    """The step of one device of the 2 x 4 mesh."""
     params = state["params"]
     layers = {name: params[name] for name in LAYER}
     rows_of_table = VOCAB // lax.axis_size("cols")
@@ -235,16 +234,16 @@ def handwritten_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tupl
 
 
 def rows_here(local: jax.Array, rows_of_table: int) -> tuple[jax.Array, jax.Array]:
-    """For each token its row in this part of the table (0 if in another part), and whether it is here."""
+    """For each token, its row in this device's shard of the table (0 if in another shard), and whether it is here."""
     here = (local >= 0) & (local < rows_of_table)
     return jnp.where(here, local, 0), here[..., None]
 
 
 def jax_grad_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[dict, jax.Array]:
-    """The same with `jax.grad` inside, as Megatron style is usually written in JAX.
+    """The same step with `jax.grad` inside, as Megatron style is usually written in JAX.
 
-    Parameters are made varying over rows before differentiation, so that no gradient is summed over rows in
-    the loop; `spread` is Megatron's f, the identity whose transpose is a sum over cols.
+    Parameters are cast to varying over rows before differentiation, so that gradients are not all-reduced over rows in
+    the loop; `spread` is Megatron's f, the identity whose transpose is an all-reduce over cols.
     """
     params = {name: lax.pcast(p, "rows", to="varying") for name, p in state["params"].items()}
     rows_of_table = VOCAB // lax.axis_size("cols")
@@ -278,7 +277,7 @@ def jax_grad_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[d
 
 
 def whole_loss(params: dict, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-    """The model on whole arrays."""
+    """The model on unsharded arrays."""
     x = params["embed"][tokens] + params["positions"]
 
     def one(x: jax.Array, w: dict) -> tuple[jax.Array, None]:
@@ -295,13 +294,13 @@ def whole_loss(params: dict, tokens: jax.Array, targets: jax.Array) -> jax.Array
 
 
 def whole_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[dict, jax.Array]:
-    """The step on whole arrays, differentiated by JAX, for the compiler to partition."""
+    """The step on unsharded arrays, differentiated by JAX, for GSPMD to partition."""
     loss, grads = jax.value_and_grad(whole_loss)(state["params"], tokens, targets)
     return adam(state, grads), loss
 
 
 def handwritten(one_device: Callable = handwritten_step) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
-    """The compiled step, the shardings of its state, and that of tokens and targets."""
+    """The compiled step, the shardings of its state, and the sharding of tokens and targets."""
     specs = _state_specs()
     step = jax.shard_map(
         one_device,
@@ -314,7 +313,7 @@ def handwritten(one_device: Callable = handwritten_step) -> tuple[jax.stages.Com
 
 
 def gspmd() -> tuple[jax.stages.Compiled, dict, NamedSharding]:
-    """The same, left to the compiler's partitioner."""
+    """The same, partitioned by GSPMD."""
     return _compile(whole_step)
 
 

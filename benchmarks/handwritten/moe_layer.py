@@ -1,4 +1,4 @@
-"""One mixture-of-experts layer, forward, backward and update, written by hand for groups and experts over one axis.
+"""A mixture-of-experts layer, forward, backward and update, hand-written for groups and experts on one axis.
 
     p = softmax(x gate)             x [group, token, model]   gate [model, expert]
     each token: its two best experts, weights p1 / (p1 + p2), p2 / (p1 + p2), while they have slots (GShard, top 2)
@@ -6,9 +6,9 @@
     y = sum of weight * (h wo)      wo [expert, hidden, model]
     loss = mean (y - target)^2 + 0.01 * expert * mean over groups of sum_e f_e mean p_e
 
-A device holds one group and one expert. Slots travel by four all_to_alls of [1, 8, 32, 256] float32 (262 kB each);
-one all-reduce adds the gradient of `gate` (8 kB) and the loss. Slots are filled and read by index, never by a product
-with masks, and the backward is derived by hand; weight gradients are products in the parameter's own dim order.
+Each device stores one group and one expert. Slots are sent by four all_to_alls of [1, 8, 32, 256] float32 (262 kB
+each); one all-reduce sums the gradient of `gate` (8 kB) and the loss. Slots are filled and read by index, without mask
+products. The backward pass is derived by hand; weight gradients are products in the parameter's dim order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DIMS = {
     "x": ("group", "token", "model"),
     "target": ("group", "token", "model"),
 }
-STATE = ("gate", "wi", "wo", "x")  # x as well: in a model the layer below needs its gradient
+STATE = ("gate", "wi", "wo", "x")  # includes x, because in a model the layer below needs its gradient
 SPECS = {"gate": P(), "wi": P("rows"), "wo": P("rows"), "x": P("rows"), "target": P("rows")}
 
 
@@ -43,14 +43,14 @@ def make_mesh() -> jax.sharding.Mesh:
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
-    """Parameters and batch as whole float32 host arrays, the same for every candidate."""
+    """Parameters and batch as unsharded float32 host arrays, equal for every candidate."""
     rng = np.random.default_rng(seed)
     sizes = {"model": MODEL, "gate": EXPERTS, "expert": EXPERTS, "hidden": HIDDEN, "group": GROUPS, "token": TOKENS}
-    made = {name: rng.standard_normal([sizes[d] for d in dims]).astype(np.float32) for name, dims in DIMS.items()}
+    values = {name: rng.standard_normal([sizes[d] for d in dims]).astype(np.float32) for name, dims in DIMS.items()}
     for name in ("gate", "wi"):
-        made[name] *= np.float32(MODEL**-0.5)
-    made["wo"] *= np.float32(HIDDEN**-0.5)
-    return made
+        values[name] *= np.float32(MODEL**-0.5)
+    values["wo"] *= np.float32(HIDDEN**-0.5)
+    return values
 
 
 def _at(mask: jax.Array, values: jax.Array) -> jax.Array:
@@ -58,14 +58,14 @@ def _at(mask: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _rows(x: jax.Array, at: jax.Array) -> jax.Array:
-    """Rows of each group's x by index, zeros where it points behind the last."""
+    """The rows of each group's x at these indices; zeros for an index past the end."""
     group = jnp.arange(x.shape[0]).reshape(-1, *[1] * (at.ndim - 1))
     inside = at < x.shape[1]
     return jnp.where(inside[..., None], x[group, jnp.where(inside, at, 0)], 0)
 
 
 def _placed(places: list[jax.Array], values: list[Any], dtype: Any) -> jax.Array:
-    """The value of the choice that holds each slot [group, expert * slot]; 0 in an empty one."""
+    """The value of each slot's choice [group, expert * slot]; 0 for an empty slot."""
     groups = places[0].shape[0]
     slots, group = jnp.zeros((groups, EXPERTS * CAPACITY), dtype), jnp.arange(groups)[:, None]
     for at, value in zip(places, values, strict=True):
@@ -74,10 +74,10 @@ def _placed(places: list[jax.Array], values: list[Any], dtype: Any) -> jax.Array
 
 
 def device(state: dict, target: jax.Array) -> tuple[dict, jax.Array]:
-    """One device's step."""
+    """The step of one device."""
     gate, wi, wo, x = (state[name] for name in STATE)
 
-    # gate: two choices of each token, and the slots they get
+    # gate: two choices per token, and their slots
     p = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, gate), -1)
     first = jnp.argmax(p, -1)
     mask1 = first[..., None] == jnp.arange(EXPERTS)
@@ -124,7 +124,7 @@ def device(state: dict, target: jax.Array) -> tuple[dict, jax.Array]:
 
 
 def _there(slots: jax.Array) -> jax.Array:
-    """[group, expert * slot, model] with one group here and all experts to all groups and one expert."""
+    """Exchanges [group, expert * slot, model]: from one group and all experts to all groups and one expert."""
     slots = slots.reshape(-1, EXPERTS, CAPACITY, MODEL)
     return lax.all_to_all(slots, "rows", split_axis=1, concat_axis=0, tiled=True)
 
@@ -135,12 +135,12 @@ def _back(slots: jax.Array) -> jax.Array:
 
 
 def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Array]:
-    """The step on whole arrays in the form of GShard's Algorithm 2, differentiated by JAX, for the compiler to split.
+    """The step on unsharded arrays as in GShard's Algorithm 2, differentiated by JAX, for GSPMD to partition.
 
-    Its three annotations say that slots are filled where the groups lie, go to the experts, and return to the groups.
+    Its three annotations shard the slots by group when filled, by expert at the experts, and by group when returned.
     """
 
-    def lies(x: jax.Array, *axes: str | None) -> jax.Array:
+    def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
         return lax.with_sharding_constraint(x, P(*axes)) if annotated else x
 
     def loss_of(state: dict) -> jax.Array:
@@ -156,9 +156,9 @@ def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Ar
             here = mask[..., None] & (slot[..., None] == jnp.arange(CAPACITY))
             combine = combine + jnp.where(here, (weight / (p1 + p2))[..., None, None], 0)
         dispatch = (combine > 0).astype(x.dtype)
-        sent = lies(lies(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "rows"), "rows")
+        sent = constrain(constrain(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "rows"), "rows")
         h = jax.nn.relu(jnp.einsum("egcm,emh->egch", sent, wi))
-        out = lies(jnp.einsum("egch,ehm->egcm", h, wo), None, "rows")
+        out = constrain(jnp.einsum("egch,ehm->egcm", h, wo), None, "rows")
         y = jnp.einsum("gsec,egcm->gsm", combine, out)
         balance = jnp.sum(jnp.mean(mask1, 1, dtype=p.dtype) * jnp.mean(p, 1), -1)
         return jnp.mean(jnp.square(y - target)) + AUX * EXPERTS * jnp.mean(balance)
@@ -176,7 +176,7 @@ def handwritten() -> tuple[jax.stages.Compiled, dict]:
 
 
 def gspmd(annotated: bool) -> tuple[jax.stages.Compiled, dict]:
-    """The same, left to the compiler's partitioner, with or without the three annotations inside."""
+    """The same, partitioned by GSPMD, with or without the three annotations."""
     mesh = make_mesh()
     with jax.set_mesh(mesh):
         return _compile(lambda state, target: whole(state, target, annotated), mesh)

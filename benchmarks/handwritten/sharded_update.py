@@ -1,10 +1,10 @@
-"""Adam on three dense layers of 25 million parameters, pure data parallel, written by hand in two ways.
+"""Adam on three dense layers with 25 million parameters, pure data parallel, hand-written in two forms.
 
     h1 = relu(x w1)   h2 = relu(h1 w2)   y = h2 w3   loss = mean of (y - target)^2
 
-`replicated`: every gradient is all-reduced, every device updates all weights. `sharded` (Xu et al., 2020): every
-gradient is reduce-scattered over its first dim, each device updates its eighth of weights and moments, which it alone
-keeps, and a weight is all-gathered where the forward pass reads it, once for both passes.
+`replicated`: every gradient is all-reduced, and every device updates all weights. `sharded` (Xu et al., 2020): every
+gradient is reduce-scattered over its first dim, and each device stores and updates one eighth of the weights and
+moments. A weight is all-gathered where the forward pass reads it, once for both passes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RATE, B1, B2, EPS = 1e-3, 0.9, 0.999, 1e-8
 
 
 def arrays(seed: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The state (weights, moments, step) and a batch, as whole host arrays."""
+    """The state (weights, moments, step) and a batch, as unsharded host arrays."""
     rng = np.random.default_rng(seed)
     params = {n: (rng.standard_normal(s, np.float32) * s[0] ** -0.5) for n, s in SIZES.items()}
     zeros = {n: np.zeros(s, np.float32) for n, s in SIZES.items()}
@@ -36,7 +36,7 @@ def arrays(seed: int = 0) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _gradients(w: dict[str, Any], x: Any, target: Any) -> tuple[dict[str, Any], Any]:
-    """This device's part of the gradients, and of the loss."""
+    """This device's partial gradients and loss."""
     h1 = jax.nn.relu(x @ w["w1"])
     h2 = jax.nn.relu(h1 @ w["w2"])
     error = h2 @ w["w3"] - target
@@ -58,13 +58,13 @@ def _adam(state: dict[str, Any], grads: dict[str, Any]) -> dict[str, Any]:
 
 
 def replicated(state: dict[str, Any], x: Any, target: Any) -> tuple[dict[str, Any], Any]:
-    """One step; the state is whole on every device."""
+    """One step; the state is replicated."""
     grads, loss = lax.psum(_gradients(state["params"], x, target), "all")
     return _adam(state, grads), loss / (BATCH * SIZES["w3"][1])
 
 
 def sharded(state: dict[str, Any], x: Any, target: Any) -> tuple[dict[str, Any], Any]:
-    """One step; weights and moments are cut over their first dim."""
+    """One step; weights and moments are sharded over their first dim."""
     whole = {n: lax.all_gather(p, "all", axis=0, tiled=True, to="invarying") for n, p in state["params"].items()}
     grads, loss = _gradients(whole, x, target)
     grads = {n: lax.psum_scatter(g, "all", scatter_dimension=0, tiled=True) for n, g in grads.items()}
@@ -72,7 +72,7 @@ def sharded(state: dict[str, Any], x: Any, target: Any) -> tuple[dict[str, Any],
 
 
 def compiled(step: Callable[..., Any], cut: bool) -> tuple[jax.stages.Compiled, Any, NamedSharding]:
-    """The compiled step, the shardings of its state, and of its batch."""
+    """The compiled step, the shardings of its state, and those of its batch."""
     mesh = jax.make_mesh((8,), ("all",), axis_types=(AxisType.Auto,))
     weights = {n: P("all") if cut else P() for n in SIZES}
     specs = {"params": weights, "m": weights, "v": weights, "step": P()}

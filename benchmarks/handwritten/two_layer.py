@@ -6,7 +6,7 @@
     loss = mean over batch and io of (y - target)^2
     parameter -= learning rate * gradient
 
-The backward is derived by hand and each weight gradient is one product in the parameter's own dim order:
+The backward pass is derived by hand; each weight gradient is one product in the parameter's dim order:
 
     dy = 2 (y - target) / (batch io)    dv = h' dy
     da = [h > 0] (dy v')                dw = x' da    dbias = sum over batch of da
@@ -42,7 +42,7 @@ PARAMETERS = ("w", "bias", "v")
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh and the axis each dim is split over."""
+    """A mesh, and the axis over which each dim is sharded."""
 
     mesh: dict[str, int]
     rules: dict[str, str]
@@ -64,7 +64,7 @@ LAYOUTS = {
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
-    """Parameters and batch as whole float32 host arrays, the same for every candidate."""
+    """Parameters and batch as unsharded float32 host arrays, equal for every candidate."""
     rng = np.random.default_rng(seed)
 
     def normal(*sizes: int, scale: float = 1.0) -> np.ndarray:
@@ -84,7 +84,7 @@ def update(params: dict, grads: dict) -> dict:
 
 
 def data(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over all: every gradient is a sum over devices."""
+    """batch sharded over all: every gradient is all-reduced."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = h @ v - target
@@ -97,7 +97,7 @@ def data(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array
 
 
 def model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """hidden over all: one sum, of y."""
+    """hidden sharded over all: only y is all-reduced."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = lax.psum(h @ v, "all") - target
@@ -109,7 +109,7 @@ def model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Arra
 
 
 def data_model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over rows, hidden over cols: y is summed over cols, gradients over rows."""
+    """batch sharded over rows, hidden over cols: y is all-reduced over cols, gradients over rows."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(x @ w + bias)
     error = lax.psum(h @ v, "cols") - target
@@ -122,7 +122,7 @@ def data_model(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax
 
 
 def three_d(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """batch over rows, hidden over cols, io over planes: x w and dy v' are summed over planes as well."""
+    """batch sharded over rows, hidden over cols, io over planes: x w and dy v' are also all-reduced over planes."""
     w, bias, v = (params[name] for name in PARAMETERS)
     h = jax.nn.relu(lax.psum(x @ w, "planes") + bias)
     error = lax.psum(h @ v, "cols") - target
@@ -138,17 +138,17 @@ STEPS = {"data": data, "model": model, "data_model": data_model, "three_d": thre
 
 
 def _gradient(x: jax.Array, ct: jax.Array) -> jax.Array:
-    """x' ct, without transposing either."""
+    """x' ct, without a transpose."""
     return lax.dot_general(x, ct, (((0,), (0,)), ((), ())))
 
 
 def _times_transposed(ct: jax.Array, w: jax.Array) -> jax.Array:
-    """ct w', without transposing w."""
+    """ct w', without a transpose."""
     return lax.dot_general(ct, w, (((1,), (1,)), ((), ())))
 
 
 def whole(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Array]:
-    """The step on whole arrays, differentiated by JAX, for the compiler to partition."""
+    """The step on unsharded arrays, differentiated by JAX, for GSPMD to partition."""
 
     def loss_of(params: dict) -> jax.Array:
         y = jax.nn.relu(x @ params["w"] + params["bias"]) @ params["v"]
@@ -167,7 +167,7 @@ def handwritten(name: str) -> tuple[jax.stages.Compiled, dict]:
 
 
 def gspmd(name: str) -> tuple[jax.stages.Compiled, dict]:
-    """The same, left to the compiler's partitioner."""
+    """The same, partitioned by GSPMD."""
     return _compile(whole, LAYOUTS[name], LAYOUTS[name].make_mesh())
 
 

@@ -1,4 +1,4 @@
-"""What the reference shows: every public name of `meshdsl` once, by family. Needs no Sphinx: a test reads it."""
+"""The public names of `meshdsl` by family, for the reference. Does not need Sphinx, because a test uses it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ TITLES = {
     "dims": "Dims",
     "ops.elementwise": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
+    "ops.extremes": "Contractions, reductions and broadcasting",
     "ops.reshape": "Shape",
     "ops.slicing": "Slices and moves along a dim",
     "ops.joining": "Joining",
@@ -27,42 +28,44 @@ TITLES = {
     "layouts": "Meshes and layouts",
     "compile": "Programs",
     "lowering": "Programs",
+    "tune.weight_update": "Programs",
+    "tune.overlap.plan": "Programs",
     "report.report": "Cost",
     "search": "Cost",
     "cost.memory": "Memory",
-    "compilers.verify": "What is emitted",
-    "compilers.aot": "The compiler for TPUs",
+    "compilers.verify": "Verification",
+    "compilers.aot": "The TPU compiler",
     "cost.machine": "Machines",
-    "cost.network": "Where a mesh lies",
+    "cost.network": "Placement of meshes on hardware",
     "checkpoint": "Checkpoints",
     "checkpoint.convert": "Checkpoints",
     "workload": "Workloads",
     "errors": "Errors",
-}  # a home that is not here goes under its own name, so nothing public is left out
+}  # names of other modules are listed under the module's name, so that no public name is missing
 
 
 def families() -> dict[str, list[str]]:
-    """The public names by title; what a public module offers stands under `md.<module>`, as `<module>.<name>`."""
-    found: dict[str, list[str]] = {title: [] for title in dict.fromkeys(TITLES.values())}
+    """The public names by title; the names of a public module are listed under `md.<module>`, as `<module>.<name>`."""
+    names_by_title: dict[str, list[str]] = {title: [] for title in dict.fromkeys(TITLES.values())}
     for home, names in md._HOMES.items():
-        found.setdefault(TITLES.get(home, home), []).extend(names)
+        names_by_title.setdefault(TITLES.get(home, home), []).extend(names)
     for module in md._MODULES:
-        found |= _of_module(module)
-    return found
+        names_by_title |= _of_module(module)
+    return names_by_title
 
 
 def _of_module(path: str) -> dict[str, list[str]]:
-    """What a module offers, by title; a module in it comes after it, under a title of its own."""
+    """The names of a module by title; its submodules follow, each under its own title."""
     names = [f"{path}.{name}" for name in documented(path).__all__]
     modules = [name for name in names if isinstance(documented(name), types.ModuleType)]
-    found = {f"md.{path}": [name for name in names if name not in modules]}
+    names_by_title = {f"md.{path}": [name for name in names if name not in modules]}
     for module in modules:
-        found |= _of_module(module)
-    return found
+        names_by_title |= _of_module(module)
+    return names_by_title
 
 
 def documented(name: str) -> Any:
-    """The object behind a public name, such as `einsum` or `random.normal`."""
+    """The object with a public name, such as `einsum` or `random.normal`."""
     value: Any = md
     for part in name.split("."):
         value = getattr(value, part)

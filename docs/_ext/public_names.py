@@ -1,4 +1,4 @@
-"""`{public-names}` documents every public name, and `md.name` in a text links there."""
+"""The Sphinx directive `{public-names}`, which documents every public name, and links from `md.name` in text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 
 
 class PublicNames(SphinxDirective):
-    """A section for each family, with the documentation of every name in it."""
+    """Adds a section per family with the documentation of its names."""
 
     def run(self) -> list[nodes.Node]:
         sections = []
@@ -30,7 +30,7 @@ class PublicNames(SphinxDirective):
         return sections
 
     def _parsed(self, lines: list[str]) -> list[nodes.Node]:
-        # autodoc writes reStructuredText, and the page is Markdown
+        # autodoc writes reStructuredText, but the page is Markdown
         text = ["```{eval-rst}", *lines, "```"]
         return self.parse_text_to_nodes(StringList(text, source=self.env.docname))
 
@@ -41,13 +41,13 @@ def _directive(name: str) -> list[str]:
         return [f".. autoclass:: meshdsl.{name}", "   :members:", ""]
     if callable(value):
         return [f".. autofunction:: meshdsl.{name}", ""]
-    # a constant has no docstring of its own: its value, or the names of its values, say what it is
+    # a constant has no docstring: show its value, or the keys of a mapping
     shown = ", ".join(value) if isinstance(value, Mapping) else repr(value)
     return [f".. py:data:: meshdsl.{name}", "", f"   {shown}", ""]
 
 
 class Links(SphinxTransform):
-    """`md.einsum` in text becomes a link to its documentation."""
+    """Turns `md.einsum` in text into a link to its documentation."""
 
     default_priority = 200
 

@@ -1,4 +1,4 @@
-"""Checkpoints in meshdsl's own format: written by every process, trusted by none, restored onto any layout."""
+"""Checkpoints in meshdsl's own format: written by all processes, verified when read, restored onto any layout."""
 
 from .restore import Restored
 from .store import Checkpoints

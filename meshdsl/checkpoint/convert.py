@@ -1,7 +1,7 @@
-"""To and from other formats, for other programs: safetensors and orbax, each an extra. Never used by meshdsl itself.
+"""Import and export of safetensors and orbax, to exchange tensors with other programs. Each format needs an extra.
 
-Dim names, and the SHA-256 of each tensor, go into the metadata that both formats have; a file without them is given its
-dims by the caller, and nothing can then tell whether a bit of it changed. Tensors pass whole through one host.
+Dim names and the SHA-256 of each tensor are stored in the format's metadata. For a file without them, the caller gives
+the dims, and corruption cannot be detected. Each tensor is held unsharded in one host's memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .strict import items, keys, parse, show, text
 
 __all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]
 
-_SAFETENSORS = (  # what its NumPy interface gives back as it was
+_SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64"),
 )
-_NOTE = "meshdsl"  # the key of the metadata
+_METADATA_KEY = "meshdsl"
 _FIELDS = ("step", "config", "data", "key", "tensors")
 
 Dims = Mapping[str, DimsLike]
@@ -49,23 +49,26 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) ->
     ...     md.import_safetensors(f"{folder}/7.safetensors")
     {'w': tensor(float32[io=2], [1. 2.])}
 
-    Raises `CheckpointError` when the step is not sound, `ShapeError` for a dtype that safetensors lacks, and
-    `SaveError` when the file cannot be written.
+    Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support, and
+    `SaveError` if the file cannot be written.
     """
     library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
     try:
         with _step(checkpoints, step) as reader:
-            bad = [f"{p} ({e.type.dtype})" for p, e in _entries(reader) if e.type.dtype.name not in _SAFETENSORS]
-            if bad:
-                raise ShapeError(f"safetensors does not hold {', '.join(bad)}\n  cast it before saving, or use orbax")
+            unsupported = [
+                f"{p} ({e.type.dtype})" for p, e in _entries(reader) if e.type.dtype.name not in _SAFETENSORS
+            ]
+            if unsupported:
+                listed = ", ".join(unsupported)
+                raise ShapeError(f"safetensors does not support {listed}\n  cast it before saving, or use orbax")
             arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
-            note = json.dumps(_note(reader, arrays))
+            metadata = json.dumps(_metadata(reader, arrays))
         if file.exists() and not file.is_file():
-            raise SaveError(f"{file} is there, and is no plain file\n  name a file that is not there yet")
+            raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
         draft = file.with_name(f"{file.name}.draft")
-        with _writing(file):
+        with _write_errors(file):
             try:
-                library.save_file(arrays, draft, metadata={_NOTE: note})
+                library.save_file(arrays, draft, metadata={_METADATA_KEY: metadata})
                 os.replace(draft, file)
             finally:
                 draft.unlink(missing_ok=True)
@@ -74,34 +77,34 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) ->
 
 
 def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name. `dims` names the dims of those that the file does not name itself.
+    """The tensors of a safetensors file, by name. `dims` gives the dims of tensors whose dims the file does not store.
 
     >>> import tempfile
     >>> import numpy as np
     >>> import safetensors.numpy
     >>> import meshdsl as md
-    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:  # another program's, without names of dims
+    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:  # a file without dim names
     ...     safetensors.numpy.save_file({"w": np.ones((2, 3), np.float32)}, file.name)
     ...     md.import_safetensors(file.name, dims={"w": "io hidden"})["w"].dims
     (io=2, hidden=3)
 
-    Needs `pip install meshdsl[safetensors]`. The file is read whole, through the host.
-    Raises `CheckpointError` when the file cannot be read or is not what meshdsl wrote, `ShapeError` for missing dims.
+    Needs `pip install meshdsl[safetensors]`. The whole file is read into host memory. Raises `CheckpointError` if the
+    file cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
     library = _extra("safetensors", "safetensors")
 
     def read() -> tuple[dict[str, np.ndarray], Any]:
         with library.safe_open(str(file), framework="numpy") as opened:
-            note = (opened.metadata() or {}).get(_NOTE)
-            names = opened.keys()  # it is no mapping
-            return {name: opened.get_tensor(name) for name in names}, note
+            metadata = (opened.metadata() or {}).get(_METADATA_KEY)
+            names = opened.keys()  # safe_open is not a mapping
+            return {name: opened.get_tensor(name) for name in names}, metadata
 
-    arrays, note = _foreign(str(file), read)
-    return _named(str(file), arrays, note, dims or {})
+    arrays, metadata = _read_errors(str(file), read)
+    return _named(str(file), arrays, metadata, dims or {})
 
 
 def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> None:
-    """Write a step as an orbax checkpoint, in a new directory; needs `pip install meshdsl[orbax]`.
+    """Write a step as an orbax checkpoint in a new directory; needs `pip install meshdsl[orbax]`.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -111,54 +114,54 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> 
     ...     md.import_orbax(f"{folder}/orbax")
     {'layer/w': tensor(float32[io=2], [1. 2.])}
 
-    Raises `CheckpointError` when the step is not sound, `ShapeError` for a tensor of size 0, which orbax lacks, and
-    `SaveError` when the directory is there already or cannot be written.
+    Raises `CheckpointError` if the step is corrupt, `ShapeError` for a tensor of size 0, which orbax does not support,
+    and `SaveError` if the directory exists or cannot be written.
     """
     library = _extra("orbax.checkpoint", "orbax")
     try:
         with _step(checkpoints, step) as reader:
             arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
             if empty := [path for path, values in arrays.items() if not values.size]:
-                raise ShapeError(f"orbax does not hold tensors of size 0: {', '.join(empty)}")
-            nested, note = _nested(arrays), _note(reader, arrays)
-        place = Path(directory).absolute()
-        if place.exists() or not place.parent.is_dir():
-            there = "is there already" if place.exists() else f"has no folder {place.parent} to lie in"
-            raise SaveError(f"{directory} {there}\n  orbax makes a new directory, in one that is there")
-        with _writing(place), library.StandardCheckpointer() as orbax:
-            orbax.save(place, nested, custom_metadata={_NOTE: json.dumps(note)})
+                raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
+            nested, metadata = _nested(arrays), _metadata(reader, arrays)
+        path = Path(directory).absolute()
+        if path.exists() or not path.parent.is_dir():
+            reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
+            raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
+        with _write_errors(path), library.StandardCheckpointer() as orbax:
+            orbax.save(path, nested, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
     except MeshdslError as error:
         raise at(error, caller()) from None
 
 
 def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
-    """The tensors of an orbax checkpoint, by path. `dims` names the dims of those that it does not name itself.
+    """The tensors of an orbax checkpoint, by path. `dims` gives the dims of tensors whose dims it does not store.
 
     >>> import tempfile
     >>> import numpy as np
     >>> import orbax.checkpoint
     >>> import meshdsl as md
-    >>> with tempfile.TemporaryDirectory() as folder:  # another program's, without names of dims
+    >>> with tempfile.TemporaryDirectory() as folder:  # a checkpoint without dim names
     ...     with orbax.checkpoint.StandardCheckpointer() as other:
     ...         other.save(f"{folder}/there", {"w": np.ones((2, 3), np.float32)})
     ...     md.import_orbax(f"{folder}/there", dims={"w": "io hidden"})["w"].dims
     (io=2, hidden=3)
 
-    Needs `pip install meshdsl[orbax]`. The checkpoint is read whole, through the host.
-    Raises `CheckpointError` when it cannot be read or is not what meshdsl wrote, `ShapeError` for missing dims.
+    Needs `pip install meshdsl[orbax]`. The whole checkpoint is read into host memory. Raises `CheckpointError` if it
+    cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
     library = _extra("orbax.checkpoint", "orbax")
 
     def read() -> tuple[dict[str, np.ndarray], Any]:
-        place = Path(directory).absolute()
+        path = Path(directory).absolute()
         with library.StandardCheckpointer() as orbax:
-            leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(place))[0]
-            note = (orbax.metadata(place).custom_metadata or {}).get(_NOTE)
-        named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
-        return named, note
+            leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(path))[0]
+            metadata = (orbax.metadata(path).custom_metadata or {}).get(_METADATA_KEY)
+        by_path = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
+        return by_path, metadata
 
-    arrays, note = _foreign(str(directory), read)
-    return _named(str(directory), arrays, note, dims or {})
+    arrays, metadata = _read_errors(str(directory), read)
+    return _named(str(directory), arrays, metadata, dims or {})
 
 
 def _extra(module: str, extra: str) -> ModuleType:
@@ -168,7 +171,7 @@ def _extra(module: str, extra: str) -> ModuleType:
         raise at(
             MeshdslError(
                 f"{module} cannot be imported: {error}\n"
-                f"  it is an extra: pip install 'meshdsl[{extra}]'; meshdsl's own format needs nothing"
+                f"  install the extra: pip install 'meshdsl[{extra}]'; meshdsl's own format works without it"
             ),
             caller(),
         ) from None
@@ -176,9 +179,9 @@ def _extra(module: str, extra: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
-    """A step of a run, to be read."""
+    """Opens a step of `checkpoints` for reading."""
     if not isinstance(checkpoints, Checkpoints):
-        raise ShapeError(f"what is exported is a step of md.Checkpoints(directory), got {type(checkpoints).__name__}")
+        raise ShapeError(f"the first argument must be md.Checkpoints(directory), got {type(checkpoints).__name__}")
     check_step(step)
     checkpoints.wait()
     with open_step(checkpoints.directory, step) as reader:
@@ -186,19 +189,19 @@ def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
 
 
 @contextlib.contextmanager
-def _writing(place: Path) -> Iterator[None]:
-    """What a library writes; whatever it raises is about the place."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns any exception of a library that writes to `path` into a `SaveError`."""
     try:
         yield
-    except Exception as error:  # each library has errors of its own
-        raise SaveError(f"{place} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
+    except Exception as error:  # each library raises its own exceptions
+        raise SaveError(f"{path} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _entries(reader: StepReader) -> Any:
     return reader.manifest.tensors.items()
 
 
-def _note(reader: StepReader, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     header = reader.manifest.header
     tensors = {path: [[d.name for d in entry.type.shape], _sha256(arrays[path])] for path, entry in _entries(reader)}
     return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}
@@ -209,21 +212,21 @@ def _sha256(values: np.ndarray) -> str:
 
 
 def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The arrays as dicts in dicts, which is what orbax names its files by."""
-    made: dict[str, Any] = {}
+    """The arrays as nested dicts, from which orbax derives its file names."""
+    nested: dict[str, Any] = {}
     for path, values in arrays.items():
         *folders, name = path.split("/")
-        inner = made
+        inner = nested
         for folder in folders:
             inner = inner.setdefault(folder, {})
             if not isinstance(inner, dict):
-                raise ShapeError(f"orbax cannot hold both {path!r} and a tensor that is a part of this path")
+                raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
         inner[name] = values
-    return made
+    return nested
 
 
-def _foreign(name: str, read: Callable[[], Any]) -> Any:
-    """What a library reads; whatever it raises is about the file."""
+def _read_errors(name: str, read: Callable[[], Any]) -> Any:
+    """Calls `read` and turns any exception into a `CheckpointError` about the file `name`."""
     try:
         return read()
     except Exception as error:
@@ -231,36 +234,38 @@ def _foreign(name: str, read: Callable[[], Any]) -> Any:
         raise at(CheckpointError(problem), caller()) from error
 
 
-def _named(name: str, arrays: Mapping[str, np.ndarray], note: Any, dims: Dims) -> dict[str, Tensor]:
-    """The arrays as tensors. What the file's own note says of a tensor is checked, and comes before `dims`."""
+def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dims) -> dict[str, Tensor]:
+    """The arrays as tensors. Dims in the file's metadata are verified and take precedence over `dims`."""
     try:
-        said = None if note is None else parse(str(note).encode("utf-8", "replace"), f"{name}: metadata.{_NOTE}")
-        noted = {} if said is None else _noted(said, f"{name}: metadata", arrays)
+        dims_by_path: Mapping[str, list[str]] = {}
+        if metadata is not None:
+            parsed = parse(str(metadata).encode("utf-8", "replace"), f"{name}: metadata.{_METADATA_KEY}")
+            dims_by_path = _dims_by_path(parsed, f"{name}: metadata", arrays)
         unknown = [path for path in dims if path not in arrays]
         if unknown:
-            raise ShapeError(f"{name} has no {unknown[0]!r}, which dims= names; {nearest(unknown[0], arrays)}")
-        wide = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
-        if wide:
-            raise ShapeError(f"{', '.join(wide)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
-        bare = [path for path in arrays if path not in noted and path not in dims]
-        if bare:
+            raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
+        sixty_four_bit = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
+        if sixty_four_bit:
+            raise ShapeError(f"{', '.join(sixty_four_bit)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
+        unnamed = [path for path in arrays if path not in dims_by_path and path not in dims]
+        if unnamed:
             raise ShapeError(
-                f"{name} does not name the dims of {bare[0]}, an array of shape {arrays[bare[0]].shape}\n"
-                f"  pass dims={{{bare[0]!r}: 'a b c'}}; {nearest(bare[0], dims)}"
+                f"{name} does not store the dims of {unnamed[0]}, an array of shape {arrays[unnamed[0]].shape}\n"
+                f"  pass dims={{{unnamed[0]!r}: 'a b c'}}; {nearest(unnamed[0], dims)}"
             )
-        return {path: tensor(values, noted.get(path) or dims.get(path, ())) for path, values in arrays.items()}
+        return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
     except MeshdslError as error:
         raise at(error, caller()) from None
 
 
-def _noted(said: Any, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """The names of the dims of every tensor, after comparing its values with their hash."""
-    tensors = keys(keys(said, _FIELDS, where)["tensors"], tuple(arrays), f"{where}.tensors")
-    found: dict[str, list[str]] = {}
+def _dims_by_path(parsed: Any, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """The dim names of every tensor; raises `CheckpointError` if a tensor does not match its hash."""
+    tensors = keys(keys(parsed, _FIELDS, where)["tensors"], tuple(arrays), f"{where}.tensors")
+    dims_by_path: dict[str, list[str]] = {}
     for path, pair in tensors.items():
-        place = f"{where}.tensors.{show(path)}"
-        names, digest = items(pair, place, 2)
+        location = f"{where}.tensors.{show(path)}"
+        names, digest = items(pair, location, 2)
         if _sha256(arrays[path]) != digest:
-            raise CheckpointError(f"{place}: the tensor is not what meshdsl wrote: its SHA-256 differs")
-        found[path] = [text(one, place, 256) for one in items(names, place, arrays[path].ndim)]
-    return found
+            raise CheckpointError(f"{location}: the tensor is corrupt: its SHA-256 differs")
+        dims_by_path[path] = [text(dim, location, 256) for dim in items(names, location, arrays[path].ndim)]
+    return dims_by_path

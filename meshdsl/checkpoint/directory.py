@@ -1,8 +1,9 @@
-"""What lies in a run's directory, by name.
+"""The entries of a run's checkpoint directory.
 
-`step-00000012` is a step: it gets that name when all of it is on the disk. The same name with an ending is work:
-`.unfinished` (a save that was cut off), `.removed` (a step on its way out), `.bad` (a corrupt step whose place was
-needed). `newest` notes the step published last, so that its loss is noticed; `lock` names the writer.
+`step-00000012` is a complete step; a step gets this name once all its files are on disk. A suffix marks other states:
+`.unfinished` (a save in progress or interrupted), `.removed` (a step being deleted), `.bad` (a corrupt step that was
+renamed). The file `newest` stores the last published step, so that its loss is detected. The file `lock` identifies
+the writer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .files import opened, read_at, remove_tree, sync_directory, write_durably
 from .lock import LOCK
 from .read import open_step, step_name
 
-__all__ = ["clean", "is_good", "lost", "note_newest", "remove_step", "set_aside", "step_numbers", "unfinished"]
+__all__ = ["clean", "is_good", "lost_newest", "note_newest", "remove_step", "set_aside", "step_numbers", "unfinished"]
 
 _STEP = re.compile(r"step-(\d{8,16})")
 _WORK = re.compile(r"step-\d{8,16}\.[0-9a-f-]+\.(unfinished|removed)")
@@ -27,13 +28,13 @@ _DRAFT = re.compile(rf"{_NEWEST}\.draft|{LOCK}\.[0-9a-f]{{16}}")
 
 
 def step_numbers(directory: Path) -> list[int]:
-    """The steps that have a directory, ascending; whether they are sound is another question."""
-    found = (_STEP.fullmatch(name) for name in _names(directory))
-    return sorted(int(match[1]) for match in found if match and step_name(int(match[1])) == match[0])
+    """The steps that have a directory, ascending. They are not verified."""
+    matches = (_STEP.fullmatch(name) for name in _names(directory))
+    return sorted(int(match[1]) for match in matches if match and step_name(int(match[1])) == match[0])
 
 
 def unfinished(directory: Path) -> list[str]:
-    """The saves that were cut off, or are going on."""
+    """The names of saves that are in progress or were interrupted."""
     return sorted(name for name in _names(directory) if _WORK.fullmatch(name) and name.endswith(".unfinished"))
 
 
@@ -47,7 +48,7 @@ def _names(directory: Path) -> list[str]:
 
 
 def clean(directory: Path) -> None:
-    """Remove what an earlier writer left behind. Requires the lock."""
+    """Remove temporary files and unfinished saves of earlier writers. Requires the lock."""
     for name in _names(directory):
         if _WORK.fullmatch(name):
             remove_tree(directory / name)
@@ -56,7 +57,7 @@ def clean(directory: Path) -> None:
 
 
 def is_good(directory: Path, step: int) -> bool:
-    """Whether every byte of a step is what was written. Reads all of it."""
+    """Whether a step is intact. Reads and hashes the whole step."""
     try:
         with open_step(directory, step) as reader:
             reader.verify()
@@ -66,7 +67,7 @@ def is_good(directory: Path, step: int) -> bool:
 
 
 def set_aside(directory: Path, step: int, owner: str) -> str:
-    """Rename a corrupt step out of the way; returns its new name."""
+    """Rename a corrupt step to `.bad`; returns its new name."""
     name = f"{step_name(step)}.{owner}.bad"
     os.rename(directory / step_name(step), directory / name)
     sync_directory(directory)
@@ -74,15 +75,15 @@ def set_aside(directory: Path, step: int, owner: str) -> str:
 
 
 def remove_step(directory: Path, step: int, owner: str) -> None:
-    """Remove a step. Its name goes first, so that what is half removed is never taken for a step."""
-    gone = directory / f"{step_name(step)}.{owner}.removed"
-    os.rename(directory / step_name(step), gone)
+    """Remove a step. It is renamed first, so that a partly removed step is never read as a step."""
+    removed_name = directory / f"{step_name(step)}.{owner}.removed"
+    os.rename(directory / step_name(step), removed_name)
     sync_directory(directory)
-    remove_tree(gone)
+    remove_tree(removed_name)
 
 
 def note_newest(directory: Path, step: int | None) -> None:
-    """Note the step that is the newest now."""
+    """Store the newest step in the file `newest`."""
     draft = directory / f"{_NEWEST}.draft"
     draft.unlink(missing_ok=True)
     write_durably(draft, lambda write: write(json.dumps({"step": step}).encode("ascii")))
@@ -90,8 +91,8 @@ def note_newest(directory: Path, step: int | None) -> None:
     sync_directory(directory)
 
 
-def lost(directory: Path) -> str | None:
-    """The name of the step that was published last, when neither it nor a newer one is there any more."""
+def lost_newest(directory: Path) -> str | None:
+    """The name of the last published step, if neither it nor a newer step exists; else None."""
     with contextlib.suppress(CheckpointError, ValueError, RecursionError), opened(str(directory / _NEWEST)) as fd:
         raw = bytearray(min(os.fstat(fd).st_size, 64))
         read_at(fd, memoryview(raw), 0, _NEWEST)

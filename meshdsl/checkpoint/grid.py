@@ -1,7 +1,7 @@
-"""A stored tensor is cut along every dim at the same places; its chunks are the cells of that grid, in row-major order.
+"""The grid of a stored tensor. Each dim is cut at certain indices; the chunks are the grid's cells in row-major order.
 
-Cells of a grid cover the tensor and never overlap, whatever the cuts are: a manifest cannot say otherwise. Cuts rise
-strictly from 0 to the dim's size, so every cell holds something, and a dim of size 0 has no cells.
+The cells of any grid cover the tensor without overlap. Cuts increase strictly from 0 to the dim's size, so no cell is
+empty; a tensor with a dim of size 0 has no cells.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from typing import NamedTuple
 
 __all__ = ["Box", "Cuts", "boundaries", "cell", "cell_count", "cells_in", "intersect", "refine"]
 
-Cuts = tuple[tuple[int, ...], ...]  # for each dim, where it is cut, both ends included
+Cuts = tuple[tuple[int, ...], ...]  # the cut indices of each dim, including 0 and its size
 
 
 class Box(NamedTuple):
-    """A part of a tensor: where it begins and how large it is, for each dim."""
+    """A rectangular part of a tensor: start and size per dim."""
 
     start: tuple[int, ...]
     size: tuple[int, ...]
 
     @property
     def elements(self) -> int:
-        """How many elements lie in it."""
+        """The number of elements."""
         return math.prod(self.size)
 
     def slices(self, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
-        """The part as an index into the whole, or into an array that begins at `origin`."""
+        """The box as an index into the tensor, or into an array whose first element is at `origin`."""
         origin = origin or (0,) * len(self.start)
         return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.start, self.size, origin, strict=True))
 
 
 def boundaries(sizes: Sequence[int], boxes: Iterable[Box]) -> Cuts:
-    """The cuts of a tensor whose parts begin where these boxes do.
+    """The cuts of a tensor at the starts of these boxes.
 
     >>> boundaries((5, 2), [Box((0, 0), (3, 2)), Box((3, 0), (2, 2))])
     ((0, 3, 5), (0, 2))
     """
     starts = [{0, size} for size in sizes]
     for box in boxes:
-        for found, start, size in zip(starts, box.start, sizes, strict=True):
-            found.add(min(start, size))
-    return tuple(tuple(sorted(found)) for found in starts)
+        for dim_cuts, start, size in zip(starts, box.start, sizes, strict=True):
+            dim_cuts.add(min(start, size))
+    return tuple(tuple(sorted(dim_cuts)) for dim_cuts in starts)
 
 
 def refine(cuts: Cuts, itemsize: int, limit: int) -> Cuts:
-    """The same cuts and more, so that no cell has more than `limit` bytes; the longest dim is halved first.
+    """Adds cuts so that no cell has more than `limit` bytes, halving the longest side of a cell first.
 
-    Cells stay as near to cubes as they can, so that a device that needs a slab along any dim reads few others.
+    Cells stay close to cubes, so that reading a slab along any dim touches few cells.
 
     >>> refine(((0, 8), (0, 6)), itemsize=4, limit=64)
     ((0, 4, 8), (0, 3, 6))
@@ -66,26 +66,26 @@ def refine(cuts: Cuts, itemsize: int, limit: int) -> Cuts:
 
 
 def cell_count(cuts: Cuts) -> int:
-    """How many cells the grid has; 1 for a tensor without dims."""
+    """The number of cells; 1 for a scalar."""
     return math.prod(len(dim) - 1 for dim in cuts)
 
 
 def cell(cuts: Cuts, number: int) -> Box:
-    """The cell with this number.
+    """The cell with this row-major index.
 
     >>> cell(((0, 3, 5), (0, 2)), 1)
     Box(start=(3, 0), size=(2, 2))
     """
-    places: list[int] = []
+    indices: list[int] = []
     for dim in reversed(cuts):
-        number, place = divmod(number, len(dim) - 1)
-        places.append(place)
-    chosen = list(zip(cuts, reversed(places), strict=True))
-    return Box(tuple(dim[i] for dim, i in chosen), tuple(dim[i + 1] - dim[i] for dim, i in chosen))
+        number, index = divmod(number, len(dim) - 1)
+        indices.append(index)
+    dim_indices = list(zip(cuts, reversed(indices), strict=True))
+    return Box(tuple(dim[i] for dim, i in dim_indices), tuple(dim[i + 1] - dim[i] for dim, i in dim_indices))
 
 
 def cells_in(cuts: Cuts, box: Box) -> Iterator[int]:
-    """The numbers of the cells that share an element with the box, ascending.
+    """The indices of the cells that overlap the box, ascending.
 
     >>> list(cells_in(((0, 3, 5), (0, 1, 2)), Box((0, 1), (5, 1))))
     [1, 3]
@@ -96,15 +96,15 @@ def cells_in(cuts: Cuts, box: Box) -> Iterator[int]:
         range(bisect.bisect_right(dim, start) - 1, bisect.bisect_left(dim, start + size))
         for dim, start, size in zip(cuts, box.start, box.size, strict=True)
     ]
-    for places in itertools.product(*ranges):
+    for indices in itertools.product(*ranges):
         number = 0
-        for dim, place in zip(cuts, places, strict=True):
-            number = number * (len(dim) - 1) + place
+        for dim, index in zip(cuts, indices, strict=True):
+            number = number * (len(dim) - 1) + index
         yield number
 
 
 def intersect(a: Box, b: Box) -> Box:
-    """What two boxes share; of size 0 somewhere when they share nothing."""
+    """The intersection of two boxes; some size is 0 if they do not overlap."""
     start = tuple(map(max, a.start, b.start))
     ends = (min(s + n, t + m) for s, n, t, m in zip(a.start, a.size, b.start, b.size, strict=True))
     return Box(start, tuple(max(0, end - s) for end, s in zip(ends, start, strict=True)))

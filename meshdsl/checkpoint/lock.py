@@ -1,8 +1,8 @@
-"""One writer to a directory: the file `lock` says which process it is.
+"""The lock of a checkpoint directory: the file `lock` identifies the only process that may write.
 
-The file appears with its content, exclusively (a hard link to a finished file). It is stale when it names this host
-and either the machine was started anew since, or no process has the number, or one that began at another time; then
-it is replaced. The lock of another host is never judged: it has to be removed by hand, or taken over explicitly.
+The lock is created atomically, as a hard link to a complete file. A lock of this host is stale, and is replaced, if the
+machine has rebooted since, if its process no longer exists, or if the process id belongs to a process with another
+start time. A lock of another host is never treated as stale: remove it by hand, or pass `take_over=True`.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ _LONGEST = 4096
 
 
 def acquire(directory: Path, owner: str, *, take_over: bool = False) -> None:
-    """Become the writer of a directory. Raises `SaveError`, naming the other one, when there is one already."""
+    """Lock a directory for writing. Raises `SaveError` naming the other writer if it is locked."""
     lock = directory / LOCK
     draft = directory / f"{LOCK}.{owner}"
-    with _alone(directory):
-        holder = _holder(lock)
-        if holder is not None and holder.get("owner") == owner:  # an earlier try got this far
+    with _flock(directory):
+        holder = _read_lock(lock)
+        if holder is not None and holder.get("owner") == owner:  # an earlier attempt created the lock
             return
         if holder is not None and not take_over and not _stale(holder):
-            who = f"process {show(holder.get('pid'))} on {show(holder.get('host'))}"
+            other = f"process {show(holder.get('pid'))} on {show(holder.get('host'))}"
             raise SaveError(
-                f"{directory} is being written by {who}; two writers would destroy each other's steps\n"
-                f"  give this run another directory, or, when that one is gone for sure, remove {lock}"
+                f"{directory} is being written by {other}; two writers would overwrite each other's steps\n"
+                f"  use another directory for this run, or, if that process has certainly ended, remove {lock}"
             )
         try:
             lock.unlink(missing_ok=True)
-            draft.write_text(json.dumps({**_me(), "owner": owner}), encoding="ascii")
+            draft.write_text(json.dumps({**_own_record(), "owner": owner}), encoding="ascii")
             os.link(draft, lock)
         finally:
             draft.unlink(missing_ok=True)
 
 
 def release(directory: Path, owner: str) -> None:
-    """Give the directory free, if the lock is still ours."""
-    with contextlib.suppress(OSError), _alone(directory):
-        if (_holder(directory / LOCK) or {}).get("owner") == owner:
+    """Remove the lock if `owner` still holds it."""
+    with contextlib.suppress(OSError), _flock(directory):
+        if (_read_lock(directory / LOCK) or {}).get("owner") == owner:
             (directory / LOCK).unlink()
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """No other process of this machine judges or replaces the lock meanwhile."""
+def _flock(directory: Path) -> Iterator[None]:
+    """Prevents other processes of this machine from checking or replacing the lock meanwhile."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -65,8 +65,8 @@ def _alone(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _holder(lock: Path) -> dict[str, Any] | None:
-    """What the lock says; an empty record when it cannot be understood, None when there is none."""
+def _read_lock(lock: Path) -> dict[str, Any] | None:
+    """The content of the lock file; empty if it cannot be parsed, None if there is no lock."""
     try:
         fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -74,16 +74,16 @@ def _holder(lock: Path) -> dict[str, Any] | None:
     except OSError:
         return {}
     try:
-        said = json.loads(os.read(fd, _LONGEST))
+        record = json.loads(os.read(fd, _LONGEST))
     except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(fd)
-    return said if isinstance(said, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
-def _me() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot(), "began": _began(os.getpid())}
+def _own_record() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot(), "began": _start_time(os.getpid())}
 
 
 def _stale(holder: dict[str, Any]) -> bool:
@@ -98,22 +98,22 @@ def _stale(holder: dict[str, Any]) -> bool:
         return True
     except PermissionError:
         pass
-    return holder.get("began") != _began(pid)  # another process has the number now, or nobody waited for a dead one
+    return holder.get("began") != _start_time(pid)  # the process id was reused, or the process is a zombie
 
 
 def _boot() -> str:
-    """An id of this start of the machine; empty where there is none to read."""
+    """The boot id of this machine; empty if it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
 
-def _began(pid: int) -> str:
-    """When a process began, in clock ticks since the machine did; `ended`, or empty where that cannot be read."""
+def _start_time(pid: int) -> str:
+    """A process's start time in clock ticks since boot; `ended` for a zombie, empty if it cannot be read."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    state, *more = fields.rpartition(")")[2].split()
-    return "ended" if state in "ZX" else more[18]
+    state, *fields = stat.rpartition(")")[2].split()
+    return "ended" if state in "ZX" else fields[18]

@@ -1,6 +1,6 @@
-"""The manifest of one step: what is stored, where each chunk lies, and what its bytes hash to.
+"""The manifest of one step: the stored tensors, the location of each chunk, and its SHA-256.
 
-It is one JSON document, laid out so that it can be checked line by line, before the next line is read:
+It is a JSON document with one line per tensor, so that a reader can check each line before it reads the next:
 
     {"header": {"format": "meshdsl-checkpoint", "version": 1, "step": 12, ...},
     "tensors": [
@@ -9,10 +9,9 @@ It is one JSON document, laid out so that it can be checked line by line, before
     ],
     "sha256": "..."}
 
-The last line hashes all lines before it. Paths rise from line to line. `files` gives the bytes of `part-00000.bin`
-and so on; a chunk is `[file, offset, SHA-256]` and holds one cell of the tensor's grid (`grid`), row-major,
-little-endian, without padding, as many bytes as the cell has. Chunks cover each file exactly: no gap, no overlap,
-nothing behind the last one.
+The last line is the hash of all lines before it. Paths increase from line to line. `files` lists the sizes of
+`part-00000.bin` and so on in bytes. A chunk is `[file, offset, SHA-256]` and stores one cell of the tensor's grid (see
+`grid`), row-major, little-endian, without padding. The chunks cover each file exactly, without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MORE = (
     "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
     "float8_e8m0fnu float4_e2m1fn float6_e2m3fn float6_e3m2fn int2 int4 uint2 uint4"
 )
-DTYPES: dict[str, np.dtype] = {  # by name; those of less than a byte take a byte for each element
+DTYPES: dict[str, np.dtype] = {  # by name; sub-byte types are stored as one byte per element
     **{name: np.dtype(name) for name in _NATIVE.split()},
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in _MORE.split()},
 }
@@ -53,7 +52,7 @@ TENSOR_KEYS = ("path", "dtype", "dims", "cuts", "chunks")
 
 
 class Chunk(NamedTuple):
-    """Where the bytes of one cell lie, and their SHA-256."""
+    """The location of one cell's bytes, and their SHA-256."""
 
     file: int
     offset: int
@@ -67,16 +66,16 @@ class Entry:
     path: str
     type: Type
     cuts: Cuts
-    chunks: tuple[Chunk, ...]  # one for each cell, in order
+    chunks: tuple[Chunk, ...]  # one per cell, in order
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a step besides its tensors."""
+    """The fields of a manifest other than its tensors."""
 
     step: int
-    save: str  # an id of the save, different each time
-    files: tuple[int, ...]  # bytes of each part
+    save: str  # a unique id of the save
+    files: tuple[int, ...]  # size of each part file in bytes
     config: Any = None
     data: Any = None
     key: tuple[int, ...] | None = None  # the words of a random key
@@ -84,14 +83,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A step's header and its tensors, by path, in the order of their paths."""
+    """A step's header and its tensors by path, sorted by path."""
 
     header: Header
     tensors: Mapping[str, Entry]
 
 
 def part_name(number: int) -> str:
-    """The file that process `number` wrote.
+    """The name of the file written by process `number`.
 
     >>> part_name(3)
     'part-00003.bin'
@@ -100,12 +99,12 @@ def part_name(number: int) -> str:
 
 
 def header_limit(stored: int) -> int:
-    """How long a line may be beside so many bytes of tensors: what a reader takes from anyone."""
+    """The maximum length of a manifest line that a reader accepts, given the stored bytes of tensors."""
     return (64 << 10) + stored // 64
 
 
 def dump(manifest: Manifest) -> Iterator[bytes]:
-    """The manifest's lines."""
+    """The lines of the manifest, encoded."""
     h = manifest.header
     fields = {"format": FORMAT, "version": VERSION, **{name: getattr(h, name) for name in HEADER_KEYS[2:]}}
     total = hashlib.sha256()
@@ -123,7 +122,7 @@ def dump(manifest: Manifest) -> Iterator[bytes]:
 
 
 def signature(body: bytes | memoryview) -> bytes:
-    """The last line of a manifest whose other lines are `body`."""
+    """The last line of a manifest, with the hash of the other lines `body`."""
     return _last(hashlib.sha256(body).hexdigest())
 
 

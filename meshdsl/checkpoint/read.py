@@ -1,4 +1,4 @@
-"""Reading one step: only the chunks that the asked parts touch, each at most once, each hashed before it is used."""
+"""Reads one step: only the chunks that overlap the requested parts, each at most once, with its hash verified."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from .grid import Box, cell, cells_in, intersect
 from .manifest import Entry, Manifest, part_name
 from .parse import load
 
-__all__ = ["Part", "StepReader", "open_step", "step_name"]
+__all__ = ["ReadRequest", "StepReader", "open_step", "step_name"]
 
 
-class Part(NamedTuple):
-    """A part of a tensor that is wanted, and the array for it; the array may be larger, its rest is left alone."""
+class ReadRequest(NamedTuple):
+    """A part of a tensor to read, and the array to fill; elements of the array outside the part are not changed."""
 
     box: Box  # in the stored order of dims
-    into: np.ndarray  # dims in the stored order too; may be a transposed view
+    into: np.ndarray  # in the stored order of dims; may be a transposed view
 
 
 class StepReader:
-    """An open step; see `open_step`. `bytes_read` counts what was read of tensors."""
+    """An open step; see `open_step`. `bytes_read` is the number of tensor bytes read so far."""
 
     def __init__(self, folder: int, manifest: Manifest):
         self.folder, self.manifest = folder, manifest
         self.bytes_read = 0
 
-    def read(self, entry: Entry, parts: Sequence[Part]) -> None:
-        """Fill the arrays of these parts. Raises `CheckpointError` when a chunk is not what was written.
+    def read(self, entry: Entry, requests: Sequence[ReadRequest]) -> None:
+        """Fill the arrays of these requests. Raises `CheckpointError` if a chunk is corrupt.
 
-        Beside the arrays it needs the memory of one chunk.
+        Needs the memory of one chunk in addition to the arrays.
         """
-        numbers = sorted({n for part in parts for n in cells_in(entry.cuts, part.box)})
+        numbers = sorted({n for part in requests for n in cells_in(entry.cuts, part.box)})
         for number in numbers:
-            here = cell(entry.cuts, number)
-            values = self._chunk(entry, number, here)
-            for part in parts:
-                shared = intersect(here, part.box)
+            chunk_box = cell(entry.cuts, number)
+            values = self._chunk(entry, number, chunk_box)
+            for part in requests:
+                shared = intersect(chunk_box, part.box)
                 if shared.elements:
-                    part.into[shared.slices(part.box.start)] = values[shared.slices(here.start)]
+                    part.into[shared.slices(part.box.start)] = values[shared.slices(chunk_box.start)]
 
     def whole(self, entry: Entry) -> np.ndarray:
-        """All of a tensor. Raises `CheckpointError` like `read`."""
+        """The whole tensor. Raises `CheckpointError` like `read`."""
         sizes = tuple(d.size for d in entry.type.shape)
         values = np.empty(sizes, entry.type.dtype)
-        self.read(entry, [Part(Box((0,) * len(sizes), sizes), values)])
+        self.read(entry, [ReadRequest(Box((0,) * len(sizes), sizes), values)])
         return values
 
     def verify(self) -> None:
-        """Read every chunk of every tensor. Raises `CheckpointError` for the first that is not what was written."""
+        """Read every chunk of every tensor. Raises `CheckpointError` for the first corrupt chunk."""
         for entry in self.manifest.tensors.values():
             for number in range(len(entry.chunks)):
                 self._chunk(entry, number, cell(entry.cuts, number))
@@ -70,15 +70,15 @@ class StepReader:
         if hashlib.sha256(raw).digest() != chunk.sha256:
             raise CheckpointError(
                 f"{name}: chunk {number} of {entry.path!a}, bytes {chunk.offset} to {chunk.offset + len(raw)}, "
-                "is not what was written: its SHA-256 differs"
+                "is corrupt: its SHA-256 differs"
             )
         if entry.type.dtype == np.bool_ and raw.translate(None, b"\0\1"):
-            raise CheckpointError(f"{name}: chunk {number} of {entry.path!a} has bytes that are no bool")
+            raise CheckpointError(f"{name}: chunk {number} of {entry.path!a} has bytes that are not 0 or 1")
         return np.frombuffer(raw, entry.type.dtype).reshape(box.size)
 
 
 def step_name(step: int) -> str:
-    """The directory of a step.
+    """The directory name of a step.
 
     >>> step_name(12)
     'step-00000012'
@@ -88,10 +88,10 @@ def step_name(step: int) -> str:
 
 @contextlib.contextmanager
 def open_step(directory: Path, step: int) -> Iterator[StepReader]:
-    """The step, with its manifest checked. Raises `CheckpointError` that names the step, the file and the key."""
+    """Opens a step and checks its manifest. Raises `CheckpointError` naming the step, the file and the key."""
     name = step_name(step)
     try:
-        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # the user's own directory: it may be a link
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # the user's directory may be a link
     except OSError as error:
         raise CheckpointError(f"{directory}: the directory cannot be opened: {error.strerror}") from None
     try:

@@ -1,4 +1,4 @@
-"""Restoring: one step, or the newest that every process can read its parts of."""
+"""Restores a given step, or the newest step that every process can read."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from ..ops.random import WORD
 from ..trace import tree
 from ..values import Tensor, spec_of, tensor
 from . import processes
-from .directory import lost, step_numbers, unfinished
-from .place import place, targets
+from .device_put import device_put, targets
+from .directory import lost_newest, step_numbers, unfinished
 from .read import StepReader, open_step, step_name
 from .trees import check_fit, flat
 
-__all__ = ["Restored", "Wanted", "restore_newest", "restore_step"]
+__all__ = ["Restored", "RestoreRequest", "restore_newest", "restore_step"]
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What `Checkpoints.restore` found.
+    """The result of `Checkpoints.restore`.
 
-    `tree` has the structure of what was asked for, its tensors placed; `config`, `data` and `key` are what `save` was
-    given beside it; `bytes_read` counts the bytes of tensors that this process read.
+    `tree` has the structure of `like`, with its tensors on devices. `config`, `data` and `key` are those given to
+    `save`. `bytes_read` is the number of tensor bytes that this process read.
 
     >>> import tempfile
     >>> import meshdsl as md
     >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
     ...     tree = {"w": md.tensor([1.0, 2.0], "io"), "v": md.tensor([3.0], "hidden")}
     ...     _ = checkpoints.save(7, tree, config={"lr": 0.1})
-    ...     found = checkpoints.restore(like={"w": md.spec("io:2")})
-    >>> found.step, found.tree, found.config, found.data, found.key, found.bytes_read
+    ...     restored = checkpoints.restore(like={"w": md.spec("io:2")})
+    >>> restored.step, restored.tree, restored.config, restored.data, restored.key, restored.bytes_read
     (7, {'w': tensor(float32[io=2], [1. 2.])}, {'lr': 0.1}, None, None, 8)
     """
 
@@ -49,8 +49,8 @@ class Restored:
     bytes_read: int
 
 
-class Wanted(NamedTuple):
-    """What is to be restored, and how it is to lie; see `Checkpoints.restore`."""
+class RestoreRequest(NamedTuple):
+    """The arguments of `Checkpoints.restore` that select tensors and their shardings."""
 
     like: Any
     mesh: Mesh | None
@@ -58,50 +58,50 @@ class Wanted(NamedTuple):
     program: Program | None
 
 
-def restore_newest(directory: Path, wanted: Wanted, report: Callable[[str], object]) -> Restored:
-    """The newest step that is sound. A line goes to `report` for what is lost, unfinished or passed over.
+def restore_newest(directory: Path, request: RestoreRequest, report: Callable[[str], object]) -> Restored:
+    """Restores the newest valid step. Calls `report` with a line for each lost, unfinished or skipped step.
 
-    Raises `CheckpointError`, with the reason for each step, when there is none.
+    Raises `CheckpointError`, with the reason for each step, if there is no valid step.
     """
-    if gone := lost(directory):
-        report(f"{gone} was saved in {directory}, and is gone")
+    if missing := lost_newest(directory):
+        report(f"{missing} was saved in {directory} and is missing now")
     for name in unfinished(directory):
-        report(f"{name} in {directory} is a save that was not finished")
-    refused: dict[int, str] = {}
+        report(f"{name} in {directory} is an unfinished save")
+    invalid: dict[int, str] = {}
     while True:
-        # Listed again each time: a run that still goes on may have removed what was there, and have saved a newer one.
-        newest = max((s for s in step_numbers(directory) if s not in refused), default=-1)
+        # Listed again each time, because a running writer may have removed a step and saved a newer one.
+        newest = max((s for s in step_numbers(directory) if s not in invalid), default=-1)
         step = int(processes.from_first(str(newest).encode("ascii"), 20))
         if step < 0:
-            raise CheckpointError("\n  ".join([f"there is no sound checkpoint in {directory}", *refused.values()]))
+            raise CheckpointError("\n  ".join([f"there is no valid checkpoint in {directory}", *invalid.values()]))
         try:
-            return restore_step(directory, step, wanted)
+            return restore_step(directory, step, request)
         except CheckpointError as error:
-            refused[step] = str(error.args[0])
-            report(f"{step_name(step)} in {directory} is passed over: {error.args[0]}")
+            invalid[step] = str(error.args[0])
+            report(f"skipped {step_name(step)} in {directory}: {error.args[0]}")
 
 
-def restore_step(directory: Path, step: int, wanted: Wanted) -> Restored:
-    """The step, if all processes can read their parts of it; else `CheckpointError` in all of them."""
-    found: Restored | None = None
-    problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; it says why")
+def restore_step(directory: Path, step: int, request: RestoreRequest) -> Restored:
+    """Restores a step; raises `CheckpointError` in all processes if one of them cannot read its part."""
+    restored: Restored | None = None
+    problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; see its error")
     try:
         with open_step(directory, step) as reader:
-            found = _read(reader, wanted)
+            restored = _read(reader, request)
     except CheckpointError as error:
         problem = error
-    if not processes.everywhere(found is not None) or found is None:
+    if not processes.all_processes(restored is not None) or restored is None:
         raise problem
-    return found
+    return restored
 
 
-def _read(reader: StepReader, wanted: Wanted) -> Restored:
+def _read(reader: StepReader, request: RestoreRequest) -> Restored:
     stored, header = reader.manifest, reader.manifest.header
-    like = {path: entry.type for path, entry in stored.tensors.items()} if wanted.like is None else wanted.like
+    like = {path: entry.type for path, entry in stored.tensors.items()} if request.like is None else request.like
     leaves = flat(like)
     check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
-    places = targets(leaves, wanted.mesh, wanted.layout, wanted.program)
-    found = [place(reader, stored.tensors[path], target) for path, target in places.items()]
+    targets_by_path = targets(leaves, request.mesh, request.layout, request.program)
+    restored = [device_put(reader, stored.tensors[path], target) for path, target in targets_by_path.items()]
     key = None if header.key is None else tensor(np.array(header.key, np.uint32), (WORD,))
-    made = tree.tree_unflatten(tree.tree_structure(like), found)
-    return Restored(header.step, made, header.config, header.data, key, reader.bytes_read)
+    restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
+    return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read)

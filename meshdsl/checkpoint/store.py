@@ -1,4 +1,4 @@
-"""`Checkpoints`: a run's directory of steps, saved beside the computation and restored onto any mesh and layout."""
+"""`Checkpoints`: a directory of saved steps, written in the background and restored onto any mesh and layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .directory import clean, is_good, note_newest, remove_step, set_aside, step
 from .files import remove_tree, sync_directory
 from .manifest import STEP_LIMIT
 from .read import open_step, step_name
-from .restore import Restored, Wanted, restore_newest, restore_step
+from .restore import Restored, RestoreRequest, restore_newest, restore_step
 from .trees import check_header, json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
@@ -29,21 +29,21 @@ __all__ = ["Checkpoints", "check_step"]
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a directory of their own; the newest `keep` are kept (None: all).
+    """The checkpoints of a run in a directory; only the newest `keep` steps are kept (None: all).
 
     >>> import tempfile
     >>> import meshdsl as md
     >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
     ...     _ = checkpoints.save(7, {"w": md.tensor([1.0, 2.0, 3.0], "io")}, data={"batch": 7})
-    ...     found = checkpoints.restore(like={"w": md.spec("io:3")}, mesh=md.Mesh("a:1"), layout=md.Layout("io:a"))
-    >>> found.step, found.data, found.tree["w"]
+    ...     restored = checkpoints.restore(like={"w": md.spec("io:3")}, mesh=md.Mesh("a:1"), layout=md.Layout("io:a"))
+    >>> restored.step, restored.data, restored.tree["w"]
     (7, {'batch': 7}, tensor(float32[io=3], [1. 2. 3.]))
 
-    Nothing is written before the first `save`; from then until `close` this program is the directory's only writer
-    (`SaveError` when there is another one; `take_over=True` ignores the lock of a writer that is gone, on another
-    host). In a program of several processes, all of them make the same calls, and see one file system. `report`
-    gets a line about every step that is passed over; by default it is a warning. `seconds` is how long a process
-    waits for the parts of the others.
+    The first `save` creates and locks the directory; until `close`, this program is its only writer (`SaveError` if
+    there is another one). `take_over=True` replaces the lock of a writer on another host that has ended. In a program
+    of several processes, all processes must make the same calls and share one file system. `report` receives a line
+    about every skipped step; the default issues a warning. `seconds` is the time a process waits for the other
+    processes' parts.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Checkpoints:
     ):
         try:
             if keep is not None and not _is_count(keep):
-                raise ShapeError(f"keep is a number of steps from 1, or None to keep all; got {keep!r}")
+                raise ShapeError(f"keep must be an integer from 1, or None to keep all steps; got {keep!r}")
             if not _is_count(chunk_bytes):
-                raise ShapeError(f"chunk_bytes is a number of bytes from 1, got {chunk_bytes!r}")
+                raise ShapeError(f"chunk_bytes must be an integer from 1, got {chunk_bytes!r}")
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ShapeError(f"seconds is a number above 0, got {seconds!r}")
+                raise ShapeError(f"seconds must be a number above 0, got {seconds!r}")
             if report is not None and not callable(report):
-                raise ShapeError(f"report is a function of one line of text, got {report!r}")
+                raise ShapeError(f"report must be a function of one text, got {report!r}")
             if not isinstance(directory, str | Path) or "\0" in str(directory):
-                raise ShapeError(f"directory is the path of a directory, got {directory!r}")
+                raise ShapeError(f"directory must be a path, got {directory!r}")
         except ShapeError as error:
             raise at(error, caller()) from None
         self.directory, self.keep = Path(directory), keep
@@ -85,7 +85,7 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Wait for the last save and give the directory free. Raises `SaveError` when that save failed."""
+        """Wait for the last save and release the lock. Raises `SaveError` if that save failed."""
         atexit.unregister(self.close)
         try:
             self.wait()
@@ -98,14 +98,14 @@ class Checkpoints:
                 self._is_writer = False
 
     def wait(self) -> None:
-        """Wait until what was saved is on the disk. Raises `SaveError` when it could not be written."""
-        writing = self._writing
-        if writing is None:
+        """Wait until the last save is on disk. Raises `SaveError` if it failed."""
+        pending = self._writing
+        if pending is None:
             return
         try:
-            writing.result()
+            pending.result()
         finally:
-            if writing.done():  # else a signal interrupted the waiting, and the next call goes on with it
+            if pending.done():  # else a signal interrupted the wait, and the next call continues it
                 self._writing = None
 
     def steps(self) -> list[int]:
@@ -113,7 +113,7 @@ class Checkpoints:
         return step_numbers(self.directory)
 
     def latest(self) -> int | None:
-        """The newest step with a sound manifest, or None. Its chunks are checked when they are read."""
+        """The newest step with a valid manifest, or None. Its chunks are not checked."""
         self.wait()
         for step in reversed(self.steps()):
             with contextlib.suppress(CheckpointError), open_step(self.directory, step):
@@ -121,7 +121,7 @@ class Checkpoints:
         return None
 
     def verify(self, step: int) -> None:
-        """Read all of a step. Raises `CheckpointError`, naming file and key, when it is not what was written."""
+        """Read and check a whole step. Raises `CheckpointError` naming file and key if it is corrupt."""
         self.wait()
         try:
             check_step(step)
@@ -131,9 +131,9 @@ class Checkpoints:
             raise at(error, caller()) from None
 
     def claim(self) -> None:
-        """Become the directory's only writer now, and not at the first save; makes the directory.
+        """Create and lock the directory now instead of at the first save.
 
-        Raises `SaveError` when there is another writer, or nothing can be written there.
+        Raises `SaveError` if there is another writer, or if the directory cannot be written.
         """
         try:
             self._on_first(f"{self.directory} cannot be written", self._become_writer)
@@ -150,12 +150,12 @@ class Checkpoints:
         key: Tensor | None = None,
         wait: bool = True,
     ) -> bool:
-        """Save a pytree of tensors and numbers as a step; returns when it is copied to the host.
+        """Save a pytree of tensors and numbers as a step; returns True once it is copied to the host.
 
-        `config` and `data` (the position in the data) are what JSON can hold, `key` a random key. A save that is
-        still being written is awaited first; with `wait=False` this one is not done then, and the result is False.
-        Raises `SaveError` when the earlier save failed, when another writer has the directory, and when the step or a
-        later one is there already; `ShapeError` for what cannot be stored.
+        A thread writes the files in the background. `config` and `data` (the position in the data) are JSON values;
+        `key` is a random key. If an earlier save is still being written, this call waits for it; with `wait=False`,
+        this save is skipped and the result is False. Raises `SaveError` if the earlier save failed, if another writer
+        holds the lock, or if this step or a later one exists; raises `ShapeError` for values that cannot be stored.
         """
         try:
             check_step(step)
@@ -163,13 +163,13 @@ class Checkpoints:
             fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
             tensors = tensors_of(tree)
             check_header(fields, tensors)
-            if not wait and not processes.everywhere(self._writing is None or self._writing.done()):
+            if not wait and not processes.all_processes(self._writing is None or self._writing.done()):
                 return False
             self.wait()
             plans = plan(tensors, self.chunk_bytes)
             folder, save = self._begin(step)
             try:
-                taken = snapshot(plans, tensors)
+                snapshots = snapshot(plans, tensors)
             except BaseException:
                 mark_failed(folder, processes.index())
                 raise
@@ -177,15 +177,15 @@ class Checkpoints:
             raise at(error, caller()) from None
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
-            atexit.register(self.close)  # who forgets to close still learns of a failed save
-        where = processes.index(), processes.count()
+            atexit.register(self.close)  # reports a failed save even without close()
+        process_info = processes.index(), processes.count()
         self._writing = self._thread.submit(
-            self._write, folder, {"step": step, "save": save, **fields}, plans, taken, *where
+            self._write, folder, {"step": step, "save": save, **fields}, plans, snapshots, *process_info
         )
         return True
 
     def _begin(self, step: int) -> tuple[Path, str]:
-        """The directory to write to, and the id of the save, which process 0 makes and all get."""
+        """The directory to write to, and the id of the save, which process 0 creates for all processes."""
         save = processes.from_first(secrets.token_hex(8).encode("ascii"), 16).decode("ascii")
         folder = self.directory / f"{step_name(step)}.{save}.unfinished"
 
@@ -198,18 +198,18 @@ class Checkpoints:
         return folder, save
 
     def _on_first(self, failure: str, work: Callable[[], None]) -> None:
-        """Process 0 works on the directory; when it cannot, every process raises what it says, or that it says it."""
+        """Run `work` on process 0; if it fails, every process raises an error."""
         problem: Exception | None = None
         if processes.index() == 0:
             try:
                 work()
             except (OSError, CheckpointError) as error:
                 problem = error
-        if processes.everywhere(problem is None):
+        if processes.all_processes(problem is None):
             return
         if isinstance(problem, CheckpointError):
             raise problem
-        raise SaveError(f"{failure}: {problem or 'process 0 says why'}") from problem
+        raise SaveError(f"{failure}: {problem or 'see the error of process 0'}") from problem
 
     def _become_writer(self) -> None:
         if self._is_writer:
@@ -220,27 +220,33 @@ class Checkpoints:
         self._is_writer = True
 
     def _make_room(self, step: int) -> None:
-        """Nothing sound may be overwritten, or be newer than what is saved; what is corrupt steps aside."""
+        """Raises `SaveError` if this step or a later valid step exists; renames corrupt ones."""
         clean(self.directory)
-        for there in self.steps():
-            if there < step:
+        for existing in self.steps():
+            if existing < step:
                 continue
-            if is_good(self.directory, there):
+            if is_good(self.directory, existing):
                 raise SaveError(
-                    f"{step_name(step)} was not saved: {step_name(there)} is there already, in {self.directory}\n"
-                    f"  to continue from an earlier step, drop the later ones with discard(after={max(step - 1, 0)}), "
+                    f"{step_name(step)} was not saved: {step_name(existing)} already exists in {self.directory}\n"
+                    f"  to continue from an earlier step, remove later ones with discard(after={max(step - 1, 0)}), "
                     "or use another directory"
                 )
-            aside = set_aside(self.directory, there, self._owner)
-            self.report(f"{step_name(there)} in {self.directory} is corrupt; its name is {aside} now")
+            new_name = set_aside(self.directory, existing, self._owner)
+            self.report(f"{step_name(existing)} in {self.directory} is corrupt; renamed to {new_name}")
 
     def _write(
-        self, folder: Path, fields: dict[str, Any], plans: list[Plan], taken: list[Snapshot], process: int, count: int
+        self,
+        folder: Path,
+        fields: dict[str, Any],
+        plans: list[Plan],
+        snapshots: list[Snapshot],
+        process: int,
+        count: int,
     ) -> None:
-        """What the writer's thread does."""
+        """Write this process's part and publish the step; runs on the writer thread."""
         step, save = fields["step"], fields["save"]
         try:
-            write_part(folder, process, taken)
+            write_part(folder, process, snapshots)
             if process == 0:
                 publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds)
             else:
@@ -251,9 +257,9 @@ class Checkpoints:
             if process == 0:
                 with contextlib.suppress(OSError):
                     remove_tree(folder)
-            there = [step_name(s) for s in self.steps()]
-            kept = f"the newest that is there is {there[-1]}" if there else "there is no other"
-            raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {kept}") from error
+            existing = [step_name(s) for s in self.steps()]
+            newest = f"the newest saved step is {existing[-1]}" if existing else "no other step is saved"
+            raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {newest}") from error
         if process == 0:
             self._retire(step)
 
@@ -263,20 +269,20 @@ class Checkpoints:
                 remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
             note_newest(self.directory, step)
         except OSError as error:
-            raise SaveError(f"{step_name(step)} was saved, but what follows a save was not done: {error}") from error
+            raise SaveError(f"{step_name(step)} was saved, but old steps were not removed: {error}") from error
 
     def discard(self, after: int) -> None:
-        """Remove the steps after this one, to continue from it. Requires that no other program writes here.
+        """Remove the steps after this one, to continue from it. No other program may write to the directory.
 
-        Raises `ShapeError` for what is no step, and `SaveError` when steps cannot be removed.
+        Raises `ShapeError` if `after` is not a step, and `SaveError` if steps cannot be removed.
         """
         self.wait()
 
         def discard() -> None:
             self._become_writer()
-            there = self.steps()
-            note_newest(self.directory, max((step for step in there if step <= after), default=None))
-            for step in there:
+            existing = self.steps()
+            note_newest(self.directory, max((step for step in existing if step <= after), default=None))
+            for step in existing:
                 if step > after:
                     remove_step(self.directory, step, self._owner)
 
@@ -295,22 +301,23 @@ class Checkpoints:
         layout: Layout | str | dict[str, Any] | None = None,
         program: Program | None = None,
     ) -> Restored:
-        """The tree of a step, or of the newest one that is sound; what is passed over is reported by name.
+        """Restore a step, by default the newest valid one; skipped steps are reported by name.
 
-        `like` is a pytree of specs or tensors: dims are found by name, in any order, and what it leaves out is not
-        read (None: everything, by path). Given a `program`, a tensor comes to lie as the program's input of the same
-        path; given a mesh and a layout, as the layout says; else as the tensor in `like` lies, or whole on one device.
-        Every device's part is read and checked alone. Raises `CheckpointError` when the step, or all of them, cannot be
-        trusted, `ShapeError` when `like` does not fit what is stored, and `LayoutError` for a layout that cannot be.
+        `like` is a pytree of specs or tensors. Dims are matched by name, in any order. Only tensors in `like` are read
+        (None: all, as a dict by path). With a `program`, each tensor gets the sharding of the program's input of the
+        same path; with a mesh and a layout, that of the layout; otherwise that of the tensor in `like`, or one device
+        for a spec. Each process reads and checks only the shards of its devices. Raises `CheckpointError` if the step,
+        or every step, is corrupt, `ShapeError` if `like` does not match the stored tensors, and `LayoutError` for an
+        illegal layout.
         """
         self.wait()
         try:
             if step is not None:
                 check_step(step)
-            wanted = Wanted(like, *_placement(mesh, layout, program))
+            request = RestoreRequest(like, *_parse_target(mesh, layout, program))
             if step is not None:
-                return restore_step(self.directory, step, wanted)
-            return restore_newest(self.directory, wanted, self.report)
+                return restore_step(self.directory, step, request)
+            return restore_newest(self.directory, request, self.report)
         except MeshdslError as error:
             raise at(error, caller()) from None
 
@@ -320,21 +327,21 @@ def _is_count(value: Any) -> bool:
 
 
 def check_step(step: Any) -> None:
-    """Raises `ShapeError` for what is no step."""
+    """Raises `ShapeError` unless the value is a valid step number."""
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
-        raise ShapeError(f"a step is a whole number from 0 to {STEP_LIMIT}, got {step!r}")
+        raise ShapeError(f"a step must be an integer from 0 to {STEP_LIMIT}, got {step!r}")
 
 
-def _placement(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
-    """Where restored tensors are to lie, mesh and layout from text as `md.compile` takes them."""
+def _parse_target(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
+    """Mesh, layout and program of a restore; text is converted to `Mesh` and `Layout` as in `md.compile`."""
     if program is None:
         mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if layout is None or isinstance(layout, Layout) else Layout(layout)
         return mesh, layout, None
     if not isinstance(program, Program):
-        raise ShapeError(f"program= is what compiled.program(*args) gives, got {type(program).__name__}")
+        raise ShapeError(f"program= must be the result of compiled.program(*args), got {type(program).__name__}")
     if mesh is not None or layout is not None:
-        raise LayoutError("a program has its mesh and layout already\n  pass program=, or mesh= and layout=, not both")
+        raise LayoutError("a program already has a mesh and a layout\n  pass program=, or mesh= and layout=, not both")
     return None, None, program
 
 

@@ -1,7 +1,7 @@
-"""Values from a file that nobody vouches for. Whatever is not exactly what is expected is a `CheckpointError`.
+"""Strict checks for values from untrusted files. A value that is not as expected raises `CheckpointError`.
 
-A line of JSON has no NaN or infinity and no key twice; a run's configuration nests no deeper than `DEPTH` and has no
-integer of more than 4,096 bits. Checks name the file and the key.
+JSON with NaN, infinity or repeated keys is refused. A configuration may be nested at most `DEPTH` deep and contain
+integers of at most 4,096 bits. Errors name the file and the key.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from ..errors import CheckpointError
 
-__all__ = ["DEPTH", "whole", "items", "keys", "parse", "plain", "refuse", "show", "text"]
+__all__ = ["DEPTH", "integer", "items", "keys", "parse", "plain", "refuse", "show", "text"]
 
-DEPTH = 32  # of lists and objects in a run's configuration
+DEPTH = 32  # maximum nesting of lists and objects in a configuration
 _BITS = 4096
 
 _short = reprlib.Repr()
@@ -25,25 +25,25 @@ _short.maxlevel = 2
 
 
 def show(value: Any) -> str:
-    """A value for a message, cut short, in printable characters."""
+    """A value for an error message, shortened, in printable ASCII."""
     return ascii(_short.repr(value))[1:-1]
 
 
-def refuse(where: str, why: str) -> NoReturn:
-    """Raises the error about a place in a file."""
-    raise CheckpointError(f"{where}: {why}")
+def refuse(where: str, reason: str) -> NoReturn:
+    """Raises `CheckpointError` about a location in a file."""
+    raise CheckpointError(f"{where}: {reason}")
 
 
 def parse(line: bytes, where: str) -> Any:
-    """The value of one line of JSON: plain types, finite numbers, no key twice. Its depth is bounded by Python's."""
+    """Parses one line of JSON; refuses numbers that are not finite and repeated keys."""
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, value in found:
-            if key in made:
-                refuse(where, f"the key {show(key)} is there twice")
-            made[key] = value
-        return made
+    def pairs(pairs_: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs_:
+            if key in result:
+                refuse(where, f"the key {show(key)} is repeated")
+            result[key] = value
+        return result
 
     def number(digits: str) -> float:
         value = float(digits)
@@ -55,19 +55,19 @@ def parse(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("ascii"), object_pairs_hook=pairs, parse_float=number, parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        reason = "it nests too deeply" if isinstance(error, RecursionError) else show(str(error))
-        raise CheckpointError(f"{where}: this is not the JSON that meshdsl writes: {reason}") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else show(str(error))
+        raise CheckpointError(f"{where}: invalid JSON: {reason}") from None
 
 
 class _NotPlainError(Exception):
-    """Why a value cannot be kept as JSON, and the keys that lead to it, innermost first."""
+    """A value that cannot be stored as JSON: the reason, and the keys that lead to it, innermost first."""
 
-    def __init__(self, why: str):
-        self.why, self.path = why, list[str]()
+    def __init__(self, reason: str):
+        self.why, self.path = reason, list[str]()
 
 
 def plain(value: Any, where: str) -> Any:
-    """The value, when it is what JSON can hold and give back; tuples become lists.
+    """The value as plain JSON types; tuples become lists. Raises `CheckpointError` if JSON cannot store it exactly.
 
     >>> plain({"betas": (0.9, 0.999)}, "config")
     {'betas': [0.9, 0.999]}
@@ -90,13 +90,13 @@ def _plain(value: Any, depth: int) -> Any:
             raise _NotPlainError(f"{value} cannot be written as JSON")
         return value
     if depth == DEPTH:
-        raise _NotPlainError(f"it nests deeper than {DEPTH} lists and objects")
+        raise _NotPlainError(f"it is nested deeper than {DEPTH} lists and objects")
     if isinstance(value, list | tuple):
         return [_plain(item, depth + 1) for item in value]
     if isinstance(value, Mapping):
         return dict(_pair(key, item, depth) for key, item in value.items())
-    there = type(value).__name__
-    raise _NotPlainError(f"it holds a {there}, and JSON holds text, numbers, true, false, null, lists, objects")
+    kind = type(value).__name__
+    raise _NotPlainError(f"it has type {kind}; JSON supports text, numbers, true, false, null, lists and objects")
 
 
 def _pair(key: Any, item: Any, depth: int) -> tuple[str, Any]:
@@ -109,20 +109,20 @@ def _pair(key: Any, item: Any, depth: int) -> tuple[str, Any]:
         raise
 
 
-def keys(value: Any, wanted: tuple[str, ...], where: str) -> dict[str, Any]:
-    """An object with exactly these keys."""
+def keys(value: Any, expected: tuple[str, ...], where: str) -> dict[str, Any]:
+    """The value, which must be an object with exactly the expected keys."""
     if not isinstance(value, dict):
-        refuse(where, f"expected an object with {', '.join(wanted)}, got {show(value)}")
-    unknown, missing = [k for k in value if k not in wanted], [k for k in wanted if k not in value]
+        refuse(where, f"expected an object with {', '.join(expected)}, got {show(value)}")
+    unknown, missing = [k for k in value if k not in expected], [k for k in expected if k not in value]
     if unknown:
-        refuse(where, f"the key {show(unknown[0])} is unknown; there may be: {', '.join(wanted)}")
+        refuse(where, f"the key {show(unknown[0])} is unknown; known: {', '.join(expected)}")
     if missing:
         refuse(where, f"the key {missing[0]!r} is missing")
     return value
 
 
 def items(value: Any, where: str, count: int | None = None) -> list[Any]:
-    """A list, of this length when one is given."""
+    """The value, which must be a list, of length `count` if given."""
     if not isinstance(value, list):
         refuse(where, f"expected a list, got {show(value)}")
     if count is not None and len(value) != count:
@@ -130,17 +130,17 @@ def items(value: Any, where: str, count: int | None = None) -> list[Any]:
     return value
 
 
-def whole(value: Any, where: str, low: int = 0, high: int = 2**63 - 1) -> int:
-    """A whole number from `low` to `high`; true and false are none."""
+def integer(value: Any, where: str, low: int = 0, high: int = 2**63 - 1) -> int:
+    """The value, which must be an integer from `low` to `high`, and not a boolean."""
     if isinstance(value, bool) or not isinstance(value, int):
-        refuse(where, f"expected a whole number, got {show(value)}")
+        refuse(where, f"expected an integer, got {show(value)}")
     if not low <= value <= high:
         refuse(where, f"{show(value)} is not from {low} to {high}")
     return value
 
 
 def text(value: Any, where: str, longest: int) -> str:
-    """Text of 1 to `longest` characters."""
+    """The value, which must be text of 1 to `longest` characters."""
     if not isinstance(value, str):
         refuse(where, f"expected text, got {show(value)}")
     if not 1 <= len(value) <= longest:

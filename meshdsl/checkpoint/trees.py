@@ -1,4 +1,4 @@
-"""What a user hands over, checked: trees of tensors by path, configurations, random keys."""
+"""Checks the user's arguments: trees of tensors by path, configurations, random keys."""
 
 from __future__ import annotations
 
@@ -24,99 +24,99 @@ _AT = "\n  at "
 
 
 def flat(values: Any) -> dict[str, Any]:
-    """The leaves of a pytree by path; `params/mlp/w1`. Raises `ShapeError` when two have the same path.
+    """The leaves of a pytree by path, such as `params/mlp/w1`. Raises `ShapeError` if two have the same path.
 
     >>> flat({"params": {"w": 1}, "step": 2})
     {'params/w': 1, 'step': 2}
     """
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     try:
         leaves = tree.tree_flatten_with_path(values)[0]
     except ValueError as error:  # keys of one dict that cannot be sorted, such as 1 and "1"
-        raise ShapeError(f"this is no tree of tensors: {str(error).splitlines()[0]}") from None
+        raise ShapeError(f"this is not a tree of tensors: {str(error).splitlines()[0]}") from None
     for keys, leaf in leaves:
         path = tree.keystr(keys, simple=True, separator="/") or "value"
-        if path in found:
+        if path in by_path:
             raise ShapeError(
                 f"two tensors of the tree have the path {path!r}\n"
-                "  a checkpoint knows tensors by their paths; rename a key that contains '/'"
+                "  a checkpoint identifies tensors by path; rename the key that contains '/'"
             )
-        found[path] = leaf
-    return found
+        by_path[path] = leaf
+    return by_path
 
 
 def tensors_of(values: Any) -> dict[str, Tensor]:
-    """The tensors of a tree that is saved, by path, in the order of paths; numbers become tensors without dims.
+    """The tensors of a tree to save, by path, sorted by path; numbers become scalar tensors.
 
-    Raises `ShapeError` for anything else, `TraceError` for a traced tensor.
+    Raises `ShapeError` for other leaves, and `TraceError` for traced tensors.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path, leaf in flat(values).items():
         if isinstance(leaf, Type):
             raise ShapeError(f"{path} is the spec {leaf}, which has no values to save; pass the tensor")
         try:
             x = as_tensor(leaf)
-        except ShapeError as error:  # its second line names the user's line already, and the boundary will again
+        except ShapeError as error:  # drop its second line: the source line is added again later
             raise ShapeError(f"{path}: {str(error.args[0]).partition(_AT)[0]}") from None
         except TypeError:
             raise ShapeError(
                 f"{path}: expected a tensor or a number, got {type(leaf).__name__} of {leaf.dtype}\n"
-                "  of a random key of JAX, save jax.random.key_data(key) with dims, or use md.random.key"
+                "  for a JAX random key, save jax.random.key_data(key) with dims, or use md.random.key"
             ) from None
         if isinstance(x.stored, jax.Array) and x.stored.is_deleted():
             raise ShapeError(
-                f"{path} is {x.type}, and its memory is gone: a compiled function took it over (donate=)\n"
-                "  save what that call returned in its place"
+                f"{path} is {x.type}, and its memory was donated to a compiled function (donate=)\n"
+                "  save the tensor that this function returned instead"
             )
         if x.dtype.name not in DTYPES:
-            raise ShapeError(f"{path} is {x.type}, and checkpoints hold: {', '.join(DTYPES)}; cast it first")
+            raise ShapeError(f"{path} is {x.type}, and checkpoints support only {', '.join(DTYPES)}; cast it first")
         if len(path) > PATH_LIMIT:
-            raise ShapeError(f"the path {path[:60]!r}... has {len(path)} characters, and {PATH_LIMIT} are the most")
-        found[path] = Tensor(x.dims, x.dtype, array=jax.numpy.asarray(x.stored))
-    return dict(sorted(found.items()))
+            raise ShapeError(f"the path {path[:60]!r}... has {len(path)} characters; the limit is {PATH_LIMIT}")
+        tensors[path] = Tensor(x.dims, x.dtype, array=jax.numpy.asarray(x.stored))
+    return dict(sorted(tensors.items()))
 
 
-def json_value(value: Any, what: str) -> Any:
-    """A copy of what JSON can hold and give back; tuples become lists. Raises `ShapeError` for anything else."""
+def json_value(value: Any, name: str) -> Any:
+    """A copy of the value as plain JSON types; tuples become lists. Raises `ShapeError` if JSON cannot store it."""
     try:
-        return plain(value, what)
+        return plain(value, name)
     except CheckpointError as error:
-        raise ShapeError(f"the {what} of a checkpoint is kept as JSON; {error.args[0]}") from None
+        raise ShapeError(f"the {name} of a checkpoint is stored as JSON; {error.args[0]}") from None
 
 
 def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises `ShapeError` when configuration and data are longer than a reader takes from a stranger."""
+    """Raises `ShapeError` if configuration and data are longer than a reader accepts."""
     stored = sum(x.dtype.itemsize * math.prod(x.shape) for x in tensors.values())
-    there, most = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the sizes of the files
-    if there > most:
+    got, limit = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the list of files
+    if got > limit:
         raise ShapeError(
-            f"config and data take {there} bytes as JSON; beside {stored} bytes of tensors, {most} are the most\n"
-            "  keep what is large in a file of its own, and its name here"
+            f"config and data take {got} bytes as JSON; the limit for {stored} bytes of tensors is {limit}\n"
+            "  store large values in a separate file, and the file's name here"
         )
 
 
 def key_words(key: Any) -> tuple[int, ...]:
-    """The words of a random key. Raises `ShapeError` when it is none."""
+    """The words of a random key. Raises `ShapeError` for anything else."""
     if not isinstance(key, Tensor) or key.dims != (WORD,) or key.dtype != np.uint32:
-        there = key.type if isinstance(key, Tensor) else type(key).__name__
-        raise ShapeError(f"key= is a random key of md.random.key(seed), got {there}")
+        got = key.type if isinstance(key, Tensor) else type(key).__name__
+        raise ShapeError(f"key= must be a random key, as from md.random.key(seed), got {got}")
     return tuple(key.numpy().tolist())
 
 
-def check_fit(stored: Manifest, wanted: Mapping[str, Type], step: int) -> None:
-    """Raises `ShapeError` with everything about `like` that is not in the checkpoint, or is another type there."""
+def check_fit(stored: Manifest, like: Mapping[str, Type], step: int) -> None:
+    """Raises `ShapeError` listing every tensor of `like` that the checkpoint lacks or stores with another type."""
     problems: list[str] = []
-    for path, kind in wanted.items():
+    for path, spec in like.items():
         entry = stored.tensors.get(path)
         if entry is None:
-            problems.append(f"{path}: is not there; {nearest(path, stored.tensors)}")
-        elif (set(entry.type.shape), entry.type.dtype) != (set(kind.shape), kind.dtype):
-            problems.append(f"{path}: is {entry.type} there, and like= says {kind}")
-        elif jax.dtypes.canonicalize_dtype(kind.dtype) != kind.dtype:
-            problems.append(f"{path}: is {kind}, and JAX keeps 64-bit types only with jax_enable_x64")
+            problems.append(f"{path}: is missing; {nearest(path, stored.tensors)}")
+        elif (set(entry.type.shape), entry.type.dtype) != (set(spec.shape), spec.dtype):
+            problems.append(f"{path}: is {entry.type} in the checkpoint and {spec} in like=")
+        elif jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+            problems.append(f"{path}: is {spec}, and JAX keeps 64-bit types only with jax_enable_x64")
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
         raise ShapeError(
-            f"the checkpoint of step {step} does not fit what is asked for\n{listed}\n"
-            "  restore(step, like=None) gives what is there, by path"
+            f"the checkpoint of step {step} does not match like=\n{listed}\n"
+            "  restore(step, like=None) restores everything that is stored, by path"
         )

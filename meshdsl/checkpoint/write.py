@@ -1,9 +1,9 @@
-"""Saving one step: copies on the host, then files.
+"""Saves one step: copies shards to the host, then writes files.
 
-Every part of a tensor is written once, by one of the processes that hold it; which one follows from the sharding
-alone, so nobody has to ask. Padding is cut off before it is copied. Each process writes its own file and says in a
-note what lies where; process 0 waits for all notes, writes the manifest, and renames the directory. The processes
-meet in the file system only, so all of this may run beside the program's own collectives.
+Each part of a tensor is written once, by one of the processes that store it. The sharding determines which one, so no
+communication is needed. Padding is not copied. Each process writes its own file and a note with the location of its
+chunks; process 0 waits for all notes, writes the manifest, and renames the directory. The processes communicate only
+through the file system, so saving can run during the program's own collectives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
 from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name
 from .parse import load
 from .read import open_step
-from .strict import items, keys, parse, whole
+from .strict import integer, items, keys, parse
 
 __all__ = ["Plan", "Snapshot", "await_publication", "mark_failed", "plan", "publish", "snapshot", "write_part"]
 
@@ -37,75 +37,75 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Plan:
-    """How one tensor is stored, the same in every process: its grid, and who writes which part."""
+    """The storage of one tensor: its grid, and the process that writes each part. Equal in all processes."""
 
     path: str
     type: Type
     cuts: Cuts
-    owners: tuple[tuple[Box, int], ...]  # parts without padding, and the process that writes each
+    owners: tuple[tuple[Box, int], ...]  # each part, without padding, and the process that writes it
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """This process's parts of one tensor, copied."""
+    """Host copies of this process's parts of one tensor."""
 
     plan: Plan
     parts: tuple[tuple[Box, np.ndarray], ...]
 
 
 def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[Plan]:
-    """How each tensor is stored, by path. Requires concrete tensors."""
+    """The storage plan of each tensor. The tensors must be concrete."""
     return [_plan(path, x, n, chunk_bytes) for n, (path, x) in enumerate(tensors.items())]
 
 
 def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> Plan:
     stored = x.stored
-    own = stored.is_fully_addressable  # every process has one of its own, and they are equal: process 0 writes it
+    addressable = stored.is_fully_addressable  # every process has an equal copy, and process 0 writes it
     holders: dict[Box, set[int]] = {}
     for device, index in stored.sharding.devices_indices_map(stored.shape).items():
-        box = _real(index, x.shape)
+        box = _unpadded(index, x.shape)
         if box.elements:
-            holders.setdefault(box, set()).add(0 if own else device.process_index)
+            holders.setdefault(box, set()).add(0 if addressable else device.process_index)
     owners = tuple(
         (box, sorted(holders[box])[(number + n) % len(holders[box])]) for n, box in enumerate(sorted(holders))
     )
     return Plan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
 
 
-def _real(index: Sequence[slice], sizes: Sequence[int]) -> Box:
-    """A shard's index without padding; of size 0 when it is nothing else."""
+def _unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
+    """A shard's index without padding; its size is 0 if the shard is only padding."""
     start = tuple(min(s.start or 0, size) for s, size in zip(index, sizes, strict=True))
     stop = (size if s.stop is None else min(s.stop, size) for s, size in zip(index, sizes, strict=True))
     return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
 
 def snapshot(plans: Sequence[Plan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
-    """Copies, on the host, of what this process writes. Afterwards the tensors may be donated."""
-    mine = [_mine(p, tensors[p.path]) for p in plans]
-    for shards in mine:
+    """Copies the parts that this process writes to the host. Afterwards the tensors may be donated."""
+    own_shards = [_own_shards(p, tensors[p.path]) for p in plans]
+    for shards in own_shards:
         for shard in shards.values():
             shard.copy_to_host_async()
-    found = []
-    for p, shards in zip(plans, mine, strict=True):
+    snapshots = []
+    for p, shards in zip(plans, own_shards, strict=True):
         parts = ((box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items())
-        found.append(Snapshot(p, tuple(parts)))
-    return found
+        snapshots.append(Snapshot(p, tuple(parts)))
+    return snapshots
 
 
-def _mine(p: Plan, x: Tensor) -> dict[Box, jax.Array]:
-    here = {_real(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
-    return {box: here[box] for box, owner in p.owners if owner == jax.process_index()}
+def _own_shards(p: Plan, x: Tensor) -> dict[Box, jax.Array]:
+    shards_by_box = {_unpadded(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
+    return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
 
 
 def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> None:
-    """Write this process's chunks, then the note that says where they lie."""
+    """Write this process's chunks, then a note with their locations."""
     notes: list[tuple[int, int, int, str]] = []
 
     def fill(write: Any) -> None:
         offset = 0
-        for number, taken in enumerate(snapshots):
-            cuts = taken.plan.cuts
-            for box, values in taken.parts:
+        for number, copied in enumerate(snapshots):
+            cuts = copied.plan.cuts
+            for box, values in copied.parts:
                 for n in cells_in(cuts, box):
                     part = np.ascontiguousarray(values[cell(cuts, n).slices(box.start)])
                     raw = part.reshape(-1).view(np.uint8).data
@@ -120,16 +120,16 @@ def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> Non
 
 
 def mark_failed(folder: Path, process: int) -> None:
-    """Say that this process's part will never come."""
+    """Mark this process's part as failed, for the other processes."""
     (folder / f"failed-{process:05d}").mkdir(exist_ok=True)
 
 
 def publish(
     folder: Path, final: Path, header: Mapping[str, Any], plans: Sequence[Plan], processes: int, seconds: float
 ) -> None:
-    """Wait for the notes of all processes, write the manifest, and make the step visible under its name.
+    """Wait for the notes of all processes, write the manifest, and rename the directory to the step's name.
 
-    Raises `SaveError` when a process failed, or its note does not come in time.
+    Raises `SaveError` if a process failed, or if its note does not appear in time.
     """
     chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
     deadline = time.monotonic() + seconds
@@ -154,21 +154,21 @@ def publish(
 
     write_durably(folder / MANIFEST, fill)
     with opened(str(folder), directory=True) as fd:
-        load(fd, manifest.header.step)  # what the reader would refuse is not published
+        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
     sync_directory(folder)
     os.rename(folder, final)
     sync_directory(final.parent)
 
 
 def await_publication(folder: Path, directory: Path, step: int, save: str, seconds: float) -> None:
-    """What every process but the first does: wait until process 0 has published the step, or given it up.
+    """Wait until process 0 has published the step; called by the other processes.
 
-    Raises `SaveError` when it has given it up, or nothing happens in time.
+    Raises `SaveError` if process 0 failed, or if the step is not published in time.
     """
     deadline = time.monotonic() + seconds
     while folder.exists():
         if (folder / "failed-00000").exists():
-            raise SaveError("process 0 could not write its part; it says why")
+            raise SaveError("process 0 could not write its part; see its error")
         if time.monotonic() > deadline:
             raise SaveError(f"process 0 did not publish the step in {seconds:g} seconds")
         time.sleep(_POLL_SECONDS)
@@ -176,9 +176,9 @@ def await_publication(folder: Path, directory: Path, step: int, save: str, secon
         with open_step(directory, step) as reader:
             published = reader.manifest.header.save
     except CheckpointError as error:
-        raise SaveError(f"process 0 gave it up: {error.args[0]}") from None
+        raise SaveError(f"process 0 did not publish the step: {error.args[0]}") from None
     if published != save:
-        raise SaveError("process 0 gave it up; it says why")
+        raise SaveError("process 0 did not publish the step; see its error")
 
 
 def _wait_for(folder: Path, process: int, deadline: float) -> None:
@@ -188,8 +188,8 @@ def _wait_for(folder: Path, process: int, deadline: float) -> None:
             raise SaveError(f"process {int(failed.name[-5:])} could not write its part")
         if time.monotonic() > deadline:
             raise SaveError(
-                f"the part of process {process} did not come in time\n"
-                f"  every process saves at the same steps, and all see one file system; {folder} is where it is awaited"
+                f"the part of process {process} did not appear in {folder} in time\n"
+                "  every process must save at the same steps, and all must share one file system"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -200,7 +200,7 @@ def _note(process: int) -> str:
 
 def _read_note(folder: Path, process: int) -> Iterable[tuple[int, int, int, bytes]]:
     name = _note(process)
-    said = keys(parse((folder / name).read_bytes(), name), ("chunks",), name)
-    for record in items(said["chunks"], name):
+    note = keys(parse((folder / name).read_bytes(), name), ("chunks",), name)
+    for record in items(note["chunks"], name):
         number, n, offset, digest = items(record, name, 4)
-        yield whole(number, name), whole(n, name), whole(offset, name), bytes.fromhex(digest)
+        yield integer(number, name), integer(n, name), integer(offset, name), bytes.fromhex(digest)

@@ -1,4 +1,4 @@
-"""One file for each command: `add` declares what it takes, `run` does it and returns the exit code.
+"""One file per command: `add` declares its options, `run` runs it and returns the exit code.
 
-Nothing here computes a cost: a command reads its options, asks the package, and says what came back.
+Commands parse options, call the package and print the result; they compute nothing themselves.
 """

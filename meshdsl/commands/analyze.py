@@ -1,4 +1,4 @@
-"""`meshdsl analyze`: what one layout costs on one machine."""
+"""`meshdsl analyze`: the cost of one layout on one machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import argparse
 import json
 from typing import Any
 
-from .common import command, out_file, placed, say, workload_options, write
-from .costing import cost_options, exit_code, measured, overlap_option
+from .common import command, out_file, print_json, workload_mesh_layout, workload_options, write
+from .costing import cost_options, exit_code, overlap_option, report_for
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    parser = command(commands, "analyze", run, "say what a layout costs: memory, time, what is sent and why")
+    """Add the subcommand and its options."""
+    parser = command(
+        commands, "analyze", run, "estimate the cost of a layout: memory, time, and every collective with its reason"
+    )
     workload_options(parser)
     cost_options(parser)
     overlap_option(parser)
@@ -24,19 +26,28 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; 3 where it does not fit."""
-    compiled, report = measured(options, *placed(options))
+    """Print the report; returns 3 if the step does not fit in memory."""
+    compiled, report = report_for(options, *workload_mesh_layout(options))
     plan = compiled.overlap if options.overlap != "none" else None
     if options.html:
         from ..report.html import page
 
-        write(options.html, page({options.layout or "layout": report}))
+        write(options.html, page(_beside(options, report)))
     if options.trace:
         from ..report.trace_events import trace_events
 
         write(options.trace, json.dumps(trace_events(report.timeline)))
     if options.json:
-        say({"command": "analyze", **report.to_dict(), **({"overlap": plan.to_dict()} if plan else {})})
+        print_json({"command": "analyze", **report.to_dict(), **({"overlap": plan.to_dict()} if plan else {})})
     else:
         print(report if plan is None else f"{report}\n\n{plan}")
     return exit_code(report)
+
+
+def _beside(options: argparse.Namespace, report: Any) -> dict[str, Any]:
+    """The reports of one page: the layout; with an overlap plan, the step without it comes first."""
+    if options.overlap == "none":
+        return {options.layout or "layout": report}
+    mode, options.overlap = options.overlap, "none"
+    _, before = report_for(options, *workload_mesh_layout(options))
+    return {"none": before, mode: report}

@@ -1,4 +1,4 @@
-"""What commands share: options, exit codes, and how a result is said."""
+"""Options, exit codes and output functions shared by the commands."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = [
     "config_options",
     "count",
     "out_file",
-    "placed",
+    "workload_mesh_layout",
     "positive",
-    "say",
+    "print_json",
     "version",
     "workload_of",
     "workload_options",
@@ -36,7 +36,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = True) -> argparse.ArgumentParser:
-    """A new command with `--json`; with a workload and its settings where it needs one."""
+    """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
     sentence = about[0].upper() + about[1:] + "."
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
     parser.set_defaults(run=run)
@@ -46,67 +46,67 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     return parser
 
 
-def workload_options(parser: argparse.ArgumentParser, *, several: bool = False, more: str = "") -> None:
-    """Mesh and layout, or several of each, and settings of the workload's config."""
-    many: dict[str, Any] = {"action": "append", "default": []} if several else {}
-    each = "; once for each layout (default: all of the workload)" if several else " (default: no split)"
-    meshes = "; one for all, or one for each layout" if several else ""
+def workload_options(parser: argparse.ArgumentParser, *, several: bool = False, extra: str = "") -> None:
+    """Add the options for mesh, layout and config settings; `several` allows many meshes and layouts."""
+    repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
+    default_layout = "; repeat per layout (default: all named layouts)" if several else " (default: no sharding)"
+    several_meshes = "; one for all layouts, or one per layout" if several else ""
     parser.add_argument(
         "--layout",
         metavar="RULES",
-        help=f"rules such as 'batch:rows;heads:cols', or the name of one in the workload{each}",
-        **many,
+        help=f"rules such as 'batch:rows;heads:cols', or the name of a layout in the workload{default_layout}",
+        **repeated,
     )
     parser.add_argument(
         "--mesh",
         metavar="AXES",
-        help=f"axes such as 'rows:2;cols:4'{meshes} (default: those of the named layout)",
-        **many,
+        help=f"axes such as 'rows:2;cols:4'{several_meshes} (default: the mesh of the named layout)",
+        **repeated,
     )
-    config_options(parser, more)
+    config_options(parser, extra)
 
 
-def config_options(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """Settings of the workload's config; `more` says what else they may set."""
+def config_options(parser: argparse.ArgumentParser, extra: str = "") -> None:
+    """Add the options for config settings; `extra` is added to the help text of --set."""
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         dest="settings",
-        help=f"a value of the workload's config, such as d_model=512{more}; may be repeated",
+        help=f"set a value of the workload's config, such as d_model=512{extra}; may be repeated",
     )
-    parser.add_argument("--batch", type=count, metavar="N", help="the same as --set batch=N")
-    parser.add_argument("--length", type=count, metavar="N", help="the same as --set length=N")
+    parser.add_argument("--batch", type=count, metavar="N", help="same as --set batch=N")
+    parser.add_argument("--length", type=count, metavar="N", help="same as --set length=N")
 
 
 def count(text: str) -> int:
-    """A whole number of an option."""
+    """Parse an option as an integer from 0."""
     if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"a count is a whole number, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {text!r}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """A whole number of an option, from 1."""
+    """Parse an option as an integer from 1."""
     n = count(text)
     if not n:
-        raise argparse.ArgumentTypeError("at least 1 is needed, got 0")
+        raise argparse.ArgumentTypeError("must be at least 1, got 0")
     return n
 
 
 def out_file(text: str) -> Path:
-    """A file to write: its folder has to be there before anything is computed."""
+    """Parse an option as an output file, whose folder must exist."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r} to write {path.name!r} in")
+        raise argparse.ArgumentTypeError(f"no folder {str(path.parent)!r} to write {path.name!r} in")
     return path
 
 
 def write(path: Path, text: str) -> None:
-    """The whole file or nothing: it is written beside its place and renamed. Raises `UsageError` where it cannot be."""
+    """Write a file atomically, by renaming a temporary file; raises `UsageError` if that fails."""
     import tempfile
 
     from ..train import UsageError
@@ -116,7 +116,7 @@ def write(path: Path, text: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner may read
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates files that only their owner may read
         os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
@@ -132,30 +132,30 @@ def _umask() -> int:
     return mask
 
 
-def say(record: Mapping[str, Any]) -> None:
-    """One JSON line on stdout."""
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a record with the schema version as one JSON line on stdout."""
     print(json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False), flush=True)
 
 
 def version() -> str:
-    """The version of this package."""
+    """The installed version of meshdsl."""
     from .. import __version__
 
     return __version__
 
 
 def workload_of(options: argparse.Namespace) -> Any:
-    """The workload that the options name, with their settings."""
+    """The workload named by the options, with their settings applied."""
     from ..train import configure, load
 
     workload = load(options.workload)
-    named = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
-    return configure(workload, [*options.settings, *named])
+    shortcuts = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
+    return configure(workload, [*options.settings, *shortcuts])
 
 
-def placed(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The workload, the mesh and the layout that the options ask for."""
-    from ..train import place
+def workload_mesh_layout(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The workload, mesh and layout given by the options."""
+    from ..train import mesh_and_layout
 
     workload = workload_of(options)
-    return workload, *place(workload, options.layout, options.mesh)
+    return workload, *mesh_and_layout(workload, options.layout, options.mesh)

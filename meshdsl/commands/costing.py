@@ -1,4 +1,4 @@
-"""What the commands about cost share: the machine, the memory limit, the step, and the report of each layout."""
+"""Options and functions shared by the commands that estimate cost: machine, memory limit, step and report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = [
     "cost_options",
     "exit_code",
     "machine_of",
-    "measured",
     "overlap_option",
+    "report_for",
     "report_of",
     "size",
     "step_of",
@@ -30,64 +30,65 @@ _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib
 
 
 def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
-    """The machine, its memory, and which step."""
+    """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
     parser.add_argument(
         "--machine",
         metavar="NAME",
-        help=f"a machine's name, or a machine file that ends in .toml (default {DEFAULT_MACHINE})",
+        help=f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})",
     )
     parser.add_argument(
-        "--memory", type=size, metavar="SIZE", help="what one device may hold, such as 16GB (default: what it has)"
+        "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
     )
     parser.add_argument(
         "--place",
         action="append",
         default=[],
         metavar="AXIS=WHERE",
-        help="the hardware axes of one mesh axis, such as cols=x or rows=node:2,gpu:4; give every axis (default: the "
-        "last mesh axis innermost)",
+        help="hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis (default: "
+        "the last mesh axis innermost)",
     )
     step_options(parser)
     if html:
         parser.add_argument(
-            "--html", type=out_file, metavar="FILE", help="write one self-contained page with charts as well"
+            "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
         )
 
 
 def step_options(parser: argparse.ArgumentParser) -> None:
-    """Which step: training, and how it updates, or evaluation."""
+    """Add the options that select the step: the training step and its weight update, or the evaluation step."""
     parser.add_argument(
         "--weight-update",
         choices=["replicated", "sharded", "auto"],
         default="replicated",
-        help="how the training step updates weights (default replicated)",
+        help="weight update of the training step (default replicated)",
     )
-    parser.set_defaults(overlap="none")  # `overlap_option` lets the user choose
-    parser.add_argument("--forward", action="store_true", help="the evaluation step instead of the training step")
+    parser.set_defaults(overlap="none")  # commands with `overlap_option` let the user choose
+    parser.add_argument("--forward", action="store_true", help="use the evaluation step instead of the training step")
 
 
 def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """How the step overlaps communication with computation."""
+    """Add the option for overlapping communication with computation; `several` allows many values."""
+    values: dict[str, Any] = {"action": "append", "default": []} if several else {"default": "none"}
     parser.add_argument(
         "--overlap",
         choices=["none", "auto", "dw", "lancet", "list", "halves"],
-        help="how communication overlaps with computation (default none)" + "; give it several times" * several,
-        **({"action": "append", "default": []} if several else {"default": "none"}),
+        help="overlap of communication with computation (default none)" + "; may be repeated" * several,
+        **values,
     )
 
 
 def size(text: str) -> float:
-    """Bytes of an option: 16GB, 16.9e9, 512MiB."""
+    """Parse an option as a number of bytes: 16GB, 16.9e9, 512MiB."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2].removesuffix("b") + "b" * bool(match[2]) not in _UNITS or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"a memory size is written 16GB, 512MiB or 16e9, above 0; got {text!r}")
+        raise argparse.ArgumentTypeError(f"write a memory size as 16GB, 512MiB or 16e9, above 0; got {text!r}")
     return float(match[1]) * _UNITS[match[2].removesuffix("b") + "b" * bool(match[2])]
 
 
 def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
-    """The compiled step that the options ask for, and the types of its arguments.
+    """The compiled step selected by the options, and the specs of its arguments.
 
-    Raises `UsageError` for a workload without inputs and for settings that no tensor can have.
+    Raises `UsageError` for a workload without inputs, and for settings that give a dim an illegal size.
     """
     import meshdsl as md
 
@@ -95,30 +96,30 @@ def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) 
 
     if options.forward and options.weight_update != "replicated":
         raise UsageError(
-            f"--forward is a step without an update, so --weight-update {options.weight_update} says nothing"
+            f"--weight-update {options.weight_update} has no effect with --forward, which has no update; remove one"
         )
-    asked = " ".join(options.settings) or "its config"
+    given = " ".join(options.settings) or "its config"
     try:
         if not workload.inputs(workload.config):
             raise UsageError(
                 f"the workload {workload.name} has no inputs, so there is no step to cost\n"
-                "  its inputs(config) returns an empty dict; it gives the type of every tensor of a batch"
+                "  its inputs(config) returns an empty dict; return the spec of every tensor of a batch"
             )
         compiled, arguments = stages(workload, mesh, layout, forward=options.forward)
     except (ShapeError, ArithmeticError) as error:
         if not options.settings and options.batch is None and options.length is None:
             raise
-        raise UsageError(f"{workload.name} cannot be made with {asked}: {error}") from None
+        raise UsageError(f"{workload.name} does not work with {given}: {error}") from None
     empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.shape)]
     if empty:
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
         raise UsageError(
             f"{workload.name} has tensors of size 0: {', '.join(empty[:3])}{more}\n"
-            "  every size is at least 1; look at the settings"
+            "  every size must be at least 1; check the settings"
         )
     update, overlap = options.weight_update, options.overlap
     if update != "replicated" or overlap != "none":
-        machine = machine_of(options) if update == "auto" or overlap != "none" else None  # it decides
+        machine = machine_of(options) if update == "auto" or overlap != "none" else None  # both decide by the machine
         compiled = md.compile(
             compiled.function,
             mesh,
@@ -139,7 +140,7 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def machine_of(options: argparse.Namespace) -> Any:
-    """The machine that the options name; an unknown one and a malformed file are mistakes of usage."""
+    """The machine named by the options; raises `UsageError` for an unknown machine or a malformed file."""
     from ..cost.machine import MachineError, machine
     from ..train import UsageError
 
@@ -150,49 +151,49 @@ def machine_of(options: argparse.Namespace) -> Any:
 
 
 def assignment_of(options: argparse.Namespace) -> dict[str, list[str]] | None:
-    """Hardware axes by mesh axis, or None for the default."""
+    """The hardware axes of each mesh axis, from --place; None for the default."""
     from ..train import UsageError
 
-    found: dict[str, list[str]] = {}
+    assignment: dict[str, list[str]] = {}
     for word in options.place:
-        axis, equals, where = word.partition("=")
-        if not equals or not axis or not where:
-            raise UsageError(f"a place is written axis=hardware, such as cols=x or rows=node:2,gpu:4; got {word!r}")
-        if axis in found:
-            raise UsageError(f"the mesh axis {axis!r} is placed twice")
-        found[axis] = where.split(",")
-    return found or None
+        axis, equals, hardware = word.partition("=")
+        if not equals or not axis or not hardware:
+            raise UsageError(f"write --place as axis=hardware, such as cols=x or rows=node:2,gpu:4; got {word!r}")
+        if axis in assignment:
+            raise UsageError(f"--place is given twice for the mesh axis {axis!r}")
+        assignment[axis] = hardware.split(",")
+    return assignment or None
 
 
 def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title: str) -> Any:
-    """The report of one layout under the options."""
+    """The cost report of a compiled step under the options."""
     import dataclasses
 
     from ..cost.machine import MachineError
     from ..train import UsageError
 
     try:
-        found = compiled.cost(
+        report = compiled.cost(
             *arguments, machine=machine_of(options), limit=options.memory, assignment=assignment_of(options)
         )
-    except MachineError as error:  # a dtype that the machine's file gives no peak for
+    except MachineError as error:  # the machine's file has no peak for a dtype
         raise UsageError(str(error)) from None
-    return dataclasses.replace(found, title=title)
+    return dataclasses.replace(report, title=title)
 
 
-def measured(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
-    """The compiled step of a workload under one layout, and its report."""
+def report_for(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
+    """The compiled step of a workload under one layout, and its cost report."""
     compiled, arguments = step_of(options, workload, mesh, layout)
     return compiled, report_of(options, compiled, arguments, step_title(options, workload))
 
 
 def step_title(options: argparse.Namespace, workload: Any) -> str:
-    """What is costed, in words."""
+    """A report title, such as "lm, training step"."""
     return f"{workload.name}, {'evaluation' if options.forward else 'training'} step"
 
 
 def exit_code(*reports: Any) -> int:
-    """0, or 3 with every reason on stderr where a layout does not fit."""
+    """0, or 3 if a layout does not fit in memory; prints the reasons on stderr."""
     problems = [problem for report in reports for problem in report.problems()]
     for problem in problems:
         print(f"over memory: {problem}", file=sys.stderr)

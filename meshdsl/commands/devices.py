@@ -1,4 +1,4 @@
-"""The devices of `meshdsl train`: JAX is started as one of several processes, or alone, before anything asks it."""
+"""Starts JAX for `meshdsl train`, as a single process or as one of several."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ __all__ = ["check", "start"]
 
 
 def check(options: argparse.Namespace, mesh: Any) -> None:
-    """Raises `UsageError` for options that do not go together, or not with the mesh. JAX need not run."""
+    """Raises `UsageError` if the device options do not fit together or do not fit the mesh. Does not start JAX."""
     from ..train import UsageError
 
-    several = (options.coordinator, options.processes, options.process)
-    if any(part is None for part in several) and any(part is not None for part in several):
-        raise UsageError("--coordinator, --processes and --process go together")
+    process_options = (options.coordinator, options.processes, options.process)
+    if any(part is None for part in process_options) and any(part is not None for part in process_options):
+        raise UsageError("--coordinator, --processes and --process must be given together")
     if options.processes is not None and not 0 <= options.process < options.processes:
-        raise UsageError(f"--process is from 0 to {options.processes - 1}, got {options.process}")
+        raise UsageError(f"--process must be from 0 to {options.processes - 1}, got {options.process}")
     count = options.devices
     if options.processes is not None and count is not None and (count % options.processes or count < mesh.size):
         raise UsageError(
-            f"the mesh '{mesh}' has {mesh.size} places, and --devices {count} over {options.processes} "
-            "processes does not give them: it is the number over all processes, the same on each"
+            f"the mesh '{mesh}' needs {mesh.size} devices; --devices {count} cannot provide them with "
+            f"{options.processes} processes\n  --devices is the total over all processes, divided equally among them"
         )
     if count is not None and count < mesh.size:
-        raise UsageError(f"the mesh '{mesh}' has {mesh.size} places, and --devices gives {count}")
+        raise UsageError(f"the mesh '{mesh}' needs {mesh.size} devices, and --devices gives {count}")
 
 
 def start(options: argparse.Namespace, mesh: Any) -> None:
-    """Start JAX: as one of several processes, or alone, with the CPU devices that are asked for; see `check`."""
+    """Start JAX as a single process or as one of several, with the requested number of CPU devices.
+
+    Call `check` first. Raises `MeshdslError` if the processes cannot connect.
+    """
     if options.coordinator is None:
-        _alone(options.devices, mesh)
+        _start_alone(options.devices, mesh)
         return
     import jax
 
@@ -41,15 +44,15 @@ def start(options: argparse.Namespace, mesh: Any) -> None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.devices // options.processes)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM itself
     try:
         jax.distributed.initialize(options.coordinator, options.processes, options.process)
     except (RuntimeError, ValueError) as error:
-        raise MeshdslError(f"the processes did not find each other at {options.coordinator}: {error}") from None
+        raise MeshdslError(f"the processes could not connect at {options.coordinator}: {error}") from None
 
 
-def _alone(devices: int | None, mesh: Any) -> None:
-    """Fix how many CPU devices there are, before JAX looks."""
+def _start_alone(devices: int | None, mesh: Any) -> None:
+    """Set the number of CPU devices before JAX starts; raises `LayoutError` if there are fewer devices than needed."""
     import jax
 
     import meshdsl as md
@@ -59,10 +62,10 @@ def _alone(devices: int | None, mesh: Any) -> None:
         md.host_devices(devices)
     elif mesh.size > 1:
         if getattr(jax.config, "jax_num_cpu_devices", -1) < mesh.size:
-            with contextlib.suppress(RuntimeError):  # JAX runs already, with the devices that it has
+            with contextlib.suppress(RuntimeError):  # JAX has already started
                 jax.config.update("jax_num_cpu_devices", mesh.size)
         if jax.default_backend() != "cpu" and jax.device_count() < mesh.size:
             raise LayoutError(
-                f"the mesh '{mesh}' needs {mesh.size} devices, and there are {jax.device_count()} "
+                f"the mesh '{mesh}' needs {mesh.size} devices, and only {jax.device_count()} are available "
                 f"({jax.default_backend()})\n  to try it on the CPU: --devices {mesh.size}"
             )

@@ -1,4 +1,4 @@
-"""`meshdsl doctor`: versions and devices, and whether they are what meshdsl is tested with."""
+"""`meshdsl doctor`: checks versions and devices against those that meshdsl is tested with."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import re
 from typing import Any
 
-from .common import FAILURE, OK, command, out_file, say, version
+from .common import FAILURE, OK, command, out_file, print_json, version
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    about = "versions and devices, and whether they are what meshdsl is tested with"
+    """Add the subcommand and its options."""
+    about = "check versions and devices against those that meshdsl is tested with"
     parser = command(commands, "doctor", run, about, workload=False)
     parser.add_argument(
         "--calibrate",
@@ -22,41 +22,43 @@ def add(commands: Any) -> None:
         const="",
         type=_machine_file,
         metavar="FILE",
-        help="measure this computer's CPU instead, and write its machine file, which --machine cpu reads (default: "
-        "in $MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
+        help="measure this computer's CPU instead, and write the machine file that --machine cpu reads (default: in "
+        "$MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
     )
-    parser.add_argument("--quick", action="store_true", help="with --calibrate: fewer points, a third of the time")
+    parser.add_argument(
+        "--quick", action="store_true", help="with --calibrate: measure fewer points, in a third of the time"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Say what there is, and every problem with it; or measure the machine."""
+    """Print versions, devices and problems, and return 1 if there are problems; or calibrate."""
     if options.calibrate is not None:
         return _calibrate(options)
     if options.quick:
         from ..train import UsageError
 
-        raise UsageError("--quick goes with --calibrate, and there is no --calibrate")
-    found, problems = _examine()
+        raise UsageError("--quick has no effect without --calibrate")
+    versions, problems = _examine()
     if options.json:
-        say({"command": "doctor", **found, "problems": problems, "ok": not problems})
+        print_json({"command": "doctor", **versions, "problems": problems, "ok": not problems})
     else:
-        for key, value in found.items():
+        for key, value in versions.items():
             print(f"{key:<14}{value if isinstance(value, str) else ', '.join(value)}")
         for problem in problems:
             print(f"problem: {problem}")
-        print("something needs attention" if problems else "all is well")
+        print("problems found" if problems else "no problems found")
     return FAILURE if problems else OK
 
 
 def _machine_file(text: str) -> str:
-    """A path that `--machine` will take for a file."""
+    """Parse an option as the path of a machine file, which must end in .toml."""
     if text and not text.endswith(".toml"):
-        raise argparse.ArgumentTypeError(f"a machine file ends in .toml, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a machine file must end in .toml, got {text!r}")
     return str(out_file(text)) if text else ""
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    """Measure; the result is the path of the file and what it says."""
+    """Measure this computer and print the machine file and its path."""
     import jax
 
     import meshdsl as md
@@ -66,44 +68,48 @@ def _calibrate(options: argparse.Namespace) -> int:
     from ..compilers.calibrate import calibrate
 
     path = calibrate(options.calibrate or None, quick=options.quick)
-    found = md.machine(path)
+    machine = md.machine(path)
     if options.json:
-        say({"command": "doctor", "machine_file": str(path), "machine": found.name, "title": found.title})
+        print_json({"command": "doctor", "machine_file": str(path), "machine": machine.name, "title": machine.title})
     else:
-        print(f"{found}\nwritten to {path}")
+        print(f"{machine}\nwritten to {path}")
     return OK
 
 
 def _examine() -> tuple[dict[str, Any], list[str]]:
-    """What this machine has, and what about it is not as meshdsl is tested."""
-    import importlib.metadata  # slow to import, and `--help` reads this file
+    """The installed versions and devices, and a list of problems."""
+    import importlib.metadata  # imported here because it is slow, and `--help` imports this file
     import platform
 
-    wanted = _requirements()
-    found: dict[str, Any] = {"meshdsl": version(), "python": platform.python_version(), "system": platform.platform()}
+    required = _requirements()
+    versions: dict[str, Any] = {
+        "meshdsl": version(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
     problems = []
     for name in ("jax", "jaxlib", "numpy"):
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "missing"
-            problems.append(f"{name} is not installed; pip install {name}{wanted.get(name, '')}")
+            versions[name] = "missing"
+            problems.append(f"{name} is not installed; pip install {name}{required.get(name, '')}")
             continue
-        if not _within(found[name], wanted.get(name, "")):
-            problems.append(f"{name} {found[name]} is outside the tested range {wanted[name]}")
-    found["tested jax"] = wanted.get("jax", "unknown")
-    found["cpu cores"] = str(os.cpu_count())
+        if not _in_range(versions[name], required.get(name, "")):
+            problems.append(f"{name} {versions[name]} is outside the tested range {required[name]}")
+    versions["tested jax"] = required.get("jax", "unknown")
+    versions["cpu cores"] = str(os.cpu_count())
     try:
         import jax
 
-        found["devices"] = [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
-    except Exception as error:  # whatever a broken plugin raises: report it, that is what a doctor is for
+        versions["devices"] = [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
+    except Exception as error:  # a broken plugin may raise anything; report it
         problems.append(f"JAX finds no device: {type(error).__name__}: {error}")
-    return found, problems
+    return versions, problems
 
 
 def _requirements() -> dict[str, str]:
-    """The ranges of versions that meshdsl's own metadata states."""
+    """The version ranges of meshdsl's dependencies, from its package metadata."""
     import importlib.metadata
 
     try:
@@ -114,13 +120,13 @@ def _requirements() -> dict[str, str]:
     return {m[1]: (m[2] or "").strip() for m in parsed if m and not m[3]}
 
 
-def _within(version: str, wanted: str) -> bool:
+def _in_range(version: str, required: str) -> bool:
     """
-    >>> _within("0.10.2", "<0.11,>=0.10.2"), _within("0.11.0", "<0.11,>=0.10.2"), _within("1.0", "")
+    >>> _in_range("0.10.2", "<0.11,>=0.10.2"), _in_range("0.11.0", "<0.11,>=0.10.2"), _in_range("1.0", "")
     (True, False, True)
     """
     numbers = _numbers(version)
-    for bound in wanted.split(","):
+    for bound in required.split(","):
         match = re.match(r"\s*(>=|<)\s*([\d.]+)", bound)
         if match and (numbers >= _numbers(match[2])) != (match[1] == ">="):
             return False

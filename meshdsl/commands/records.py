@@ -1,4 +1,4 @@
-"""What `meshdsl train` says of a run's records: lines for a person, JSON lines, and files."""
+"""Prints the records of `meshdsl train` as text or JSON lines, and opens the files that store them."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..report.schema import SCHEMA_VERSION
-from .common import say
+from .common import print_json
 
-__all__ = ["Shown", "sinks"]
+__all__ = ["StdoutWriter", "sinks"]
 
 
-def sinks(options: argparse.Namespace, first: bool, report: Callable[[str], object]) -> list[Any]:
-    """Files that get the records. Process 0 writes metrics; every process has a profile of its own."""
+def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], object]) -> list[Any]:
+    """The writers for metrics, TensorBoard and profile. Only process 0 writes metrics; each process has a profile."""
     import jax
 
     from ..train.metrics import Lines, Profile, TensorBoard
 
-    made: list[Any] = []
-    if options.metrics is not None and first:
-        made.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
-    if options.tensorboard is not None and first:
-        made.append(TensorBoard(options.tensorboard))
+    writers: list[Any] = []
+    if options.metrics is not None and is_first:
+        writers.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
+    if options.tensorboard is not None and is_first:
+        writers.append(TensorBoard(options.tensorboard))
     if options.profile is not None:
-        several = jax.process_count() > 1  # on one host they would write the same file
-        folder = options.profile / f"process-{jax.process_index()}" if several else options.profile
-        made.append(Profile(folder, say=report))
-    return made
+        multi_process = jax.process_count() > 1  # on one host, processes would write the same file
+        folder = options.profile / f"process-{jax.process_index()}" if multi_process else options.profile
+        writers.append(Profile(folder, say=report))
+    return writers
 
 
-class Shown:
-    """Says a run's records on stdout, every so many steps, and where it is on stderr."""
+class StdoutWriter:
+    """Prints records on stdout, one step in `every`, and the progress on stderr."""
 
     def __init__(self, options: argparse.Namespace, progress: Any, steps: int):
         self.json, self.progress, self.steps = options.json, progress, steps
         self.every = options.log_every or (1 if options.json else max(1, steps // 20))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Say one, if its turn has come."""
+        """Print a record; step records only if due, first, last or skipped."""
         if record["event"] == "step":
             step, loss = record["step"], record["loss"]
             self.progress.update(step, "skipped" if loss is None else f"loss {loss:.4f}")
@@ -46,17 +46,17 @@ class Shown:
                 return
         self.progress.clear()
         if self.json:
-            say({"command": "train", **record})
+            print_json({"command": "train", **record})
         elif record["event"] != "save":
             print(_line(record), flush=True)
 
     def close(self) -> None:
-        """Take what moves away."""
+        """Erase the progress bar."""
         self.progress.clear()
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    """What a person reads of one record."""
+    """A record as a line of text."""
     event = record["event"]
     if event == "step":
         loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
@@ -67,18 +67,18 @@ def _line(record: Mapping[str, Any]) -> str:
     if event == "eval":
         bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
         loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
-        return f"step {record['step']:>6}  held out: loss {loss}{bits}"
+        return f"step {record['step']:>6}  eval loss {loss}{bits}"
     if event == "start":
-        split = f"layout {record['layout']}" if record["layout"] else "nothing split"
+        split = f"layout {record['layout']}" if record["layout"] else "replicated"
         return (
             f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
             f"data: {_data(record['data'])}"
         )
     if event == "resume":
         changed = "".join(f"\n  {line}" for line in record["changed"])
-        done = "" if record["steps_left"] else "; no step is left to take"
+        done = "" if record["steps_left"] else "; all steps are already done"
         return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
-    rate = f"; {record['bytes_per_second']:,.0f} bytes a second" if "bytes_per_second" in record else ""
+    rate = f"; {record['bytes_per_second']:,.0f} bytes/s" if "bytes_per_second" in record else ""
     skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
     return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
 
@@ -92,7 +92,8 @@ def _data(data: Mapping[str, Any]) -> str:
     if data["kind"] == "text":
         size, held_out = data["bytes"] / 1e6, sum(kind["bytes"] for kind in data["held_out"].values()) / 1e6
         return (
-            f"{size:.2f} MB of English prose and Python source that this Python carries, {held_out:.2f} MB of it "
-            f"held out (sha256 {data['sha256'][:16]})"
+            f"{size:.2f} MB of the Python standard library's own text, {held_out:.2f} MB of it held out for eval "
+            f"(sha256 {data['sha256'][:16]})"
         )
-    return "random numbers, since the batch is not text" if data["kind"] == "noise" else data["kind"]
+    kinds: dict[str, str] = {"noise": "random numbers, because the inputs are not text", "given": "from the workload"}
+    return kinds.get(data["kind"], str(data["kind"]))

@@ -1,7 +1,7 @@
-"""`meshdsl train`: a workload on text that every Python carries, or on its own data.
+"""`meshdsl train`: trains a workload on its own data or on the Python standard library's own text.
 
-With `--checkpoints` a run can be stopped at any time (SIGTERM: 75, SIGINT: 130) or killed, and the same command goes
-on from its newest checkpoint.
+With `--checkpoints`, a run can be stopped by SIGTERM (exit code 75) or SIGINT (130), or killed; the same command then
+resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -15,98 +15,97 @@ from typing import Any
 
 from ..errors import MeshdslError, raised
 from . import devices
-from .common import ILLEGAL_LAYOUT, OK, command, count, positive, say, workload_options, write
-from .records import Shown, sinks
+from .common import ILLEGAL_LAYOUT, OK, command, count, positive, print_json, workload_options, write
+from .records import StdoutWriter, sinks
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    parser = command(commands, "train", run, "train a workload, on its own data or on text that every Python carries")
-    workload_options(parser, more=", or of the run, such as train.max_skips=3")
+    """Add the subcommand and its options."""
+    about = "train a workload, on its own data or on the Python standard library's own text"
+    parser = command(commands, "train", run, about)
+    workload_options(parser, extra=", or a setting of the run, such as train.max_skips=3")
     option = parser.add_argument
-    option("--config", type=Path, metavar="FILE", help="a TOML file of the run; what is typed wins over it")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--print-config", action="store_true", help="print the resolved configuration as TOML, and end"
-    )
-    instead.add_argument(
-        "--dry-run", action="store_true", help="check the options, trace, partition and cost the step, and run nothing"
+    option("--config", type=Path, metavar="FILE", help="TOML file with settings; command-line options override it")
+    exclusive = parser.add_mutually_exclusive_group()
+    exclusive.add_argument("--print-config", action="store_true", help="print the merged settings as TOML and exit")
+    exclusive.add_argument(
+        "--dry-run", action="store_true", help="check the options and print the cost of the step, without running it"
     )
     option(
         "--machine",
         metavar="NAME",
-        help="what --dry-run costs the step on, and --weight-update auto decides for (default tpu-v5e)",
+        help="machine for --dry-run and for --weight-update auto (default tpu-v5e)",
     )
     option(
         "--devices",
         type=positive,
         metavar="N",
-        help="run on N CPU devices, of all processes together (default: accelerators if there are any, otherwise as "
-        "many CPU devices as the mesh has)",
+        help="run on N CPU devices, in total over all processes (default: accelerators if there are any, otherwise one "
+        "CPU device per mesh position)",
     )
-    option("--steps", type=count, metavar="N", help="steps to take in all (default 100)")
-    option("--seed", type=int, metavar="N", help="draws the parameters and the batches (default 0)")
+    option("--steps", type=count, metavar="N", help="total number of steps (default 100)")
+    option("--seed", type=int, metavar="N", help="seed of parameters and batches (default 0)")
     option(
         "--eval-every",
         type=count,
         metavar="N",
-        help="evaluate on held-out data every N steps, and always after the last (default: only then)",
+        help="evaluate on held-out data every N steps and after the last step (default: only after the last)",
     )
-    option("--eval-batches", type=count, metavar="N", help="batches of an evaluation; 0 for none (default 8)")
+    option("--eval-batches", type=count, metavar="N", help="batches per evaluation; 0 for no evaluation (default 8)")
     option(
         "--weight-update",
         choices=["replicated", "sharded", "auto"],
-        help="how the training step updates weights (default replicated)",
+        help="weight update of the training step (default replicated)",
     )
     option(
         "--non-finite",
         choices=["stop", "skip"],
-        help="what to do at a loss or gradient that is not finite: stop with 5 (default), or skip the step; "
-        "train.max_skips in a row (default 10) stop with 5 too",
+        help="for a loss or gradient that is not finite: stop with exit code 5 (default), or skip the step; "
+        "train.max_skips skipped steps in a row (default 10) also stop the run",
     )
     saving = parser.add_argument_group("checkpoints")
     option = saving.add_argument
-    option("--checkpoints", metavar="DIR", help="save the run in this directory, and go on from what is there")
-    option("--save-every", type=count, metavar="N", help="save every N steps, and after the last (default 100)")
-    option("--keep", type=count, metavar="N", help="checkpoints that are kept, the newest ones (default 3)")
+    option("--checkpoints", metavar="DIR", help="save the run in this directory, and resume from it")
+    option("--save-every", type=count, metavar="N", help="save every N steps and after the last step (default 100)")
+    option("--keep", type=count, metavar="N", help="number of newest checkpoints to keep (default 3)")
     option(
         "--resume",
         metavar="auto|never|PATH",
-        help="go on from the newest sound checkpoint if there is one (default auto), from nothing, or from the "
-        "directory of a step or of several",
+        help="auto: resume from the newest valid checkpoint, if any (default); never: start a new run; PATH: resume "
+        "from this step or checkpoint directory",
     )
-    shown = parser.add_argument_group("what is shown")
-    option = shown.add_argument
+    output = parser.add_argument_group("output")
+    option = output.add_argument
     option(
         "--log-every",
         type=positive,
         metavar="N",
-        help="print every Nth step (default: 20 lines in all; every step with --json)",
+        help="print every Nth step (default: 20 lines in total; every step with --json)",
     )
-    option("--metrics", type=Path, metavar="FILE", help="append every record to a file, as JSON lines")
+    option("--metrics", type=Path, metavar="FILE", help="append every record to this file as JSON lines")
     option("--tensorboard", type=Path, metavar="DIR", help="write event files (needs the extra `tensorboard`)")
-    option("--profile", type=Path, metavar="DIR", help="trace five steps, from the third on, with JAX's profiler")
+    option("--profile", type=Path, metavar="DIR", help="trace steps 3 to 7 of this run with JAX's profiler")
     several = parser.add_argument_group("several processes")
     option = several.add_argument
-    option("--coordinator", metavar="HOST:PORT", help="where process 0 is reached; all processes get the same")
-    option("--processes", type=positive, metavar="N", help="how many processes there are")
-    option("--process", type=count, metavar="I", help="which of them this is, from 0")
+    option("--coordinator", metavar="HOST:PORT", help="address of process 0; the same for all processes")
+    option("--processes", type=positive, metavar="N", help="number of processes")
+    option("--process", type=count, metavar="I", help="this process's index, from 0")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, saying one line for each record."""
+    """Train and print the records; or print the settings (--print-config) or the cost (--dry-run)."""
     from ..train import Stop
 
     settings = _resolved(options)
     if options.print_config:
         if options.json:
-            say({"command": "train", "event": "config", **settings.to_dict()})
+            print_json({"command": "train", "event": "config", **settings.to_dict()})
         else:
             print(settings, end="")
         return OK
-    mesh, layout = _placed(settings)
+    mesh, layout = _mesh_layout(settings)
     devices.check(options, mesh)
     if options.dry_run:
         return _dry_run(options, settings, mesh, layout)
@@ -143,71 +142,71 @@ def _resolved(options: argparse.Namespace) -> Any:
 
 
 def _check_used(options: argparse.Namespace, settings: Any) -> None:
-    """Raises `UsageError` for an option that would change nothing."""
+    """Raises `UsageError` for options that have no effect."""
     from ..train import UsageError
 
     chosen, saving = settings.train, settings.checkpoints
     if options.machine and not options.dry_run and not options.print_config and chosen.weight_update != "auto":
-        raise UsageError("--machine does nothing here; it is for --dry-run, and for --weight-update auto")
-    typed = {setting.partition("=")[0] for setting in options.settings}
-    asked = {
+        raise UsageError("--machine has no effect here; use it with --dry-run or --weight-update auto")
+    set_keys = {setting.partition("=")[0] for setting in options.settings}
+    given = {
         "--save-every": options.save_every is not None,
         "--keep": options.keep is not None,
         "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
     }
-    if saving.directory is None and any(asked.values()):
+    if saving.directory is None and any(given.values()):
         raise UsageError(
-            f"{' '.join(name for name in asked if asked[name])} does nothing without --checkpoints DIR\n"
-            "  that is where the run saves itself, also when it goes on from a step of another run"
+            f"{' '.join(name for name in given if given[name])} has no effect without --checkpoints DIR\n"
+            "  give the directory in which this run saves; it is also needed to resume from another run's step"
         )
     if options.eval_every and not chosen.eval_batches:
-        raise UsageError("--eval-every does nothing with no batches to evaluate on; give --eval-batches at least 1")
-    if "train.max_skips" in typed and chosen.non_finite != "skip":
-        raise UsageError("train.max_skips does nothing with --non-finite stop; it counts the steps that skip skips")
+        raise UsageError("--eval-every has no effect with --eval-batches 0; use --eval-batches of at least 1")
+    if "train.max_skips" in set_keys and chosen.non_finite != "skip":
+        raise UsageError("train.max_skips has no effect with --non-finite stop; use --non-finite skip")
 
 
-def _placed(settings: Any) -> tuple[Any, Any]:
-    from ..train import place
+def _mesh_layout(settings: Any) -> tuple[Any, Any]:
+    from ..train import mesh_and_layout
 
-    return place(settings.workload, settings.layout, settings.mesh)
+    return mesh_and_layout(settings.workload, settings.layout, settings.mesh)
 
 
 @contextlib.contextmanager
-def _building(settings: Any) -> Iterator[None]:
-    """The workload's own functions run here: what they cannot do with the configuration is said with their line."""
+def _workload_errors(settings: Any) -> Iterator[None]:
+    """Turns exceptions of the workload's own functions into `MeshdslError`s that show the failing line."""
     try:
         yield
     except MeshdslError:
         raise
-    except Exception as error:  # a workload's file is any program
+    except Exception as error:  # a workload's file may raise anything
         line = raised(error)
-        if line is None:  # no line of the workload's led there, so it is a fault of meshdsl
+        if line is None:  # no line of the workload is involved, so it is a bug in meshdsl
             raise
-        at = f"\n  at {line}  {line.source()}"
+        location = f"\n  at {line}  {line.source()}"
         problem = str(error).splitlines()[0] if str(error) else "no message"
         raise MeshdslError(
-            f"{settings.workload.name} does not run with this configuration: {type(error).__name__}: {problem}{at}"
+            f"{settings.workload.name} fails with this configuration: {type(error).__name__}: {problem}{location}"
         ) from error
 
 
 def _dry_run(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any) -> int:
-    """What the step is and costs; 3 when it does not fit the machine's memory."""
+    """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
     from ..cost.machine import MachineError, machine
     from ..train import UsageError, stages
 
     try:
-        on = machine(settings.train.machine or "tpu-v5e")
+        dry_run_machine = machine(settings.train.machine or "tpu-v5e")
     except MachineError as error:
         raise UsageError(str(error)) from None
-    with _building(settings):
+    with _workload_errors(settings):
         chosen = settings.train
         compiled, types = stages(
             settings.workload, mesh, layout, weight_update=chosen.weight_update, machine=chosen.machine, guard=True
         )
-        cost = compiled.cost(*types, machine=on)
+        cost = compiled.cost(*types, machine=dry_run_machine)
     if options.json:
         update = compiled.weight_update.to_dict()
-        say({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
+        print_json({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
     else:
         print(f"{cost}\n\n{compiled.weight_update}")
     return OK if cost.fits else ILLEGAL_LAYOUT
@@ -218,7 +217,7 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
 
     from ..train import Progress, train
 
-    chosen, first = settings.train, jax.process_index() == 0
+    chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")
 
     def report(line: str) -> None:
@@ -226,9 +225,9 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
         print(line, file=sys.stderr, flush=True)
 
     with contextlib.ExitStack() as stack:
-        files = sinks(options, first, report)
-        shown = [Shown(options, progress, chosen.steps)] if first else []
-        for sink in (*files, *shown):
+        files = sinks(options, is_first, report)
+        stdout = [StdoutWriter(options, progress, chosen.steps)] if is_first else []
+        for sink in (*files, *stdout):
             stack.enter_context(contextlib.closing(sink))
         records = train(
             settings.workload,
@@ -242,44 +241,44 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
             machine=chosen.machine,
             non_finite=chosen.non_finite,
             max_skips=chosen.max_skips,
-            keep=_keeping(settings, report if first else lambda line: None) if stop is not None else None,
+            keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,
             stop=stop,
         )
         stack.enter_context(contextlib.closing(records))
-        with _building(settings), _device_errors():
+        with _workload_errors(settings), _device_errors():
             for record in records:
                 for sink in files:
                     sink.write(record)
-                if first and record["event"] == "save":
+                if is_first and record["event"] == "save":
                     _save_settings(settings, options.config)
-                for sink in shown:
+                for sink in stdout:
                     sink.write(record)
     return OK
 
 
 def _save_settings(settings: Any, given: Path | None) -> None:
-    """The resolved configuration beside the steps; the file that was given with --config is left as it is."""
+    """Write the merged settings to the checkpoint directory, without overwriting the file given with --config."""
     folder = Path(settings.checkpoints.directory)
-    named = folder / "config.toml"
-    own = given is not None and named.exists() and named.samefile(given)
-    write(folder / "resolved.toml" if own else named, str(settings))
+    path = folder / "config.toml"
+    is_given = given is not None and path.exists() and path.samefile(given)
+    write(folder / "resolved.toml" if is_given else path, str(settings))
 
 
-def _keeping(settings: Any, report: Callable[[str], object]) -> Any:
+def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
     import meshdsl as md
 
     from ..train import Keeping, UsageError
 
     chosen = settings.checkpoints
     if Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
-        raise UsageError(f"--checkpoints is a directory, and {chosen.directory} is a file")
+        raise UsageError(f"--checkpoints must be a directory, and {chosen.directory} is a file")
     checkpoints = md.Checkpoints(chosen.directory, keep=chosen.keep, report=report)
     return Keeping(checkpoints, chosen.save_every, chosen.resume, settings.to_dict())
 
 
 @contextlib.contextmanager
 def _device_errors() -> Iterator[None]:
-    """What the devices could not do, such as hold the arrays, in one line."""
+    """Turns runtime errors of the devices, such as out of memory, into one-line `MeshdslError`s."""
     import jax
 
     try:

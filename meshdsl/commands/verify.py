@@ -1,76 +1,74 @@
-"""`meshdsl verify`: what is costed beside what is emitted, and beside what the TPU's own compiler makes of it."""
+"""`meshdsl verify`: compares predicted collectives and memory with StableHLO and with the TPU compiler's result."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, placed, say, workload_options
+from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_mesh_layout, workload_options
 from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    about = "compare what is costed with the StableHLO that JAX lowers, and with what a TPU's compiler makes of it"
+    """Add the subcommand and its options."""
+    about = "check predicted collectives against StableHLO and the TPU compiler"
     parser = command(commands, "verify", run, about)
     workload_options(parser)
     step_options(parser)
     parser.add_argument(
-        "--machine", metavar="NAME", help=f"what --weight-update auto decides on (default {DEFAULT_MACHINE})"
+        "--machine", metavar="NAME", help=f"machine for --weight-update auto (default {DEFAULT_MACHINE})"
     )
     parser.add_argument(
         "--aot",
         metavar="TOPOLOGY",
-        help="compile it as well, without the hardware, for example for tpu:v5e:4x4 (needs the extra `aot`)",
+        help="also compile for a topology such as tpu:v5e:4x4, without the hardware (needs the extra `aot`)",
     )
     parser.add_argument(
-        "--fast", action="store_true", help="with --aot: less of the compiler's effort, several times faster"
+        "--fast", action="store_true", help="with --aot: reduce the compiler's effort; several times faster"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lower the step and compare; 1 where they differ, 3 where the compiler says that it does not fit."""
+    """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit."""
     from ..compilers.verify import verify
     from ..train import UsageError
 
     if options.fast and not options.aot:
-        raise UsageError("--fast goes with --aot, and there is no --aot")
+        raise UsageError("--fast has no effect without --aot")
     if options.machine and options.weight_update != "auto":
         raise UsageError(
-            "--machine goes with --weight-update auto: what is sent is the same on every machine otherwise"
+            "--machine has no effect without --weight-update auto: the collectives are the same on every machine"
         )
     if options.aot:
         import jax
 
-        jax.config.update("jax_platforms", "cpu")  # the compiler has a process of its own, and no TPU is asked for
-    workload, mesh, layout = placed(options)
+        jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
+    workload, mesh, layout = workload_mesh_layout(options)
     compiled, arguments = step_of(options, workload, mesh, layout)
     program = compiled.program(*arguments)
-    found = verify(compiled.lower(*arguments).as_text(), program)
-    made = _made(options, compiled, arguments) if options.aot else None
+    comparison = verify(compiled.lower(*arguments).as_text(), program)
+    built = _compile(options, compiled, arguments) if options.aot else None
     if options.json:
-        beside = (
-            {} if made is None else {"aot": {**made.to_dict(), "predicted": _memory(compiled, arguments).to_dict()}}
-        )
-        say({"command": "verify", "title": step_title(options, workload), **found.to_dict(), **beside})
+        aot = {} if built is None else {"aot": {**built.to_dict(), "predicted": _memory(compiled, arguments).to_dict()}}
+        print_json({"command": "verify", "title": step_title(options, workload), **comparison.to_dict(), **aot})
     else:
-        print(f"{step_title(options, workload)} on {mesh}: {found}")
-        if made is not None:
-            print("\n" + _beside(made, _memory(compiled, arguments)))
-    if made is not None and not made.fits:
+        print(f"{step_title(options, workload)} on {mesh}: {comparison}")
+        if built is not None:
+            print("\n" + _aot_text(built, _memory(compiled, arguments)))
+    if built is not None and not built.fits:
         return ILLEGAL_LAYOUT
-    return OK if found.equal else FAILURE
+    return OK if comparison.equal else FAILURE
 
 
-def _made(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
-    """The step compiled for the topology."""
+def _compile(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
+    """Compile the step for the topology of --aot."""
     from ..compilers.aot import compile_for
     from ..train import UsageError
 
     if not options.aot.startswith("tpu:") or not options.aot.removeprefix("tpu:"):
-        raise UsageError(f"a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got {options.aot!r}")
+        raise UsageError(f"write a topology as tpu:NAME:SIZES, for example tpu:v5e:4x4; got {options.aot!r}")
     program, donated = compiled.program(*arguments), compiled.donated(*arguments)
     return compile_for(options.aot, program, donated=donated, effort="O1" if options.fast else "")
 
@@ -81,30 +79,33 @@ def _memory(compiled: Any, arguments: Any) -> Any:
     return memory(compiled.program(*arguments), donated=compiled.donated(*arguments))
 
 
-def _beside(made: Any, memory: Any) -> str:
-    """The compiler's memory and collectives beside the program's own."""
+def _aot_text(built: Any, memory: Any) -> str:
+    """The predicted memory and collectives beside the compiler's, as text."""
     from ..report.tables import table
     from ..units import percent, show_bytes
 
-    lines = [str(made)]
-    if made.memory is None:
-        lines += [f"  predicted {show_bytes(memory.peak)} at the peak", f"  the compiler: {made.message.strip()[:500]}"]
+    lines = [str(built)]
+    if built.memory is None:
+        lines += [
+            f"  predicted {show_bytes(memory.peak)} at the peak",
+            f"  the compiler: {built.message.strip()[:500]}",
+        ]
         return "\n".join(lines)
-    held = memory.by_category
-    ours = sum(held[name] for name in ("parameters", "optimizer state", "inputs"))
+    sizes = memory.by_category
+    predicted_arguments = sum(sizes[name] for name in ("parameters", "optimizer state", "inputs"))
     rows = [
         [name, show_bytes(predicted), show_bytes(compiled), percent(predicted - compiled, compiled)]
         for name, predicted, compiled in (
-            ("peak", memory.peak, made.memory.peak),
-            ("arguments", ours, made.memory.argument),
+            ("peak", memory.peak, built.memory.peak),
+            ("arguments", predicted_arguments, built.memory.argument),
         )
     ]
     lines.append(table(["on one device", "predicted", "compiled", "difference"], rows, "<>>>"))
-    changed = [change for change in made.changes if change.words]
-    kept = len(made.changes) - len(changed)
-    total = len(made.changes)
+    changed = [change for change in built.changes if change.words]
+    unchanged = len(built.changes) - len(changed)
+    total = len(built.changes)
     lines += [
         "",
-        f"collectives: {kept} of {total} kinds as the program states them, {len(changed)} changed by the compiler",
+        f"collectives: {unchanged} of {total} kinds as predicted, {len(changed)} changed by the compiler",
     ]
     return "\n".join([*lines, *(f"  {change}" for change in changed)])

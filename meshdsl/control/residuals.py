@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..autodiff import vjp_of_graph
-from ..ir import Graph, Var, dce
+from ..ir import Eqn, Graph, Var, dce
 
 __all__ = ["split"]
 
@@ -19,35 +19,52 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     """
     joint, forward_values, want = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
-    made = {v: eqn for eqn in joint.eqns for v in eqn.outs}
-    free = {v for i, v in enumerate(joint.ins[:n]) if not consts <= i < consts + carries}
-    constant = set(joint.ins[:consts])
-    for eqn in joint.eqns:
+    ins, cts = joint.ins[:n], joint.ins[n:]
+    first = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
+    later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
+    free = {*ins[:consts], *ins[consts + carries :]}
+    used = _read(later, joint.outs[outs:]) - {v for eqn in later for v in eqn.outs} - set(cts)
+    residuals, again = _computed_again(first, used, free, _constant(first, ins[:consts]))
+    redo = [eqn for eqn in first if eqn.outs[0] in again]
+    saved = [v for v in (*ins, *(v for eqn in first for v in eqn.outs)) if v in residuals - free]
+    needed = _read([*redo, *later], joint.outs[outs:])
+    kept = [i for i, v in enumerate(ins) if v in free & needed]
+    forward = dce(Graph(ins, tuple(first), (*joint.outs[:outs], *saved)))
+    backward = dce(Graph((*(ins[i] for i in kept), *saved, *cts), (*redo, *later), joint.outs[outs:]))
+    return forward, backward, kept, want
+
+
+def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[Var]:
+    """What these equations read, and what is returned."""
+    return {v for eqn in eqns for v in eqn.ins} | set(outs)
+
+
+def _constant(eqns: Sequence[Eqn], consts: Sequence[Var]) -> set[Var]:
+    """The constants of the loop, and what follows from them alone."""
+    constant = set(consts)
+    for eqn in eqns:
         if not eqn.operation.effects and eqn.control is None and all(v in constant for v in eqn.ins):
             constant.update(eqn.outs)
-    later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
-    cts, known = joint.ins[n:], {v for eqn in later for v in eqn.outs}
-    used = dict.fromkeys(v for v in (*(v for eqn in later for v in eqn.ins), *joint.outs[outs:]) if v not in known)
-    residuals = {v for v in used if v not in cts}
+    return constant
+
+
+def _computed_again(
+    eqns: Sequence[Eqn], used: set[Var], free: set[Var], constant: set[Var]
+) -> tuple[set[Var], set[Var]]:
+    """Of the values that the backward half uses: those that are kept, and what is computed again for the others."""
+    made = {v: eqn for eqn in eqns for v in eqn.outs}
+    residuals, again = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
         """Whether v follows cheaply from inputs, constants and other residuals."""
-        eqn = made.get(v)
-        return eqn is not None and (
-            v in constant or (eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins))
-        )
+        if v in constant or v not in made:
+            return v in constant and v in made
+        eqn = made[v]
+        return eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins)
 
-    again: set[Var] = set()
-    for eqn in reversed([eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]):
+    for eqn in reversed(eqns):
         if eqn.outs[0] in residuals | again and derived(eqn.outs[0]):
             again.update(eqn.outs)
             residuals -= set(eqn.outs)
             again.update(v for v in eqn.ins if v not in free and v not in residuals)
-    redo = [eqn for eqn in joint.eqns if eqn.outs[0] in again]
-    saved = [v for v in (*joint.ins[:n], *made) if v in residuals and v not in free]
-    needed = {v for eqn in (*redo, *later) for v in eqn.ins} | set(joint.outs[outs:])
-    kept = [i for i, v in enumerate(joint.ins[:n]) if v in free and v in needed]
-    first = tuple(eqn for eqn in joint.eqns if eqn.outs[0] in forward_values)
-    forward = dce(Graph(joint.ins[:n], first, (*joint.outs[:outs], *saved)))
-    backward = dce(Graph((*(joint.ins[i] for i in kept), *saved, *cts), (*redo, *later), joint.outs[outs:]))
-    return forward, backward, kept, want
+    return residuals, again

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import NOWHERE, MeshdslError, Where
-from ..ir import Eqn, Graph, Op, Scan, Var, walk
+from ..ir import NO_CAUSE, Eqn, Graph, Op, Scan, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
@@ -378,7 +378,7 @@ class Body:
         def define(scope: Scope, sharding: Sharding) -> None:
             scope.define(v, sharding)
             if sharding.partial:
-                scope.reasons[v] = ("", Where("", 0), True)
+                scope.reasons[v] = (NO_CAUSE, Where("", 0), True)
             elif stacked:
                 scope.shard_free_dims(v, eqn)
 

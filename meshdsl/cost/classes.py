@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Where
-from ..ir import Eqn, Graph, Var, walk
+from ..ir import NO_CAUSE, Eqn, Graph, Var, walk
 from ..layouts import Extents, Layout, Sharding
 from ..layouts.sharding import Axes
 from ..lowering.partition import control
@@ -166,7 +166,7 @@ class Classes:
             if state.home is not None:
                 scope.home[v] = state.home
                 if state.home.partial:
-                    scope.reasons[v] = ("", Where("", 0), True)
+                    scope.reasons[v] = (NO_CAUSE, Where("", 0), True)
             if state.versions:
                 made = [Var(v.shape, v.dtype, v.name, sharding) for sharding, _ in state.versions]
                 scope.versions[v] = made

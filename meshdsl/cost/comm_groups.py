@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ class Sent:
     @property
     def label(self) -> str:
         """The dims, or the cause of what no dim causes: "sum carried by the loop"."""
-        return " ".join(self.dims) or self.costs[0].line.cause
+        return " ".join(self.dims) or str(self.costs[0].line.cause)
 
     @property
     def sizes(self) -> str:
@@ -79,15 +78,10 @@ class Sent:
 
 
 def dims_of(line: Line) -> tuple[str, ...]:
-    """The dims that a collective is there for: those that its cause names, or else those that it regroups.
-
-    A cause reads "sum over 'heads' of einsum", or "expert -> batch for einsum".
-    """
-    quoted = re.findall(r"'(\w+)'", line.cause)
-    moved = re.match(r"(\w+) -> (\w+)", line.cause)
+    """The dims that a collective is there for: those of its cause, or else those that it regroups."""
     op = line.eqn.op
     own = [name for name in (getattr(op, "dim", ""), getattr(op, "to", "")) if name]
-    return tuple(dict.fromkeys(quoted or (moved.groups() if moved else own)))
+    return line.cause.about or tuple(dict.fromkeys(own))
 
 
 def record_of(line: Line) -> CollectiveRecord:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Where
-from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
+from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
@@ -72,7 +72,7 @@ class Line:
         return self.eqn.backward
 
     @property
-    def cause(self) -> str:
+    def cause(self) -> Cause:
         """Why a collective is there."""
         return self.eqn.cause
 
@@ -95,7 +95,7 @@ class Line:
             "axes": [] if record is None else list(record.axes),
             "bytes": 0 if record is None else record.bytes,
             "wire_bytes": 0 if record is None else record.wire_bytes,
-            "cause": self.cause,
+            "cause": str(self.cause),
         }
 
 

@@ -1,6 +1,7 @@
 """The intermediate representation: values with named dims, one record per operation, equations and graphs of them."""
 
 from .borders import Border, borders, predicates
+from .cause import NO_CAUSE, Because, Cause
 from .clean import cse, dce
 from .collective import Blocks, Collective
 from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, walk
@@ -8,7 +9,7 @@ from .op import Fuses, Labels, Linear, Op, Product, Reduce, Type
 from .verify import verify
 
 __all__ = [
-    "Blocks", "Border", "Call", "Collective", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op",
-    "Product", "Reduce", "Scan", "Type", "Var", "While", "borders", "cse", "dce", "format_graph", "operations",
-    "predicates", "verify", "walk",
+    "NO_CAUSE", "Because", "Blocks", "Border", "Call", "Cause", "Collective", "Cond", "Control", "Eqn", "Fuses",
+    "Graph", "Labels", "Linear", "Op", "Product", "Reduce", "Scan", "Type", "Var", "While", "borders", "cse", "dce",
+    "format_graph", "operations", "predicates", "verify", "walk",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 from ..dims import Dim, Shape, show
 from ..errors import NOWHERE, InternalError, Where
 from ..layouts import Sharding
+from .cause import NO_CAUSE, Cause
 from .collective import Collective
 from .op import Op, Params, Type
 
@@ -134,7 +135,7 @@ class Eqn:
     params: Params = field(default_factory=dict[str, Any])
     where: Where = NOWHERE
     backward: bool = False  # made by differentiation
-    cause: str = ""  # of a collective: why it is there
+    cause: Cause = NO_CAUSE  # of a collective: why it is there
 
     @property
     def collective(self) -> Collective | None:
@@ -233,7 +234,7 @@ def format_graph(
     graph: Graph,
     show_type: Callable[[Var], str] = lambda v: repr(v.type),
     title: str = "graph",
-    note: Callable[[Eqn], str] = lambda eqn: eqn.cause,
+    note: Callable[[Eqn], str] = lambda eqn: str(eqn.cause),
 ) -> str:
     """The text that `print` shows: one equation a line, type after the colon, the user's line after the hash."""
     lines = list(_lines(graph, {}, show_type, note, ""))

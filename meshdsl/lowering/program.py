@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import Where
-from ..ir import Collective, Eqn, Graph, Var, While, format_graph, walk
+from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
 from .asynchrony import Start
@@ -37,7 +37,7 @@ class Program(Graph):
       %3 = all_reduce(sum) over rows %2 : float32[b=8 h=32]      # <doctest ...>:2  1.02 kB  sum over 'i' of einsum
       return %3
     >>> (sent,) = program.collectives
-    >>> sent.kind, sent.axes, sent.bytes, sent.wire_bytes, sent.count, sent.cause
+    >>> sent.kind, sent.axes, sent.bytes, sent.wire_bytes, sent.count, str(sent.cause)
     ('all_reduce', ('rows',), 1024, 1536, 1, "sum over 'i' of einsum")
     """
 
@@ -122,7 +122,7 @@ class CollectiveRecord:
     shape: tuple[int, ...]  # of the operand
     name: str  # the tensor, where it has a name
     where: Where
-    cause: str
+    cause: Cause
     backward: bool
     op: Collective
     unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)

@@ -1,7 +1,7 @@
-"""Layers, written in the language: functions that make their parameters where they use them, inside `md.model`.
+"""Neural-network layers: functions that create their own parameters, called inside `md.model`.
 
-Dims are passed as `md.Dim` where a layer introduces them and by name where the input has them. No layer knows a mesh
-axis; where two dims of one tensor may compete for one, the layer says which matters with `md.prefer`.
+Pass a new dim as `md.Dim`, and a dim of the input by its name. Layers do not mention mesh axes. If a layout maps two
+dims of one tensor to the same axis, the layer's `md.prefer` decides which dim is sharded.
 """
 
 from . import decode, moe

@@ -1,7 +1,7 @@
-"""Attention. The weights' last dim is the memory: the places that are read, under a name of its own.
+"""Multi-head attention and rotary positions.
 
-One tensor holds queries' and keys' places together, so they need two names; a layout that splits `length` leaves
-`memory` whole unless it names that too.
+Attention scores have one dim for query positions (`length`) and one for key positions (`memory`), so the two need
+different names. A layout that shards `length` does not shard `memory` unless it names `memory` too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .precision import FLOAT32, Precision, dim_of
 
 __all__ = ["multi_head_attention", "rotary"]
 
-FORBIDDEN = -1e30  # exp of it is zero beside any score; a query that may read nothing reads all, and nothing is NaN
+MASKED_SCORE = -1e30  # finite, so that a query whose keys are all masked attends to all of them instead of giving NaN
 
 
 def multi_head_attention(
@@ -39,7 +39,7 @@ def multi_head_attention(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """Multi-head attention of x to itself, or to `memory` [..., memory, model] (Vaswani et al., 2017, section 3.2).
+    """Multi-head attention from x to itself, or to `memory` [..., memory, model] (Vaswani et al., 2017, section 3.2).
 
     >>> import meshdsl as md
     >>> heads, head = md.dims("heads:4 head:8")
@@ -48,26 +48,26 @@ def multi_head_attention(
     >>> specs["attention/wq"], specs["attention/wo"]
     (float32[model=32 heads=4 head=8], float32[heads=4 head=8 model=32])
 
-    `causal` lets each place read itself and those before it; `mask` is a boolean tensor of dims among batch, heads,
-    length and memory, true where reading is allowed. With `group`, so many queries share each of the `heads` keys and
-    values (grouped-query attention, Ainslie et al., 2023; one head: multi-query). `positions` is "none" or "rotary".
-    Queries, keys and values are split by heads where their dims compete for an axis.
-    Raises `ShapeError` for other positions, and for causal attention to a memory.
+    With `causal`, each position attends to itself and to earlier positions. `mask` is a boolean tensor with dims among
+    batch, heads, length and memory; it is true where attention is allowed. With `group`, `group.size` query heads
+    share each of the `heads` key and value heads (grouped-query attention, Ainslie et al., 2023; with one head,
+    multi-query attention). `positions` is "none" or "rotary". If several dims of queries, keys or values map to the
+    same mesh axis, `heads` is sharded. Raises `ShapeError` for other `positions`, and for `causal` with a `memory`.
     """
     if positions not in ("none", "rotary"):
         raise md.ShapeError(
-            f"positions of attention are 'none' or 'rotary', got {positions!r}\n"
-            "  learned positions are added to the input, with md.nn.learned_positions"
+            f"positions must be 'none' or 'rotary', got {positions!r}\n"
+            "  for learned positions, add them to the input with md.nn.learned_positions"
         )
     if causal and memory is not None:
-        raise md.ShapeError("causal attention is to the input itself; give a mask for a memory")
-    wide, at = dim_of(x, over), dim_of(x, length)
-    outer = [d for d in x.dims if d not in (wide, at)]
+        raise md.ShapeError("causal=True is only for self-attention, and memory= was given; pass mask= instead")
+    model_dim, length_dim = dim_of(x, over), dim_of(x, length)
+    outer = [d for d in x.dims if d not in (model_dim, length_dim)]
     groups = [] if group is None else [group]
 
-    def project(y: md.Tensor, name: str, made: list[md.Dim]) -> md.Tensor:
-        w = weight(name, (wide,), tuple(made), init, precision)
-        y = precision.einsum(y, w, out=[*(d for d in y.dims if d != wide), *made])
+    def project(y: md.Tensor, name: str, new_dims: list[md.Dim]) -> md.Tensor:
+        w = weight(name, (model_dim,), tuple(new_dims), init, precision)
+        y = precision.einsum(y, w, out=[*(d for d in y.dims if d != model_dim), *new_dims])
         return md.cast(md.prefer(y, heads), precision.compute)
 
     with md.scope(name):
@@ -75,49 +75,52 @@ def multi_head_attention(
         k = project(x if memory is None else memory, "wk", [heads, head])
         v = project(x if memory is None else memory, "wv", [heads, head])
         if positions == "rotary":
-            q = rotary(q, at, head)
-            k = rotary(k, at if memory is None else memory_length, head)
+            q = rotary(q, length_dim, head)
+            k = rotary(k, length_dim if memory is None else memory_length, head)
         if memory is None:
-            k, v = (md.rename(y, **{at.name: memory_length}) for y in (k, v))
-        read = dim_of(k, memory_length)
-        scores = precision.einsum(q, k, out=[*outer, heads, *groups, at, read]) * (1 / math.sqrt(head.size))
+            k, v = (md.rename(y, **{length_dim.name: memory_length}) for y in (k, v))
+        memory_dim = dim_of(k, memory_length)
+        scores = precision.einsum(q, k, out=[*outer, heads, *groups, length_dim, memory_dim]) * (
+            1 / math.sqrt(head.size)
+        )
         if causal:
-            allowed = md.broadcast(md.iota(at), [heads, at, read]) >= md.iota(read)
-            scores = md.where(md.prefer(allowed, heads), scores, FORBIDDEN)
+            allowed = md.broadcast(md.iota(length_dim), [heads, length_dim, memory_dim]) >= md.iota(memory_dim)
+            scores = md.where(md.prefer(allowed, heads), scores, MASKED_SCORE)
         if mask is not None:
-            scores = md.where(mask, scores, FORBIDDEN)
-        weights = drop(md.cast(attention_weights(scores, read), precision.compute), dropout, key)
-        mixed = md.prefer(precision.einsum(weights, v, out=[*outer, at, heads, *groups, head]), heads)
-        mixed = md.cast(mixed, precision.compute)
-        w = weight("wo", (heads, *groups, head), (wide,), init, precision)
-        return md.cast(precision.einsum(mixed, w, out=x.dims), precision.compute)
+            scores = md.where(mask, scores, MASKED_SCORE)
+        weights = drop(md.cast(attention_weights(scores, memory_dim), precision.compute), dropout, key)
+        values = md.prefer(precision.einsum(weights, v, out=[*outer, length_dim, heads, *groups, head]), heads)
+        values = md.cast(values, precision.compute)
+        w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
+        return md.cast(precision.einsum(values, w, out=x.dims), precision.compute)
 
 
 def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 10000.0) -> md.Tensor:
-    """x turned by an angle that grows with the place along `over`; products of two such tensors see only distances.
+    """Rotary position embedding: rotates pairs of elements of x by an angle proportional to the position along `over`.
 
     >>> import meshdsl as md
     >>> md.nn.rotary(md.tensor([[1.0, 0.0], [1.0, 0.0]], "length head"), "length", "head")
     tensor(float32[length=2 head=2], [[1.     0.    ]
      [0.5403 0.8415]])
 
-    Element i of the first half of `head` turns with element i of the second, by base ** (-i / half) a place (Su et
-    al., "RoFormer", 2021, section 3.2.2, with the halves of GPT-NeoX). Requires that `head` is even.
+    The product of two rotated tensors depends only on the distance between their positions. Element i of the first
+    half of `head` is paired with element i of the second half, and rotates by base ** (-i / half) radians per position
+    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX). Raises `ShapeError` if `head` is odd.
     """
-    at, whole = dim_of(x, over), dim_of(x, head)
-    if whole.size % 2:
-        raise md.ShapeError(f"rotary positions turn pairs, and {whole!r} is odd")
-    half = md.Dim(whole.name, whole.size // 2)
-    wide = x.dtype if x.dtype.itemsize > 4 else "float32"  # a narrow float cannot tell far places apart
-    speed = md.exp(md.iota(half, wide) * (-math.log(base) / half.size))
-    angle = md.einsum(md.iota(at, wide), speed, out=[at, half])
+    length_dim, head_dim = dim_of(x, over), dim_of(x, head)
+    if head_dim.size % 2:
+        raise md.ShapeError(f"rotary positions rotate pairs of elements, and the size of {head_dim!r} is odd")
+    half = md.Dim(head_dim.name, head_dim.size // 2)
+    dtype = x.dtype if x.dtype.itemsize > 4 else "float32"  # bfloat16 cannot represent large positions exactly
+    speed = md.exp(md.iota(half, dtype) * (-math.log(base) / half.size))
+    angle = md.einsum(md.iota(length_dim, dtype), speed, out=[length_dim, half])
     cos, sin = md.cast(md.cos(angle), x.dtype), md.cast(md.sin(angle), x.dtype)
-    a, b = md.slice(x, whole, 0, half.size), md.slice(x, whole, half.size, half.size)
-    return md.concat([a * cos - b * sin, a * sin + b * cos], whole.name)
+    a, b = md.slice(x, head_dim, 0, half.size), md.slice(x, head_dim, half.size, half.size)
+    return md.concat([a * cos - b * sin, a * sin + b * cos], head_dim.name)
 
 
 def attention_weights(scores: md.Tensor, over: md.Dim) -> md.Tensor:
-    """Softmax, whose backward keeps only its result: p (ct - sum(ct p))."""
+    """Softmax whose backward pass saves only the result p: the gradient is p (ct - sum(ct p))."""
 
     def forward(x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
         e = md.exp(x - md.stop_gradient(md.max(x, over)))

@@ -1,8 +1,8 @@
-"""Attention of one place at a time, to keys and values that are kept from the places before.
+"""Attention for decoding: one position at a time, to cached keys and values of earlier positions.
 
-What is kept has dims batch, perhaps beam, and the memory: the places that are read. The einsum goes by names, so one
-step serves greedy search and both forms of beam search: where the memory has the dim of the beams, each beam reads its
-own; where it has not, all beams are laid in one memory, and the mask says which places are whose.
+The cache has the dims batch, memory and, in some searches, beam. The same step works for greedy search and for both
+forms of beam search. If the cache has the beam dim, each beam attends to its own cache; if not, all beams share one
+cache, and the mask selects each beam's positions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 import meshdsl as md
 
-from .attention import FORBIDDEN, attention_weights
+from .attention import MASKED_SCORE, attention_weights
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
 __all__ = ["attention_to", "cached_attention", "keys_and_values"]
 
-Kept = dict[str, md.Tensor]  # "k" and "v", each [..., memory, heads, head]
+Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
 
 
 def keys_and_values(
@@ -30,8 +30,8 @@ def keys_and_values(
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
-) -> Kept:
-    """Keys and values {"k", "v"} of all places of x, [..., heads, head]: what attention to x reads.
+) -> Cache:
+    """Keys and values of every position of x: {"k", "v"}, both [..., heads, head], for `attention_to`.
 
     >>> import meshdsl as md
     >>> heads, head = md.dims("heads:4 head:8")
@@ -39,7 +39,7 @@ def keys_and_values(
     >>> model.specs(md.spec("batch:2 memory:5 model:32"))
     {'cross/wk': float32[model=32 heads=4 head=8], 'cross/wv': float32[model=32 heads=4 head=8]}
 
-    The parameters are those of `multi_head_attention`.
+    Uses the same parameter names and shapes as `multi_head_attention`.
     """
     with md.scope(name):
         return {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
@@ -47,7 +47,7 @@ def keys_and_values(
 
 def attention_to(
     x: md.Tensor,
-    kept: Kept,
+    kept: Cache,
     heads: md.Dim,
     head: md.Dim,
     *,
@@ -59,7 +59,7 @@ def attention_to(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """Attention of x to keys and values made before; dims of x that the memory lacks read the same memory.
+    """Attention from x to cached keys and values; dims of x that the cache lacks, such as beam, share the cache.
 
     >>> import meshdsl as md
     >>> heads, head = md.dims("heads:4 head:8")
@@ -68,8 +68,8 @@ def attention_to(
     >>> sorted(model.specs(md.spec("batch:2 beam:3 model:32"), kept))
     ['attention/wo', 'attention/wq']
 
-    `mask` is boolean, of dims among those of x and the memory: true where reading is allowed. With `group`, so many
-    queries share each key, as in `multi_head_attention`.
+    `mask` is a boolean tensor with dims among those of x and the memory; it is true where attention is allowed.
+    `group` is as in `multi_head_attention`.
     """
     with md.scope(name):
         return _read(x, kept, heads, head, mask, over, memory, group, init, precision)
@@ -77,7 +77,7 @@ def attention_to(
 
 def cached_attention(
     x: md.Tensor,
-    cache: Kept,
+    cache: Cache,
     heads: md.Dim,
     head: md.Dim,
     *,
@@ -89,8 +89,8 @@ def cached_attention(
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
-) -> tuple[md.Tensor, Kept]:
-    """Attention of x, which is one place, to itself and the places in the cache: (y, the cache with x's keys).
+) -> tuple[md.Tensor, Cache]:
+    """Attention from one position x to itself and the cached positions; returns y and the cache with x's key and value.
 
     >>> import meshdsl as md
     >>> heads, head = md.dims("heads:4 head:8")
@@ -102,47 +102,49 @@ def cached_attention(
     >>> sorted(specs)
     ['attention/wk', 'attention/wo', 'attention/wq', 'attention/wv']
 
-    The key is written at `position` along the memory. A dim of x that the cache lacks, a beam, is interleaved in the
-    memory: its keys are written from position * beam on. The parameters are those of `multi_head_attention` without
-    rotary positions. Raises `ShapeError` where x has two dims that the cache lacks.
+    The key and value are written at index `position` of the memory dim. If x has a beam dim that the cache lacks, the
+    beams are interleaved in the memory: they are written from index position * beam.size. Uses the same parameters as
+    `multi_head_attention` without rotary positions. Raises `ShapeError` if x has two dims that the cache lacks.
     """
-    wide = dim_of(x, over)
-    lacking = [d for d in x.dims if d != wide and d not in cache["k"].dims]
-    if len(lacking) > 1:
+    model_dim = dim_of(x, over)
+    beam_dims = [d for d in x.dims if d != model_dim and d not in cache["k"].dims]
+    if len(beam_dims) > 1:
         raise md.ShapeError(
-            f"the cache {cache['k'].type} lacks the dims {lacking} of {x.type}\n"
-            "  one of them can be laid along the memory; give the cache the others"
+            f"the cache {cache['k'].type} lacks the dims {beam_dims} of {x.type}\n"
+            "  at most one of them can be interleaved in the memory; add the others to the cache"
         )
-    at = dim_of(cache["k"], memory)
-    width = lacking[0].size if lacking else 1
+    memory_dim = dim_of(cache["k"], memory)
+    width = beam_dims[0].size if beam_dims else 1
 
-    def written(kept: md.Tensor, new: md.Tensor) -> md.Tensor:
-        new = md.rename(new, **{lacking[0].name: at.name}) if lacking else _one_place(new, at.name)
-        return md.dynamic_update_slice(kept, md.cast(new, kept.dtype), at.name, position * width)
+    def with_key(kept: md.Tensor, new: md.Tensor) -> md.Tensor:
+        new = md.rename(new, **{beam_dims[0].name: memory_dim.name}) if beam_dims else _expand(new, memory_dim.name)
+        return md.dynamic_update_slice(kept, md.cast(new, kept.dtype), memory_dim.name, position * width)
 
     with md.scope(name):
         new = {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
-        cache = {kind: written(cache[kind], new[kind]) for kind in cache}
+        cache = {kind: with_key(cache[kind], new[kind]) for kind in cache}
         return _read(x, cache, heads, head, mask, over, memory, group, init, precision), cache
 
 
-def _one_place(x: md.Tensor, name: str) -> md.Tensor:
+def _expand(x: md.Tensor, name: str) -> md.Tensor:
     return md.reshape(x, [md.Dim(name, 1), *x.dims])
 
 
 def _projected(
-    x: md.Tensor, name: str, made: tuple[md.Dim, ...], over: str | md.Dim, init: Any, precision: Precision
+    x: md.Tensor, name: str, new_dims: tuple[md.Dim, ...], over: str | md.Dim, init: Any, precision: Precision
 ) -> md.Tensor:
-    wide = dim_of(x, over)
+    model_dim = dim_of(x, over)
     y = precision.einsum(
-        x, weight(name, (wide,), made, init, precision), out=[*(d for d in x.dims if d != wide), *made]
+        x,
+        weight(name, (model_dim,), new_dims, init, precision),
+        out=[*(d for d in x.dims if d != model_dim), *new_dims],
     )
-    return md.cast(md.prefer(y, made[0]), precision.compute)
+    return md.cast(md.prefer(y, new_dims[0]), precision.compute)
 
 
 def _read(
     x: md.Tensor,
-    kept: Kept,
+    kept: Cache,
     heads: md.Dim,
     head: md.Dim,
     mask: md.Tensor | None,
@@ -152,14 +154,14 @@ def _read(
     init: Any,
     precision: Precision,
 ) -> md.Tensor:
-    """The query, what it reads, and the output projection."""
-    outer, read = [d for d in x.dims if d != dim_of(x, over)], dim_of(kept["k"], memory)
+    """Query projection, attention to the cache, output projection."""
+    outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(kept["k"], memory)
     groups = () if group is None else (group,)
     q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
-    scores = precision.einsum(q, kept["k"], out=[*outer, heads, *groups, read]) * (1 / math.sqrt(head.size))
+    scores = precision.einsum(q, kept["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
     if mask is not None:
-        scores = md.where(mask, scores, FORBIDDEN)
-    weights = md.cast(attention_weights(scores, read), precision.compute)
-    mixed = md.prefer(precision.einsum(weights, kept["v"], out=[*outer, heads, *groups, head]), heads)
+        scores = md.where(mask, scores, MASKED_SCORE)
+    weights = md.cast(attention_weights(scores, memory_dim), precision.compute)
+    values = md.prefer(precision.einsum(weights, kept["v"], out=[*outer, heads, *groups, head]), heads)
     w = weight("wo", (heads, *groups, head), (dim_of(x, over),), init, precision)
-    return md.cast(precision.einsum(md.cast(mixed, precision.compute), w, out=x.dims), precision.compute)
+    return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)

@@ -1,4 +1,4 @@
-"""Layers that are a product with a weight: the weight has the dims summed over first, then those it makes."""
+"""Linear layers. Each weight stores its input dims first, then its output dims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
 
 
 def weight(name: str, over: tuple[md.Dim, ...], into: tuple[md.Dim, ...], init: Any, precision: Precision) -> md.Tensor:
-    """A parameter [over..., into...]; its default init keeps the variance of what it multiplies."""
+    """A weight parameter [over..., into...]; the default init is LeCun normal with the dims `over` as fan-in."""
     init = init or md.init.lecun(fan_in=over)
     return md.param(name, [*over, *into], init=init, dtype=precision.param)
 
@@ -36,20 +36,20 @@ def dense(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """x w + b: sums over the dims `over` and makes the dims `into`, which come last.
+    """x w + b: contracts the dims `over` and adds the dims `into` at the end.
 
     >>> import meshdsl as md
     >>> model = md.model(lambda x: md.nn.dense(x, "io", "hidden:16"))
     >>> model.specs(md.spec("batch:2 io:4"))
     {'dense/w': float32[io=4 hidden=16], 'dense/b': float32[hidden=16]}
     """
-    gone = dims_of(x, over)
-    made = md.dims(into) if isinstance(into, str) else (into,) if isinstance(into, md.Dim) else tuple(into)
+    summed = dims_of(x, over)
+    new_dims = md.dims(into) if isinstance(into, str) else (into,) if isinstance(into, md.Dim) else tuple(into)
     with md.scope(name):
-        w = weight("w", gone, made, init, precision)
-        y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in gone), *made])
+        w = weight("w", summed, new_dims, init, precision)
+        y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in summed), *new_dims])
         if bias:
-            y = y + md.cast(md.param("b", made, init=md.init.zeros(), dtype=precision.param), y.dtype)
+            y = y + md.cast(md.param("b", new_dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
     return md.cast(y, precision.compute)
 
 
@@ -62,7 +62,7 @@ def embedding(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> tuple[md.Tensor, md.Tensor]:
-    """Rows of a table [rows, into] looked up by index, and the table itself, to tie it to an output layer.
+    """Looks up `ids` in a table [rows, into]; returns the rows and the table, for tying it to an output layer.
 
     >>> import meshdsl as md
     >>> vocab, width = md.dims("vocab:100 model:8")
@@ -70,7 +70,7 @@ def embedding(
     >>> md.eval_shape(model.init, md.random.key(0), md.spec("batch:2 length:5", "int32"))
     {'embed': float32[vocab=100 model=8]}
 
-    A table with split rows stays where it is: each device looks up its rows, and the results are added.
+    A table sharded over `rows` is not gathered: each device looks up its own rows, and the results are summed.
     """
     table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
     return md.cast(md.take(table, ids, rows), precision.compute), table
@@ -85,7 +85,7 @@ def learned_positions(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """x plus one learned vector for each place along `over`, in a parameter of dims [over, into].
+    """Adds a learned vector to x for each position along `over`; the parameter has dims [over, into].
 
     >>> import meshdsl as md
     >>> model = md.model(md.nn.learned_positions)
@@ -93,7 +93,7 @@ def learned_positions(
     >>> model.specs(x), md.eval_shape(model, model.specs(x), x)
     ({'positions': float32[length=5 model=8]}, float32[batch=2 length=5 model=8])
 
-    Raises `ShapeError` where x lacks one of the two dims.
+    Raises `ShapeError` if x lacks `over` or `into`.
     """
     dims = (dim_of(x, over), dim_of(x, into))
     table = md.param(name, dims, init=init or md.init.normal(0.02), dtype=precision.param)
@@ -112,7 +112,7 @@ def feed_forward(
     init: Any = None,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
-    """activation(x w_in) w_out, or with `gated` (activation(x w_gate) * (x w_in)) w_out; same dims as x.
+    """activation(x w_in) w_out, or if `gated` (activation(x w_gate) * (x w_in)) w_out; has the dims of x.
 
     >>> import meshdsl as md
     >>> model = md.model(lambda x: md.nn.feed_forward(x, md.Dim("d_ff", 32), gated=True, activation="silu"))
@@ -120,23 +120,23 @@ def feed_forward(
     >>> specs["feed_forward/w_gate"], specs["feed_forward/w_out"]
     (float32[model=8 d_ff=32], float32[d_ff=32 model=8])
 
-    (Vaswani et al., 2017, section 3.3; gated: Shazeer, "GLU variants improve Transformer", 2020.) The hidden tensor is
-    split by `hidden` where its dims compete for an axis. Raises `ShapeError` for another activation.
+    (Vaswani et al., 2017, section 3.3; gated: Shazeer, "GLU variants improve Transformer", 2020.) If several dims of
+    the hidden tensor map to the same mesh axis, `hidden` is sharded. Raises `ShapeError` for an unknown activation.
     """
     if activation not in ACTIVATIONS:
-        raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
-    gone = dims_of(x, over)
-    rest = [d for d in x.dims if d not in gone]
+        raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    summed = dims_of(x, over)
+    rest = [d for d in x.dims if d not in summed]
 
-    def product(y: md.Tensor, kind: str, gone: tuple[md.Dim, ...], into: tuple[md.Dim, ...]) -> md.Tensor:
-        y = precision.einsum(y, weight(f"w_{kind}", gone, into, init, precision), out=[*rest, *into])
+    def product(y: md.Tensor, kind: str, summed: tuple[md.Dim, ...], into: tuple[md.Dim, ...]) -> md.Tensor:
+        y = precision.einsum(y, weight(f"w_{kind}", summed, into, init, precision), out=[*rest, *into])
         y = md.prefer(y, hidden) if hidden in into else y
         if bias:
             y = y + md.cast(md.param(f"b_{kind}", into, init=md.init.zeros(), dtype=precision.param), y.dtype)
         return md.cast(y, precision.compute)
 
     with md.scope(name):
-        y = product(x, "in", gone, (hidden,))
+        y = product(x, "in", summed, (hidden,))
         act = ACTIVATIONS[activation]
-        y = act(product(x, "gate", gone, (hidden,))) * y if gated else act(y)
-        return md.transpose(product(y, "out", (hidden,), gone), x.dims)
+        y = act(product(x, "gate", summed, (hidden,))) * y if gated else act(y)
+        return md.transpose(product(y, "out", (hidden,), summed), x.dims)

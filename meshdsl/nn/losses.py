@@ -1,4 +1,4 @@
-"""Losses over a dim that may be split, and stays so."""
+"""Losses. The class dim may be sharded, and is not gathered."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ def softmax_cross_entropy(
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
 ) -> md.Tensor:
-    """-log softmax(logits)[target] for each place; the dims of the result are those of the logits without `over`.
+    """-log softmax(logits)[target] for each target; the result has the dims of the logits without `over`.
 
     >>> import meshdsl as md
     >>> logits = md.tensor([[0.0, 0.0], [0.0, 100.0]], "batch vocab")
     >>> md.nn.softmax_cross_entropy(logits, md.tensor([0, 1], "batch"))
     tensor(float32[batch=2], [0.6931 0.    ])
 
-    Logits split over `over` are never gathered: devices agree on one maximum, and on one stacked sum that holds the
-    sum of exponentials and the target's logit (Megatron-LM, Shoeybi et al., 2019, section 3). `label_smoothing` s puts
-    s / size on every class and 1 - s more on the target (Szegedy et al., 2016, section 7). `z_loss` adds that much of
-    log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent, 2016). At least float32 throughout.
+    Logits sharded over `over` are not gathered. Devices all-reduce the maximum, then one stacked tensor with the sum of
+    exponentials and the target's logit (Megatron-LM, Shoeybi et al., 2019, section 3). With `label_smoothing` s, the
+    target distribution is s / size for every class plus 1 - s for the target (Szegedy et al., 2016, section 7).
+    `z_loss` is the weight of an added term log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent,
+    2016). Computed in float32, or in the dtype of the logits if that is wider.
     """
     classes = dim_of(logits, over)
     if logits.dtype.itemsize < 4:
@@ -35,13 +36,13 @@ def softmax_cross_entropy(
     logits = md.prefer(logits, classes)
     shift = md.stop_gradient(md.max(logits, classes))
     shifted = logits - shift
-    hit = md.prefer(md.one_hot(targets, classes, bool), classes)
-    sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(hit, shifted, 0), classes)]
+    is_target = md.prefer(md.one_hot(targets, classes, bool), classes)
+    sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(is_target, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))
-    total, target, *rest = md.unstack(md.stack(sums, "sums"), "sums")  # one pending sum, finished in one collective
+    total, target, *rest = md.unstack(md.stack(sums, "sums"), "sums")  # stacked, so that one all-reduce finishes them
     log_total = md.log(total)
-    for everything in rest:
-        target = (1 - label_smoothing) * target + (label_smoothing / classes.size) * everything
+    for logit_sum in rest:
+        target = (1 - label_smoothing) * target + (label_smoothing / classes.size) * logit_sum
     loss = log_total - target
     return loss + z_loss * md.square(log_total + shift) if z_loss else loss

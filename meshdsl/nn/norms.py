@@ -1,6 +1,6 @@
-"""Normalisations. Their gradients are written out, so that the backward keeps one tensor: the normalised input.
+"""Layer norm and RMS norm, with a custom gradient that saves only the normalised input and its scale.
 
-With z = (x - mean) / s the gradient of x is (ct - mean(ct) - z mean(ct z)) / s; without centring the first mean goes.
+With z = (x - mean) / s, the gradient of x is (ct - mean(ct) - z mean(ct z)) / s. RMS norm has no mean(ct) term.
 """
 
 from __future__ import annotations

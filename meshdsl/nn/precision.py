@@ -1,4 +1,4 @@
-"""Dtypes, chosen separately: of parameters, of the operands of products and of their gradients, and of sums."""
+"""`Precision`: the dtypes of parameters, of matrix-product operands and of sums. Also helpers that look up dims."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["FLOAT32", "Precision", "dim_of", "dims_of", "new_dim"]
 
 @dataclass(frozen=True)
 class Precision:
-    """Parameters are stored in `param`, products take operands in `compute`, and add up in `reduce`.
+    """Parameters are stored in `param`; products take operands in `compute` and accumulate in `reduce`.
 
-    `reduce` is also the dtype of normalisations and softmax, and that in which devices add their parts, so it
-    decides bytes sent. `gradient` is the dtype in which cotangents enter the products of the backward pass, which add
-    up in float32 on each device: `compute` where it is None, as mixed-precision training does; "float32" for exact
-    cotangents and products at float32 speed.
+    `reduce` is also the dtype of normalisations, of softmax and of partial sums that devices all-reduce, so it
+    affects the bytes sent. `gradient` is the dtype in which cotangents enter the products of the backward
+    pass, which accumulate in float32: `compute` if it is None, as in mixed-precision training; "float32" keeps
+    cotangents exact, at the speed of float32 products.
 
     >>> import meshdsl as md
     >>> md.nn.Precision(compute="bfloat16")
@@ -49,30 +49,30 @@ def _with_cotangent_in(y: md.Tensor, dtype: Any) -> md.Tensor:
 FLOAT32 = Precision()
 
 
-def dims_of(x: md.Tensor, asked: str | md.Dim | Iterable[str | md.Dim]) -> tuple[md.Dim, ...]:
-    """The dims of x with these names; raises `ShapeError` for one that x lacks."""
-    items = asked.split() if isinstance(asked, str) else [asked] if isinstance(asked, md.Dim) else list(asked)
+def dims_of(x: md.Tensor, names: str | md.Dim | Iterable[str | md.Dim]) -> tuple[md.Dim, ...]:
+    """The dims of x with these names; raises `ShapeError` for a name that x lacks."""
+    items = names.split() if isinstance(names, str) else [names] if isinstance(names, md.Dim) else list(names)
     return tuple(dim_of(x, item) for item in items)
 
 
-def dim_of(x: md.Tensor, asked: str | md.Dim) -> md.Dim:
-    """The dim of x with this name, and with this size where one is given; raises `ShapeError` where x has none."""
-    dim = new_dim(asked, "a dim") if not isinstance(asked, str) or ":" in asked else None
-    name = asked if dim is None else dim.name
-    there = next((d for d in x.dims if d.name == name), None)
-    if there is None:
+def dim_of(x: md.Tensor, name_or_dim: str | md.Dim) -> md.Dim:
+    """The dim of x with this name; raises `ShapeError` if x lacks it, or if a size is given and differs."""
+    given = new_dim(name_or_dim, "a dim") if not isinstance(name_or_dim, str) or ":" in name_or_dim else None
+    name = name_or_dim if given is None else given.name
+    dim = next((d for d in x.dims if d.name == name), None)
+    if dim is None:
         raise md.ShapeError(f"no dim {name!r} in {x.type}; name one of its dims")
-    if dim is not None and dim != there:
+    if given is not None and given != dim:
         raise md.ShapeError(
-            f"dim {name!r} has size {there.size} in {x.type}, and size {dim.size} was asked for\n"
-            "  give the name alone, or rename one of the two with md.rename"
+            f"dim {name!r} has size {dim.size} in {x.type}, but size {given.size} was given\n"
+            "  give only the name, or rename one of the two dims with md.rename"
         )
-    return there
+    return dim
 
 
-def new_dim(asked: str | md.Dim, what: str) -> md.Dim:
-    """A dim that is made, from a dim or from text such as "slot:2"; raises `ShapeError` for anything else."""
-    dims = md.dims(asked) if isinstance(asked, str) and ":" in asked else (asked,)
+def new_dim(dim: str | md.Dim, role: str) -> md.Dim:
+    """The dim, given as `md.Dim` or as text such as "slot:2"; raises `ShapeError` with `role` for anything else."""
+    dims = md.dims(dim) if isinstance(dim, str) and ":" in dim else (dim,)
     if len(dims) != 1 or not isinstance(dims[0], md.Dim):
-        raise md.ShapeError(f"{what} is a dim with its size, such as md.Dim('name', 8) or 'name:8'; got {asked!r}")
+        raise md.ShapeError(f"{role} must have a size, as in md.Dim('name', 8) or 'name:8'; got {dim!r}")
     return dims[0]

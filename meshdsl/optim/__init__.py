@@ -1,11 +1,11 @@
-"""Optimizers, written in the language: pure functions of pytrees of tensors.
+"""Optimizers: pure functions of pytrees of tensors, written with md operations.
 
     optimizer = md.optim.adam(learning_rate=1e-3)
     state = optimizer.init(params)
     params, state = optimizer.update(grads, state, params)
 
-The update of sgd, momentum and Adam is elementwise, so it runs wherever the parameter lies and costs no communication.
-Adafactor, LARS, LAMB and clipping need a norm or a mean of each weight, or of all: scalars are summed over devices.
+The updates of sgd, momentum and Adam are elementwise: they run on each device's shard and send nothing. Adafactor,
+LARS, LAMB and clipping need norms or means over whole weights, so their partial sums are all-reduced.
 """
 
 from .adafactor import adafactor

@@ -1,9 +1,9 @@
-"""Adafactor (Shazeer and Stern, 2018), in the order in which GShard (Lepikhin et al., 2020, appendix A.2) runs it.
+"""Adafactor (Shazeer and Stern, 2018), with the order of steps of GShard (Lepikhin et al., 2020, appendix A.2).
 
     second moment -> divide -> clip by the update's RMS -> learning rate -> scale by the parameter's RMS -> momentum
 
-The second moment of a large weight is kept as its means over one dim and over another, a row and a column in place of
-a matrix: a weight of m n elements has a state of m + n.
+The second moment of a large weight is stored as two means, one over each of its two largest dims. The state of a weight
+[m, n] therefore has m + n elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, count_of, fitting, rate_of, subtract, zero
+from .optimizers import LearningRate, Optimizer, check_update, count_of, rate_of, subtract, zero
 from .per_tensor import own_dims, rms, wide
 
 __all__ = ["adafactor", "factored_dims"]
@@ -33,11 +33,11 @@ def adafactor(
     min_scale: float = 1e-3,
     stacked: str = "layer*",
 ) -> Optimizer:
-    """Adafactor: a step of relative size `learning_rate`, from second moments kept as row and column means.
+    """Adafactor: steps of relative size `learning_rate`, with second moments stored as row and column means.
 
         b2 = min(max_b2, 1 - t ** -decay_exponent), t = 1, 2, ...; so the first step has b2 = 0
         s = g ** 2 + eps; row = b2 row + (1 - b2) mean(s, over=largest); col the same, over=second largest
-        u = g / sqrt(row col / mean(row));   an unfactored weight has v = b2 v + (1 - b2) s, u = g / sqrt(v)
+        u = g / sqrt(row col / mean(row));   for an unfactored weight v = b2 v + (1 - b2) s, u = g / sqrt(v)
         u = u / max(1, RMS(u) / clip_threshold);   u = learning_rate u;   u = u max(min_scale, RMS(p))
         m = momentum m + (1 - momentum) u;   p = p - m
 
@@ -51,10 +51,11 @@ def adafactor(
     tensor(float32[io=2 hidden=3], [[0.99 0.99 0.99]
      [0.99 0.99 0.99]])
 
-    A weight is factored when its two largest dims have at least `min_dim_to_factor` indices each (`factored_dims`).
-    `clip_threshold=0` does not clip, `scale_by_parameter=False` leaves RMS(p) out, `momentum=0` keeps no m. The
-    `stacked` dims hold weights of their own: see `meshdsl.optim.per_tensor`. GShard's appendix A.2 uses the defaults
-    with `inverse_sqrt(1.0, hold=10_000)` as the learning rate, and names a decay of 0.99, which is `max_b2=0.99`.
+    A weight is factored if its two largest dims have size at least `min_dim_to_factor` (see `factored_dims`).
+    `clip_threshold=0` turns clipping off, `scale_by_parameter=False` omits the factor RMS(p), and `momentum=0` stores
+    no m. Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. For GShard's appendix
+    A.2, use the defaults with `inverse_sqrt(1.0, hold=10_000)` as the learning rate; its decay of 0.99 is
+    `max_b2=0.99`.
     """
 
     def factored(p: md.Tensor) -> tuple[md.Dim, md.Dim] | None:
@@ -65,7 +66,7 @@ def adafactor(
         return {**state, "m": jax.tree.map(_zeros, params)} if momentum else state
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, *(("v", "m") if momentum else ("v",)))
+        check_update(params, grads, state, *(("v", "m") if momentum else ("v",)))
         leaves, structure = jax.tree.flatten(params)
         step = state["step"] + 1
         rate = rate_of(learning_rate, state["step"])
@@ -95,9 +96,10 @@ def adafactor(
 
 
 def factored_dims(dims: tuple[md.Dim, ...], min_size: int) -> tuple[md.Dim, md.Dim] | None:
-    """The second largest and the largest dim of a weight, or None when either is smaller than `min_size`.
+    """The second largest and the largest dim of a weight, or None if either is smaller than `min_size`.
 
-    Of equal dims the later in storage order counts as the larger, so [height=3 width=3 in=64 out=64] gives in and out.
+    Among dims of equal size, the later in storage order counts as larger: [height=3 width=3 in=64 out=64] gives in and
+    out.
 
     >>> import meshdsl as md
     >>> factored_dims(md.dims("heads:8 model:512 head:256"), 128)
@@ -114,7 +116,7 @@ def factored_dims(dims: tuple[md.Dim, ...], min_size: int) -> tuple[md.Dim, md.D
 def _divided(
     g: md.Tensor, v: Any, b2: md.Tensor, eps: float, factored: tuple[md.Dim, md.Dim] | None
 ) -> tuple[md.Tensor, Any]:
-    """The gradient over the square root of its second moment, and the new moment."""
+    """The gradient divided by the square root of its second moment, and the updated moment."""
     square = md.square(g) + eps
 
     def blend(old: md.Tensor, new: md.Tensor) -> md.Tensor:

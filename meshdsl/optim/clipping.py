@@ -1,4 +1,4 @@
-"""Clipping by the true global norm: a sum of squares over all elements of all gradients, under every layout."""
+"""Gradient clipping by global norm: the norm over all elements of all gradients, under every layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
 
 
 def global_norm(tree: Any) -> md.Tensor:
-    """The square root of the sum of squares of all elements of all tensors, in float32 at least.
+    """The square root of the sum of squares of all elements of all tensors, in at least float32.
 
     >>> import meshdsl as md
     >>> md.optim.global_norm({"w": md.tensor([3.0], "a"), "v": md.tensor([4.0], "b")})
@@ -30,15 +30,15 @@ def global_norm(tree: Any) -> md.Tensor:
 
 
 def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
-    """The gradients, scaled down together where their global norm is larger than `max_norm`; and that norm.
+    """Scales all gradients by one factor so that their global norm is at most `max_norm`; returns them and the norm.
 
     >>> import meshdsl as md
     >>> grads, norm = md.optim.clip_by_global_norm({"w": md.tensor([3.0, 4.0], "a")}, 1.0)
     >>> grads["w"], norm
     (tensor(float32[a=2], [0.6 0.8]), tensor(float32[], 5.))
 
-    (Pascanu et al., 2013, algorithm 1.) Squares do not overflow: a gradient of 1e20 in float32 is clipped like any
-    other. Where the norm is infinite or NaN, every gradient is NaN, so that it shows.
+    (Pascanu et al., 2013, algorithm 1.) Squares do not overflow: a float32 gradient with an element of 1e20 is clipped
+    correctly. If the norm is infinite or NaN, all returned gradients are NaN.
     """
     norm = global_norm(grads)
     scale = md.where(md.isfinite(norm), md.minimum(max_norm / norm, 1.0), float("nan"))
@@ -46,7 +46,7 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
 
 
 def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
-    """The optimizer on gradients clipped by their global norm; see `clip_by_global_norm`.
+    """An optimizer that clips gradients by their global norm before each update; see `clip_by_global_norm`.
 
     >>> import meshdsl as md
     >>> optimizer = md.optim.with_clipping(md.optim.sgd(1.0), max_norm=1.0)

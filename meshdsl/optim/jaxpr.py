@@ -1,8 +1,8 @@
-"""A jaxpr as elementwise operations of the language.
+"""Translates an elementwise jaxpr to md operations.
 
-Calls inside it are opened. Every equation then either has no array in it, or is elementwise (`meshdsl.primitives`, the
-check of `md.map`); any other is refused. A number that is broadcast stays a number until the end, so no shape of the
-jaxpr is ever used on a device's shard.
+Calls inside the jaxpr are inlined. Each equation must have only scalars or be elementwise, by the same check as
+`md.map` (`meshdsl.primitives`). Other equations raise an error. Broadcast scalars stay scalars until the end, so the
+array shapes of the jaxpr are never applied to a device's shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Refuse = Callable[[str, Callable[[], tuple[str, str]]], Exception]
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of the jaxpr, or a number in it."""
+    """A variable of the jaxpr, or a constant scalar if `number` is set."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -36,7 +36,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """out = run(*ins) on tensors; operands with dims all have the same."""
+    """out = run(*ins) on tensors; all operands that are not scalars have the same dims."""
 
     run: Callable[..., md.Tensor]
     ins: tuple[Value, ...]
@@ -45,27 +45,30 @@ class Equation:
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """The whole function. A result may still be a number where the jaxpr has an array of it."""
+    """The inlined function. A result may be a scalar where the jaxpr returns an array filled with it."""
 
     ins: tuple[Value, ...]
     equations: tuple[Equation, ...]
     outs: tuple[Value, ...]
 
     def run(self, tensors: Sequence[md.Tensor], dims: Sequence[tuple[md.Dim, ...]]) -> list[md.Tensor]:
-        """The results, given these dims where they are still numbers."""
+        """Runs the equations; results that are scalars are broadcast to `dims`."""
         env = dict(zip(self.ins, tensors, strict=True))
 
-        def of(value: Value) -> md.Tensor:
+        def read(value: Value) -> md.Tensor:
             return env[value] if value.number is None else md.cast(value.number, value.dtype)
 
         for equation in self.equations:
-            result = equation.run(*map(of, equation.ins))
+            result = equation.run(*map(read, equation.ins))
             env[equation.out] = result if result.dtype == equation.out.dtype else md.cast(result, equation.out.dtype)
-        results = [of(value) for value in self.outs]
+        results = [read(value) for value in self.outs]
         return [md.broadcast(x, shape) if x.dims != shape else x for x, shape in zip(results, dims, strict=True)]
 
-    def groups(self, together: Iterable[tuple[Value, Value]]) -> Callable[[Value], Value]:
-        """A representative of the arrays that lie beside each other: those of one equation, and these pairs."""
+    def groups(self, same_dims: Iterable[tuple[Value, Value]]) -> Callable[[Value], Value]:
+        """Groups arrays that must have equal dims: those of one equation, and the given pairs.
+
+        Returns a function from a value to the representative of its group.
+        """
         leader: dict[Value, Value] = {}
 
         def find(value: Value) -> Value:
@@ -74,7 +77,7 @@ class Flat:
             return value
 
         pairs = [(x, equation.out) for equation in self.equations for x in equation.ins]
-        for a, b in (*pairs, *together):
+        for a, b in (*pairs, *same_dims):
             a, b = find(a), find(b)
             if a is not b and a.shape and a.shape == b.shape:
                 leader[a] = b
@@ -82,18 +85,18 @@ class Flat:
 
 
 def flatten(closed: ClosedJaxpr, refuse: Refuse) -> Flat:
-    """The function of a jaxpr. Raises what `refuse` makes of the first operation that is not elementwise."""
-    made: list[Equation] = []
+    """Inlines a jaxpr; raises `refuse(operation, source)` for the first operation that is not elementwise."""
+    equations: list[Equation] = []
     ins = tuple(_value(v) for v in closed.jaxpr.invars)
-    outs = _open(closed.jaxpr, closed.consts, ins, made, refuse)
-    return Flat(ins, tuple(made), outs)
+    outs = _open(closed.jaxpr, closed.consts, ins, equations, refuse)
+    return Flat(ins, tuple(equations), outs)
 
 
 def _open(
     jaxpr: Jaxpr,
     consts: Sequence[Any],
     ins: Sequence[Value],
-    made: list[Equation],
+    equations: list[Equation],
     refuse: Refuse,
     called_at: Any = None,
 ) -> tuple[Value, ...]:
@@ -103,16 +106,16 @@ def _open(
             raise refuse(f"with a constant array of shape {list(np.shape(const))}", lambda: ("the transformation", ""))
         env[var] = _number(const, var.aval)
 
-    def of(atom: Any) -> Value:
+    def read(atom: Any) -> Value:
         return _number(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inside for an earlier caller
-        xs = tuple(of(atom) for atom in eqn.invars)
+        traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
+        xs = tuple(read(atom) for atom in eqn.invars)
         inner = primitives.inner(eqn)
         if eqn.primitive.name in primitives.CALLS and inner:
-            body, held = inner[0]
-            env.update(zip(eqn.outvars, _open(body, held, xs, made, refuse, traceback), strict=True))
+            body, inner_consts = inner[0]
+            env.update(zip(eqn.outvars, _open(body, inner_consts, xs, equations, refuse, traceback), strict=True))
             continue
         outs = [_value(v) for v in eqn.outvars]
         if len(outs) != 1 or inner or eqn.effects or not _elementwise(eqn.primitive.name, xs, outs[0]):
@@ -120,9 +123,9 @@ def _open(
             result = ", ".join(str(list(v.shape)) for v in outs)
             what = f"{eqn.primitive.name} of {shapes} to {result}"
             raise refuse(what, partial(_source, traceback))
-        made.append(Equation(_operation(eqn.primitive, eqn.params, xs), xs, outs[0]))
+        equations.append(Equation(_operation(eqn.primitive, eqn.params, xs), xs, outs[0]))
         env[eqn.outvars[0]] = outs[0]
-    return tuple(of(atom) for atom in jaxpr.outvars)
+    return tuple(read(atom) for atom in jaxpr.outvars)
 
 
 def _value(var: Any) -> Value:
@@ -137,26 +140,26 @@ def _elementwise(name: str, ins: Sequence[Value], out: Value) -> bool:
     shapes = [x.shape for x in ins]
     if name == "broadcast_in_dim":
         return shapes[0] in ((), out.shape)
-    numbers = not any((*shapes, out.shape))
-    return numbers or primitives.elementwise(name, shapes, out.shape)
+    scalars = not any((*shapes, out.shape))
+    return scalars or primitives.elementwise(name, shapes, out.shape)
 
 
 def _source(traceback: Any) -> tuple[str, str]:
-    """The innermost `init` or `update` around an operation, by the name of what made it, and its file."""
+    """The function that created the innermost `init` or `update` around an operation, and its file."""
     for frame in traceback.frames if traceback is not None else ():
-        maker, made, function = frame.function_name.partition(".<locals>.")
-        if made and function.startswith(("init", "update")):
+        maker, separator, function = frame.function_name.partition(".<locals>.")
+        if separator and function.startswith(("init", "update")):
             return maker, frame.file_name
     return "the transformation", ""
 
 
 def _operation(primitive: Any, params: dict[str, Any], ins: Sequence[Value]) -> Callable[..., md.Tensor]:
-    """The operation of the language for a primitive; md.map of the primitive itself where there is none."""
-    whole = any(np.dtype(x.dtype).kind in "iu" for x in ins)
-    if primitive.name in _OPERATIONS and not (whole and primitive.name in _OF_FLOATS):
+    """The md operation for a primitive, or md.map of the primitive if there is none."""
+    integer = any(np.dtype(x.dtype).kind in "iu" for x in ins)
+    if primitive.name in _OPERATIONS and not (integer and primitive.name in _OF_FLOATS):
         return partial(_OPERATIONS[primitive.name], params)
     if primitive.name == "select_n" and len(ins) == 3 and ins[0].dtype == np.bool_:
-        return lambda which, no, yes: md.where(which, yes, no)
+        return lambda predicate, no, yes: md.where(predicate, yes, no)
 
     def apply(*xs: Any) -> Any:
         return primitive.bind(*map(jnp.asarray, xs), **params)
@@ -169,7 +172,7 @@ def _plain(function: Callable[..., md.Tensor]) -> Callable[..., md.Tensor]:
     return lambda params, *xs: function(*xs)
 
 
-# Primitives that the language has, with the jaxpr's meaning on every dtype but those of _OF_FLOATS.
+# Primitives with an md operation of the same meaning; those in _OF_FLOATS differ for integers.
 _OPERATIONS: dict[str, Callable[..., md.Tensor]] = {
     **{name: _plain(getattr(operator, name)) for name in ("add", "sub", "mul", "lt", "le", "gt", "ge", "eq", "ne")},
     **{name: _plain(lambda x, name=name: getattr(md, name)(x)) for name in (
@@ -190,4 +193,4 @@ _OPERATIONS: dict[str, Callable[..., md.Tensor]] = {
     "copy": _plain(lambda x: x),
     "copy_p": _plain(lambda x: x),
 }  # fmt: skip
-_OF_FLOATS = {"div", "integer_pow"}  # whole numbers: the jaxpr's stay whole
+_OF_FLOATS = {"div", "integer_pow"}  # in a jaxpr they return integers for integers; the md operations do not

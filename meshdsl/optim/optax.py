@@ -1,10 +1,9 @@
-"""optax's transformations as optimizers, where every element of the update depends on that element alone.
+"""`from_optax`: optax transformations with elementwise updates as md optimizers.
 
-optax works on arrays without names. Its functions are traced to a jaxpr on the shapes of the parameters, and the
-jaxpr is run again with the operations of the language, so the update is part of the graph like any other. That is
-right under every layout exactly when each operation on an array is elementwise: one that sums, sorts or reshapes an
-array would do so to a device's shard. Such a transformation is refused, by the name of the function that asks for it.
-optax itself is not imported; anything with its `init` and `update` will do.
+optax works on arrays without dim names. Its functions are traced to a jaxpr with the shapes of the parameters, and the
+jaxpr is rebuilt from md operations, so the update becomes part of the graph. This is correct under every layout only if
+each operation is elementwise: a sum, sort or reshape would apply to one device's shard. Other transformations raise an
+error that names the function. optax is not imported; any object with its `init` and `update` works.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import meshdsl as md
 
 from .jaxpr import Flat, flatten
-from .optimizers import Optimizer, fitting, zero
+from .optimizers import Optimizer, check_update, zero
 from .per_tensor import path_of
 
 __all__ = ["from_optax"]
@@ -37,12 +36,12 @@ def from_optax(transformation: Any) -> Optimizer:
     >>> params["w"], {path: x.dims for path, x in state["optax"].items()}
     (tensor(float32[io=1 hidden=2], [[0.8999 1.8998]]), {'0/count': (), '0/mu/w': (io=1, hidden=2)})
 
-    The state is a dict too: `step`, and under `optax` the arrays of optax's own state by their path in it, such as
-    `0/mu/w`. An array of the state has the dims of the parameter that it meets in the update.
+    The state is a dict: `step`, and under `optax` the arrays of optax's state by their path, such as `0/mu/w`. A state
+    array has the dims of the parameter that the update combines it with.
 
-    Raises `MeshdslError` at the first `init` or `update` when the transformation looks across the elements of a tensor
-    (`optax.clip_by_global_norm`, and what optax has of LARS, LAMB and Adafactor), with what to use instead; and when
-    the dims of an array of its state cannot be told.
+    Raises `MeshdslError` at the first `init` or `update` if the transformation combines elements of one tensor
+    (`optax.clip_by_global_norm`, and optax's LARS, LAMB and Adafactor); the error names a replacement. Also raises it
+    if the dims of a state array cannot be inferred.
     """
 
     @lru_cache(maxsize=8)
@@ -54,20 +53,20 @@ def from_optax(transformation: Any) -> Optimizer:
         return plan(structure, tuple(md.spec(p.dims, p.dtype) for p in leaves))
 
     def init(params: Any) -> dict[str, Any]:
-        made = plan_for(params)
-        state = made.init.run(jax.tree.leaves(params), made.state)
-        return {"step": zero(), "optax": dict(zip(made.paths, state, strict=True))}
+        traced = plan_for(params)
+        state = traced.init.run(jax.tree.leaves(params), traced.state)
+        return {"step": zero(), "optax": dict(zip(traced.paths, state, strict=True))}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, "optax")
-        made = plan_for(params)
+        check_update(params, grads, state, "optax")
+        traced = plan_for(params)
         leaves, structure = jax.tree.flatten(params)
-        before = [state["optax"][path] for path in made.paths]
+        old_state = [state["optax"][path] for path in traced.paths]
         dims = [p.dims for p in leaves]
-        results = made.update.run([*jax.tree.leaves(grads), *before, *leaves], [*dims, *made.state])
-        after = [md.cast(p + u, p.dtype) for p, u in zip(leaves, results, strict=False)]
-        inner = dict(zip(made.paths, results[len(leaves) :], strict=True))
-        return structure.unflatten(after), {"step": state["step"] + 1, "optax": inner}
+        results = traced.update.run([*jax.tree.leaves(grads), *old_state, *leaves], [*dims, *traced.state])
+        new_params = [md.cast(p + u, p.dtype) for p, u in zip(leaves, results, strict=False)]
+        inner = dict(zip(traced.paths, results[len(leaves) :], strict=True))
+        return structure.unflatten(new_params), {"step": state["step"] + 1, "optax": inner}
 
     return Optimizer(init, update)
 
@@ -77,7 +76,7 @@ Dims = tuple[md.Dim, ...]
 
 @dataclass(frozen=True)
 class _Plan:
-    """A transformation on parameters of given types: both functions, and the paths and dims of its state."""
+    """A transformation traced for given parameter types: both functions, and the paths and dims of its state."""
 
     init: Flat
     update: Flat
@@ -88,25 +87,27 @@ class _Plan:
 def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
     arrays = [jax.ShapeDtypeStruct(tuple(d.size for d in t.shape), t.dtype) for t in types]
     params = structure.unflatten(arrays)
-    made, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+    init_jaxpr, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise md.MeshdslError(
-                f"{_name(transformation)} cannot be used: its state at {path_of(keys)!r} is no number: {leaf.dtype}\n"
-                "  noise drawn by optax would depend on the shard's shape\n"
-                "  draw it with md.random, which draws the same numbers under every layout"
+                f"{_name(transformation)} cannot be used: its state {path_of(keys)!r} is a random key, {leaf.dtype}\n"
+                "  numbers drawn by optax would depend on the shard's shape\n"
+                "  draw them with md.random, which gives the same numbers under every layout"
             )
-    kept = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(state)]
-    moved, (_, after) = _update(transformation, params, state)
-    if jax.tree.structure(after) != jax.tree.structure(state):
+    state_paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(state)]
+    update_jaxpr, (_, new_state) = _update(transformation, params, state)
+    if jax.tree.structure(new_state) != jax.tree.structure(state):
         raise md.MeshdslError(
-            "the optax transformation returns a state of another structure than it was given\n"
-            f"  it was {jax.tree.structure(state)}\n  it becomes {jax.tree.structure(after)}"
+            "the update of the optax transformation changes the structure of its state\n"
+            f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(new_state)}"
         )
-    if len(set(kept)) < len(kept):
-        raise md.MeshdslError(f"two arrays of the optax state have one path; the paths are {', '.join(sorted(kept))}")
-    init, update = flatten(made, _refusal), flatten(moved, _refusal)
-    return _Plan(init, update, tuple(kept), _state_dims(update, structure, types, kept, _name(transformation)))
+    if len(set(state_paths)) < len(state_paths):
+        paths = ", ".join(sorted(state_paths))
+        raise md.MeshdslError(f"two arrays of the optax state have the same path; the paths are {paths}")
+    init, update = flatten(init_jaxpr, _refusal), flatten(update_jaxpr, _refusal)
+    state_dims = _state_dims(update, structure, types, state_paths, _name(transformation))
+    return _Plan(init, update, tuple(state_paths), state_dims)
 
 
 def _update(transformation: Any, params: Any, state: Any) -> Any:
@@ -114,64 +115,65 @@ def _update(transformation: Any, params: Any, state: Any) -> Any:
         return jax.make_jaxpr(transformation.update, return_shape=True)(params, state, params)
     except TypeError as error:
         raise md.MeshdslError(
-            f"the optax transformation is not a function of gradients, state and parameters alone: {error}\n"
-            "  an update here knows no loss and cannot compute one again\n"
-            "  use one that needs neither, or an optimizer of md.optim"
+            f"the optax transformation needs more than gradients, state and parameters: {error}\n"
+            "  md optimizers do not receive the loss or the loss function\n"
+            "  use a transformation that needs neither, or an optimizer of md.optim"
         ) from error
 
 
 def _name(transformation: Any) -> str:
-    """What made a transformation, as its user calls it."""
+    """The optax function that created a transformation, such as "optax.adam"."""
     maker = getattr(transformation.update, "__qualname__", "").partition(".<locals>")[0]
     own = "optax" not in getattr(transformation.update, "__module__", "")
     return "the transformation" if own or not maker else f"optax.{maker}"
 
 
-def _state_dims(update: Flat, structure: Any, types: tuple[Any, ...], kept: list[str], maker: str) -> tuple[Dims, ...]:
-    """The dims of each array of the state, from the arrays that it meets."""
+def _state_dims(
+    update: Flat, structure: Any, types: tuple[Any, ...], state_paths: list[str], maker: str
+) -> tuple[Dims, ...]:
+    """The dims of each state array, inferred from the parameters that it is combined with."""
     n = len(types)
     names = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(n)))]
-    before, after = update.ins[n : len(update.ins) - n], update.outs[n:]
-    together = list(zip(update.ins[:n], update.outs[:n], strict=True))
-    together += list(zip(update.ins[:n], update.ins[len(update.ins) - n :], strict=True))
-    together += list(zip(before, after, strict=True))
-    alike = update.groups(together)
-    found: dict[Any, tuple[Dims, str]] = {}
+    old_state, new_state = update.ins[n : len(update.ins) - n], update.outs[n:]
+    pairs = list(zip(update.ins[:n], update.outs[:n], strict=True))
+    pairs += list(zip(update.ins[:n], update.ins[len(update.ins) - n :], strict=True))
+    pairs += list(zip(old_state, new_state, strict=True))
+    group_of = update.groups(pairs)
+    dims_by_group: dict[Any, tuple[Dims, str]] = {}
     for value, kind, name in zip(update.ins, types, names, strict=False):
-        dims, other = found.setdefault(alike(value), (kind.shape, name))
+        dims, other_name = dims_by_group.setdefault(group_of(value), (kind.shape, name))
         if dims != kind.shape and kind.shape:
             raise md.MeshdslError(
-                f"the optax transformation combines elements of the parameters {other!r} and {name!r}\n"
-                f"  their dims are {dims} and {kind.shape}; what lies beside what on a device is up to the layout\n"
+                f"the optax transformation combines elements of the parameters {other_name!r} and {name!r}\n"
+                f"  their dims are {dims} and {kind.shape}, which a layout may shard differently\n"
                 "  write the update with md operations: md.optim.Optimizer(init, update) is two functions"
             )
     dims_of: list[Dims] = []
-    for value, path in zip(before, kept, strict=True):
-        if value.shape and alike(value) not in found:
+    for value, path in zip(old_state, state_paths, strict=True):
+        if value.shape and group_of(value) not in dims_by_group:
             raise md.MeshdslError(
-                f"{maker} cannot be used: its state has an array of shape {value.shape} at {path!r}, and nothing tells "
-                "its dims\n"
+                f"{maker} cannot be used: the dims of its state array {path!r} of shape {value.shape} are unknown\n"
                 "  the update never combines it with a parameter or a gradient elementwise\n"
-                f"  {_INSTEAD.get(maker.removeprefix('optax.'), 'leave its part out, or use an optimizer of md.optim')}"
+                f"  {_INSTEAD.get(maker.removeprefix('optax.'), 'remove this part, or use an optimizer of md.optim')}"
             )
-        dims_of.append(found[alike(value)][0] if value.shape else ())
+        dims_of.append(dims_by_group[group_of(value)][0] if value.shape else ())
     return tuple(dims_of)
 
 
 _INSTEAD = {
-    "clip_by_global_norm": "md.optim.with_clipping(optimizer, max_norm) clips by the norm of all elements",
-    "scale_by_trust_ratio": "md.optim.lamb and md.optim.lars take the norms of whole tensors",
-    "scale_by_factored_rms": "md.optim.adafactor takes the means of whole tensors",
-    "clip_by_block_rms": "md.optim.adafactor clips by the RMS of whole tensors (clip_threshold)",
-    "apply_if_finite": "md.Workload.train_step(guard=True) leaves a step out that is not finite",
-    "zero_nans": "md.where(md.isnan(g), 0.0, g), on each gradient before the update",
-    "normalize_by_update_norm": "md.optim.global_norm(grads) is the norm of all elements, to divide by",
-    "scale_by_param_block_rms": "md.optim.adafactor scales by the RMS of whole tensors (scale_by_parameter)",
+    "clip_by_global_norm": "use md.optim.with_clipping(optimizer, max_norm), which clips by the norm of all elements",
+    "scale_by_trust_ratio": "use md.optim.lamb or md.optim.lars, which take norms of whole tensors",
+    "scale_by_factored_rms": "use md.optim.adafactor, which takes means of whole tensors",
+    "clip_by_block_rms": "use md.optim.adafactor, which clips by the RMS of whole tensors (clip_threshold)",
+    "apply_if_finite": "use md.Workload.train_step(guard=True), which skips steps that are not finite",
+    "zero_nans": "apply md.where(md.isnan(g), 0.0, g) to each gradient before the update",
+    "normalize_by_update_norm": "divide by md.optim.global_norm(grads), the norm of all elements",
+    "scale_by_param_block_rms": "use md.optim.adafactor, which scales by the RMS of whole tensors (scale_by_parameter)",
 }
 
 
 def _refusal(what: str, where: Callable[[], tuple[str, str]]) -> md.MeshdslError:
-    """The error for an operation, and the function and file that asked for it."""
+    """The error for an operation that is not elementwise; `where` gives the function and file that uses it."""
     name, file = where()
     source = f"optax.{name}" if "optax" in file else name
     instead = _INSTEAD.get(
@@ -179,6 +181,6 @@ def _refusal(what: str, where: Callable[[], tuple[str, str]]) -> md.MeshdslError
     )
     return md.MeshdslError(
         f"{source} cannot be used under a layout: it is not elementwise\n"
-        f"  it computes {what}, and a device would do so with its own shard alone\n"
+        f"  it computes {what}, which a device would apply to its own shard only\n"
         f"  {instead}"
     )

@@ -1,7 +1,7 @@
 """An optimizer is two functions: `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
 
-State is a plain dict: `step`, the number of updates done (int32), and one copy of the parameters' structure for each
-moment. A learning rate is a number, or a schedule: a function of `step`, which is 0 at the first update.
+The state is a dict: `step`, the number of updates done (int32), and for each moment a tree shaped like the parameters.
+A learning rate is a number or a schedule: a function of `step`, which is 0 at the first update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LearningRate = float | Callable[[md.Tensor], md.Tensor]
 class Optimizer:
     """`init(params) -> state`; `update(grads, state, params) -> (params, state)`. Both can be traced and compiled.
 
-    One of your own is two functions over trees of tensors; here, the sign of the gradient:
+    To write your own, pass two functions of trees of tensors. This one steps along the sign of the gradient:
 
     >>> import jax
     >>> import meshdsl as md
@@ -42,7 +42,7 @@ class Optimizer:
 
 
 def sgd(learning_rate: LearningRate) -> Optimizer:
-    """p - learning_rate * g.
+    """Stochastic gradient descent: p - learning_rate * g.
 
     >>> import meshdsl as md
     >>> optimizer = md.optim.sgd(0.1)
@@ -56,7 +56,7 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
         return {"step": zero()}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state)
+        check_update(params, grads, state)
         rate = rate_of(learning_rate, state["step"])
         return subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
 
@@ -64,9 +64,9 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
 
 
 def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = False) -> Optimizer:
-    """Heavy-ball momentum (Polyak, 1964), or Nesterov's: m = g + decay * m; p - learning_rate * m.
+    """SGD with momentum (Polyak, 1964): m = g + decay * m; p - learning_rate * m.
 
-    With `nesterov` the step is along g + decay * m (Sutskever et al., 2013, section 3, in terms of the point ahead).
+    With `nesterov`, p - learning_rate * (g + decay * m) (Sutskever et al., 2013, section 3).
 
     >>> import meshdsl as md
     >>> optimizer = md.optim.momentum(0.1)
@@ -82,17 +82,17 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, "m")
+        check_update(params, grads, state, "m")
         rate = rate_of(learning_rate, state["step"])
         m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
-        along = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
-        return subtract(params, jax.tree.map(lambda d: rate * d, along)), {"step": state["step"] + 1, "m": m}
+        direction = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
+        return subtract(params, jax.tree.map(lambda d: rate * d, direction)), {"step": state["step"] + 1, "m": m}
 
     return Optimizer(init, update)
 
 
 def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
-    """Adam (Kingma and Ba, 2015, algorithm 1), with bias correction; the first step is of size learning_rate.
+    """Adam (Kingma and Ba, 2015, algorithm 1), with bias correction; the first step has size learning_rate.
 
     >>> import meshdsl as md
     >>> optimizer = md.optim.adam(0.1)
@@ -116,8 +116,8 @@ def adamw(
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
 
-    The decay, `learning_rate * weight_decay * p`, applies to the parameters whose path `decays` accepts, for
-    example `decays=lambda path: not path.endswith("bias")`.
+    The decay `learning_rate * weight_decay * p` applies to parameters for which `decays(path)` is true. For example,
+    `decays=lambda path: not path.endswith("bias")` excludes biases.
 
     >>> import meshdsl as md
     >>> optimizer = md.optim.adamw(0.1, weight_decay=0.5)
@@ -130,7 +130,7 @@ def adamw(
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, "m", "v")
+        check_update(params, grads, state, "m", "v")
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 
@@ -147,7 +147,7 @@ def adamw(
 
 
 def moments(grads: Any, state: dict[str, Any], b1: float, b2: float) -> tuple[dict[str, Any], md.Tensor, md.Tensor]:
-    """The state after Adam has seen these gradients, and what its m and its v are divided by for their zero start."""
+    """The state of Adam after these gradients, and the bias corrections by which m and v are divided."""
     step = state["step"] + 1
     count = count_of(step, jax.tree.leaves(grads))
     m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
@@ -156,41 +156,46 @@ def moments(grads: Any, state: dict[str, Any], b1: float, b2: float) -> tuple[di
 
 
 def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
-    """The number of updates as a float32, or as a float64 beside tensors that are."""
+    """The number of updates as float32, or as float64 if a leaf is wider than 4 bytes."""
     return md.cast(step, "float64" if any(x.dtype.itemsize > 4 for x in leaves) else "float32")
 
 
 def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
     rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
     if isinstance(rate, str):
-        raise md.ShapeError(f"a learning rate is a number, or a function of the step; got {rate!r}")
+        raise md.ShapeError(f"the learning rate must be a number or a function of the step, got {rate!r}")
     return rate
 
 
-def fitting(params: Any, grads: Any, state: dict[str, Any], *moments: str) -> None:
-    """Raises `ShapeError` unless there is a gradient like it for each parameter, and the state has these moments."""
-    ours, theirs = (
+def check_update(params: Any, grads: Any, state: dict[str, Any], *moments: str) -> None:
+    """Raises `ShapeError` unless gradients match parameters in path and dims, and the state has these moments."""
+    param_leaves, grad_leaves = (
         {path_of(keys): x for keys, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_tensor)}
         for tree in (params, grads)
     )
-    if ours.keys() != theirs.keys():
-        without, more = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
-        raise md.ShapeError(
-            "an update takes one gradient for each parameter\n"
-            f"  parameters without one: {', '.join(without) or 'none'}\n"
-            f"  gradients of no parameter: {', '.join(more) or 'none'}\n"
-            "  take both from one call: grads = md.grad(loss)(params, ...)"
+    if param_leaves.keys() != grad_leaves.keys():
+        params_only, grads_only = (
+            sorted(param_leaves.keys() - grad_leaves.keys()),
+            sorted(grad_leaves.keys() - param_leaves.keys()),
         )
-    for path, p in ours.items():
-        g = theirs[path]
+        raise md.ShapeError(
+            "an update needs one gradient for each parameter\n"
+            f"  parameters without gradient: {', '.join(params_only) or 'none'}\n"
+            f"  gradients without parameter: {', '.join(grads_only) or 'none'}\n"
+            "  pass the same params to both: grads = md.grad(loss)(params, ...)"
+        )
+    for path, p in param_leaves.items():
+        g = grad_leaves[path]
         if not _is_tensor(g) or set(g.dims) != set(p.dims):
             got = g.type if _is_tensor(g) else type(g).__name__
-            raise md.ShapeError(f"a gradient has its parameter's dims; that of {path!r} is {got}, and it is {p.type}")
-    lacking = [name for name in ("step", *moments) if name not in state]
-    if lacking:
+            raise md.ShapeError(
+                f"a gradient must have the dims of its parameter; {path!r} is {p.type} and its gradient is {got}"
+            )
+    missing = [name for name in ("step", *moments) if name not in state]
+    if missing:
         raise md.ShapeError(
-            f"the optimizer's state has no {', '.join(map(repr, lacking))}; it has: {', '.join(state)}\n"
-            "  make it with init of the same optimizer, with the same options"
+            f"the optimizer's state has no {', '.join(map(repr, missing))}; it has: {', '.join(state)}\n"
+            "  create it with init of the same optimizer, with the same options"
         )
 
 

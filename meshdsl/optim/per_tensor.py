@@ -1,14 +1,12 @@
-"""What an optimizer computes over a whole weight: its norm, its root mean square, and which dims those run over.
+"""Norms and root mean squares of whole weights, for optimizers with per-tensor scaling.
 
-A norm is a sum over all elements, a mean divides by the real number of elements; both are sums by name, so they are
-those of the unsplit weight under every layout, padded ones included. They are taken in float32 at least.
+They are computed in at least float32, and are equal under every layout, including layouts with padding.
 
-A parameter of `md.layers` is many weights in one tensor: the same weight of every layer, stacked along the dim of the
-layers. A paper's "per tensor" means one of them, and two layers of a scan must train as two layers written out would.
-The tensor does not say so itself (a checkpoint or a plain dict of tensors has only dims), so the optimizers take the
-names of such dims as patterns, by default `stacked="layer*"`: name the dim of md.layers so, or give its name. With
-`stacked="layer* expert"` each expert is a weight too. Each index of those dims has a norm of its own, and they are
-never factored.
+A parameter of `md.layers` stores the same weight of all layers in one tensor, stacked along the layer dim. Per-tensor
+scaling must treat each layer's slice as one weight, so that scanned layers train like unrolled layers. The tensor does
+not record which dim is the layer dim, so the optimizers take patterns for dim names: the default is
+`stacked="layer*"`. Name the dim of md.layers accordingly, or pass its name. With `stacked="layer* expert"`, each expert
+is a separate weight too. Each index of a stacked dim has its own norm, and stacked dims are never factored.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import meshdsl as md
 
 __all__ = ["Chosen", "every", "norm", "own_dims", "path_of", "rms", "root_of_squares", "squares", "wide"]
 
-Chosen = Callable[[str], bool]  # whether something applies to the parameter of this path
+Chosen = Callable[[str], bool]  # a predicate on parameter paths
 
 
 def every(path: str) -> bool:
@@ -38,12 +36,12 @@ def every(path: str) -> bool:
 
 
 def path_of(keys: Any) -> str:
-    """The path of a leaf as layouts and checkpoints write it: `layer/w`."""
+    """The path of a leaf as in layouts and checkpoints: `layer/w`."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def own_dims(x: md.Tensor, stacked: str) -> tuple[md.Dim, ...]:
-    """The dims of one weight: those whose names match none of the stacked patterns.
+    """The dims of one weight: the dims whose names match no pattern in `stacked`.
 
     >>> import meshdsl as md
     >>> own_dims(md.tensor([[[1.0, 2.0]]], "layer3 io hidden"), "layer* expert")
@@ -53,7 +51,7 @@ def own_dims(x: md.Tensor, stacked: str) -> tuple[md.Dim, ...]:
 
 
 def norm(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
-    """The square root of the sum of squares over these dims; the other dims stay.
+    """The square root of the sum of squares over `over`; the other dims are kept.
 
     >>> import meshdsl as md
     >>> x = md.tensor([[3.0, 4.0], [0.0, 2.0]], "layer io")
@@ -64,7 +62,7 @@ def norm(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
 
 
 def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
-    """The square root of the mean of squares over these dims.
+    """The square root of the mean of squares over `over`; the other dims are kept.
 
     >>> import meshdsl as md
     >>> x = md.tensor([1.0, 7.0], "io")
@@ -74,18 +72,18 @@ def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     return root_of_squares(squares(wide(x), over), math.prod(d.size for d in over))
 
 
-_KINDS = md.Dim("magnitude", 2)
+_MAGNITUDE = md.Dim("magnitude", 2)
 
 
 def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
-    """Two sums of squares over these dims: of the large elements, scaled down, and of all others.
+    """Two sums of squares over `over`, as dim `magnitude`: of the large elements, scaled down, and of all others.
 
     >>> import meshdsl as md
     >>> squares(md.tensor([3.0, 4.0], "io"), (md.Dim("io", 2),))
     tensor(float32[magnitude=2], [ 0. 25.])
 
-    The square of 1e20 overflows float32, a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the
-    Euclidean Norm of a Vector, 1978). Both sums are in one tensor, so that devices add them in one collective.
+    The square of 1e20 overflows float32, but a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the
+    Euclidean Norm of a Vector, 1978). One tensor holds both sums, so one collective reduces both.
     """
     limit, down = _limits(x.dtype)
     large = md.abs(x) > limit
@@ -94,33 +92,33 @@ def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
             md.sum(md.square(md.where(large, x * down, 0)), over),
             md.sum(md.square(md.where(large, 0, x)), over),
         ],
-        _KINDS,
+        _MAGNITUDE,
     )
 
 
 def root_of_squares(parts: md.Tensor, count: int = 1) -> md.Tensor:
-    """The root of what `squares` gives, or of several of them added up, divided by a count.
+    """The square root of the total of `squares(...)`, divided by `count`; results of `squares` may be added first.
 
     >>> import meshdsl as md
     >>> root_of_squares(squares(md.tensor([3e20, 4e20], "io"), (md.Dim("io", 2),)))
     tensor(float32[], 5.e+20)
     """
     _, down = _limits(parts.dtype)
-    large, rest = md.unstack(parts, _KINDS)
-    some = large > 0
-    up = md.where(some, md.cast(1 / down, parts.dtype), 1.0)
-    return md.sqrt(md.where(some, large + rest * down * down, rest) / count) * up
+    large, others = md.unstack(parts, _MAGNITUDE)
+    has_large = large > 0
+    up = md.where(has_large, md.cast(1 / down, parts.dtype), 1.0)
+    return md.sqrt(md.where(has_large, large + others * down * down, others) / count) * up
 
 
 def _limits(dtype: Any) -> tuple[float, float]:
-    """The largest number that is squared as it is, and the power of two that larger ones are multiplied by.
+    """The largest number that is squared unscaled, and the power of two by which larger numbers are multiplied.
 
-    Up to 2 ** 42 squares of either kind add up to a finite number in float32.
+    In float32, up to 2 ** 42 squares of either kind have a finite sum.
     """
     exponent = int(np.finfo(dtype).maxexp)
     return 2.0 ** (exponent // 3), 2.0 ** -(exponent * 2 // 3)
 
 
 def wide(x: md.Tensor) -> md.Tensor:
-    """The tensor in float32, or as it is when that is wide enough already."""
+    """The tensor cast to float32 if its dtype is narrower."""
     return md.cast(x, "float32") if x.dtype.itemsize < 4 else x

@@ -1,4 +1,4 @@
-"""A schedule is a function from the number of updates done (an int32 tensor, 0 at first) to the learning rate."""
+"""Learning-rate schedules: functions from the number of updates done (an int32 tensor, initially 0) to the rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constant(value: float) -> Schedule:
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From `start` to `end` in `steps` steps, and `end` ever after.
+    """Linear from `start` to `end` over `steps` updates, then constant.
 
     >>> import meshdsl as md
     >>> md.optim.linear(1.0, 0.0, steps=4)(md.tensor(1))
@@ -33,7 +33,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 
 def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, start: float = 0.0) -> Schedule:
-    """Linear from `start` to `peak` in `warmup_steps`, then half a cosine down to `end` at step `steps`.
+    """Linear from `start` to `peak` over `warmup_steps`, then a half cosine down to `end` at step `steps`.
 
     (Loshchilov and Hutter, 2017, equation 5, one period.) Requires steps > warmup_steps.
 
@@ -45,16 +45,16 @@ def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, 
 
     def rate(step: md.Tensor) -> md.Tensor:
         count = md.cast(step, "float32")
-        rising = start + (peak - start) * (count / max(1, warmup_steps))
-        done = md.minimum((count - warmup_steps) / (steps - warmup_steps), 1.0)
-        falling = end + (peak - end) * (0.5 * (1 + md.cos(math.pi * done)))
-        return md.where(count < warmup_steps, rising, falling)
+        warmup = start + (peak - start) * (count / max(1, warmup_steps))
+        progress = md.minimum((count - warmup_steps) / (steps - warmup_steps), 1.0)
+        decay = end + (peak - end) * (0.5 * (1 + md.cos(math.pi * progress)))
+        return md.where(count < warmup_steps, warmup, decay)
 
     return rate
 
 
 def rsqrt(peak: float, warmup_steps: int) -> Schedule:
-    """Linear to `peak` in `warmup_steps`, then as one over the square root of the step.
+    """Linear to `peak` over `warmup_steps`, then proportional to 1 / sqrt(step).
 
     (Vaswani et al., 2017, equation 3, with peak = (d_model * warmup_steps) ** -0.5; the paper counts steps from 1.)
 
@@ -72,9 +72,9 @@ def rsqrt(peak: float, warmup_steps: int) -> Schedule:
 
 
 def inverse_sqrt(scale: float, hold: int) -> Schedule:
-    """scale / sqrt(max(t, hold)), t = 1 at the first update: level for `hold` updates, then falling.
+    """scale / sqrt(max(t, hold)), with t = 1 at the first update: constant for `hold` updates, then decreasing.
 
-    (Shazeer and Stern, 2018, section 8, have scale 1 and hold 10,000: a relative step of 0.01 at first.)
+    (Shazeer and Stern, 2018, section 8, use scale 1 and hold 10,000, so the relative step is 0.01 at first.)
 
     >>> import meshdsl as md
     >>> [inverse_sqrt(1.0, hold=4)(md.tensor(step)).item() for step in (0, 3, 15)]

@@ -1,7 +1,7 @@
-"""LARS and LAMB: a step along each weight's direction whose length is in proportion to the weight's own norm.
+"""LARS and LAMB: optimizers that scale the update of each weight by a trust ratio.
 
-The trust ratio of a weight is |p| over the size of its update; it is 1 where either of the two is zero. Weights whose
-path `adapts` refuses (biases and scales of norms, as a rule) have the ratio 1.
+The trust ratio of a weight is its norm |p| divided by the norm of its update; it is 1 if either norm is zero. It is
+also 1 for weights for which `adapts(path)` is false, usually biases and the scales of normalisations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, fitting, moments, rate_of, subtract, zero, zeros_like
+from .optimizers import LearningRate, Optimizer, check_update, moments, rate_of, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["lamb", "lars"]
@@ -33,13 +33,13 @@ def lars(
     adapts: Chosen = every,
     stacked: str = "layer*",
 ) -> Optimizer:
-    """LARS (You et al., 2017, algorithm 1): momentum whose learning rate is scaled for each weight::
+    """LARS (You et al., 2017, algorithm 1): momentum with a learning rate scaled per weight::
 
         ratio = trust |p| / (denominator + eps);   u = learning_rate ratio (g + weight_decay p)
         m = momentum m + u;   p = p - m, or with `nesterov` p - (u + momentum m)
 
-    Two denominators are in use. "sum_of_norms" is `|g| + weight_decay |p|`, the paper's and MLPerf's; "norm_of_sum" is
-    `|g + weight_decay p|`, optax's. They differ by how far g and p point the same way.
+    `denominator` is "sum_of_norms" for `|g| + weight_decay |p|`, as in the paper and MLPerf, or "norm_of_sum" for
+    `|g + weight_decay p|`, as in optax.
 
     >>> import meshdsl as md
     >>> params, grads = {"w": md.tensor([0.0, 2.0], "io")}, {"w": md.tensor([4.0, 0.0], "io")}
@@ -49,12 +49,12 @@ def lars(
     tensor(float32[io=2], [-1.1429  1.1429])
     tensor(float32[io=2], [-1.6  0.8])
 
-    The `stacked` dims hold weights of their own: see `meshdsl.optim.per_tensor`. Raises `MeshdslError` for another
-    denominator.
+    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. Raises `MeshdslError` for an
+    unknown denominator.
     """
     if denominator not in _DENOMINATORS:
         raise md.MeshdslError(
-            f"LARS has no denominator {denominator!r}; there are: {', '.join(_DENOMINATORS)}\n"
+            f"unknown denominator of LARS {denominator!r}; known: {', '.join(_DENOMINATORS)}\n"
             "  sum_of_norms is |g| + weight_decay |p| (the paper, MLPerf), norm_of_sum is |g + weight_decay p| (optax)"
         )
 
@@ -62,7 +62,7 @@ def lars(
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, "m")
+        check_update(params, grads, state, "m")
         rate = rate_of(learning_rate, state["step"])
 
         def change(keys: Any, p: md.Tensor, g: md.Tensor) -> md.Tensor:
@@ -76,8 +76,8 @@ def lars(
 
         changes = jax.tree_util.tree_map_with_path(change, params, grads)
         m = jax.tree.map(lambda m, u: md.cast(momentum * m + u, m.dtype), state["m"], changes)
-        along = jax.tree.map(lambda u, m: u + momentum * m, changes, m) if nesterov else m
-        return subtract(params, along), {"step": state["step"] + 1, "m": m}
+        direction = jax.tree.map(lambda u, m: u + momentum * m, changes, m) if nesterov else m
+        return subtract(params, direction), {"step": state["step"] + 1, "m": m}
 
     return Optimizer(init, update)
 
@@ -93,7 +93,7 @@ def lamb(
     adapts: Chosen = every,
     stacked: str = "layer*",
 ) -> Optimizer:
-    """LAMB (You et al., 2020, algorithm 2, with phi the identity): Adam's direction, as long as the weight allows::
+    """LAMB (You et al., 2020, algorithm 2, with phi the identity): Adam's update scaled by the trust ratio::
 
         u = (m / (1 - b1 ** t)) / (sqrt(v / (1 - b2 ** t)) + eps) + weight_decay p
         p = p - learning_rate |p| / |u| u
@@ -104,14 +104,14 @@ def lamb(
     >>> optimizer.update({"w": md.tensor([1.0, -1.0], "io")}, optimizer.init(params), params)[0]["w"]
     tensor(float32[io=2], [2.6464 4.3536])
 
-    The `stacked` dims hold weights of their own: see `meshdsl.optim.per_tensor`.
+    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`.
     """
 
     def init(params: Any) -> dict[str, Any]:
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        fitting(params, grads, state, "m", "v")
+        check_update(params, grads, state, "m", "v")
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 
@@ -129,6 +129,6 @@ def lamb(
 
 
 def _ratio(numerator: md.Tensor, denominator: md.Tensor, eps: float) -> md.Tensor:
-    """numerator / (denominator + eps), and 1 where either is zero."""
-    none = (numerator == 0) | (denominator == 0)
-    return md.where(none, 1.0, numerator / md.where(none, 1.0, denominator + eps))
+    """numerator / (denominator + eps), or 1 if either is zero."""
+    is_zero = (numerator == 0) | (denominator == 0)
+    return md.where(is_zero, 1.0, numerator / md.where(is_zero, 1.0, denominator + eps))

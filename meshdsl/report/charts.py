@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..cost.fusion import Kernel
+from ..cost.lanes import COMPUTE
 from ..cost.memory import CATEGORIES, Moment
 from ..units import number, percent, seconds, show_bytes
 from .report import PARTS, Report
@@ -14,7 +15,7 @@ from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text
 from .tables import cut, line_of
 
-__all__ = ["collective_bars", "memory_over_time", "roofline_scatter", "time_bars"]
+__all__ = ["collective_bars", "lanes", "memory_over_time", "roofline_scatter", "time_bars"]
 
 WIDTH = 920
 SMALL = 2e-3  # of a step: kernels that take less are not drawn
@@ -191,3 +192,27 @@ def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
         y += 24
     found.append(axis("bottom", scale, steps(most), seconds, y + 2, first))
     return picture(WIDTH, y + 26, "collectives by dim", drawn, *found, *body)
+
+
+def lanes(report: Report, longest: float) -> str:
+    """The timeline of one step: computation, and a lane for each set of mesh axes that sends; `longest` sets the scale.
+
+    Loops show their first trip. Events narrower than a third of a pixel are left out.
+    """
+    events = [event for event in report.timeline.events if event.seconds > 0]
+    names = list(dict.fromkeys([COMPUTE, *(event.lane for event in events)]))
+    left, right = label_width(names) + 16, WIDTH - 12
+    scale = linear(0, longest, left, right)
+    bottom = 8 + 30 * len(names)
+    found = [axis("bottom", scale, steps(longest), seconds, bottom, 4)]
+    for i, lane in enumerate(names):
+        y = 8 + 30 * i
+        found.append(text(left - 10, y + 16, cut(lane, 30), anchor="end", cls="label"))
+        for event in events:
+            wide = scale(event.seconds) - scale(0)
+            if event.lane != lane or wide < 0.3:
+                continue
+            cls = "part-3" if lane != COMPUTE else "backward" if any(x.backward for x in event.lines) else "part-1"
+            tip = f"{event.name}, {seconds(event.seconds)}, {event.where}"
+            found.append(element("rect", tip=tip, x=scale(event.start), y=y, width=wide, height=22, cls=cls))
+    return picture(WIDTH, bottom + 24, "timeline of a step by lane", *found)

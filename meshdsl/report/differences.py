@@ -82,7 +82,7 @@ def sendings(report: Report) -> list[Sending]:
     groups: dict[tuple[Any, ...], list[Cost]] = {}
     for cost in report.sends:
         line, record = cost.line, record_of(cost.line)
-        key = (line.where, line.backward, record.kind, record.axes, dims_of(line), line.cause, record.bytes)
+        key = (line.where, line.backward, record.kind, record.axes, dims_of(line), str(line.cause), record.bytes)
         groups.setdefault(key, []).append(cost)
     return [
         Sending(where, backward, kind, axes, dims, cause, sum(c.line.trips for c in costs), each, _exposed(costs))

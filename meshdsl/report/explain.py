@@ -79,7 +79,7 @@ def collective_text(report: Report, number: int, found: Sequence[Move]) -> str:
     rows = [
         ("asked for by", f"{line_of(line.where, 60)}  {line.where.source()}"[:82].rstrip()),
         ("pass", "backward" if line.backward else "forward"),
-        ("cause", line.cause or "(none given)"),
+        ("cause", str(line.cause) or "(none given)"),
         ("because", _because(report, line)),
         ("time", f"{seconds(each)} each, {seconds(cost.seconds)} a step, {seconds(hidden)} of it hidden: "
                  f"{percent(cost.exposed, report.seconds)} of the step"),

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Mapping
 
 from ..units import number, percent, seconds, show_bytes
-from .charts import collective_bars, memory_over_time, roofline_scatter, time_bars
+from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
 from .compare import compare
 from .report import Report
 from .svg import element
@@ -75,6 +75,9 @@ def page(reports: Mapping[str, Report]) -> str:
         element("h2", "Time of a step"),
         element("p", "Below each bar the interval in which the measured time should lie."),
         time_bars(reports),
+        element("h2", "Timeline"),
+        element("p", "One step of one device; a collective is hidden where it runs above or below computation."),
+        *_timelines(reports),
         element("h2", "Memory of one device over the program"),
         element("p", "Every step of the program in order; of a loop, one trip."),
         _each(reports, several, lambda report: memory_over_time(report, width, most)),
@@ -96,6 +99,15 @@ def page(reports: Mapping[str, Report]) -> str:
         + "\n".join(sections)
         + "\n</body>\n</html>\n"
     )
+
+
+def _timelines(reports: Mapping[str, Report]) -> list[str]:
+    longest = max(report.seconds for report in reports.values())
+    named = len(reports) > 1
+    return [
+        element("div", *([element("h3", html.escape(name))] if named else []), lanes(report, longest))
+        for name, report in reports.items()
+    ]
 
 
 def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report], str]) -> str:

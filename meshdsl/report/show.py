@@ -154,7 +154,7 @@ def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
     for cost in sent.costs:
         record = record_of(cost.line)
-        groups.setdefault((cost.line.where, cost.line.backward, cost.line.cause, record.bytes), []).append(cost)
+        groups.setdefault((cost.line.where, cost.line.backward, str(cost.line.cause), record.bytes), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:
         first = report.sends.index(costs[0])

@@ -56,7 +56,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
         if record is not None:
             args |= {
                 "axes": list(record.axes), "dtype": record.dtype.name, "bytes": record.bytes,
-                "wire_bytes": record.wire_bytes, "cause": record.cause, "tensor": record.name,
+                "wire_bytes": record.wire_bytes, "cause": str(record.cause), "tensor": record.name,
             }  # fmt: skip
     return {
         "ph": "X",

@@ -20,7 +20,7 @@ from typing import Any
 from ..control import BARRIER
 from ..dims import Dim
 from ..errors import InternalError
-from ..ir import Eqn, Fuses, Op, Var
+from ..ir import Because, Cause, Eqn, Fuses, Op, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
@@ -178,6 +178,14 @@ def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -
     return [*ordered, *rest]
 
 
+def _cause(eqn: Eqn) -> Cause:
+    """Why one member is there, with its own dim where the cause names none: the joined one has a private dim."""
+    op = _joinable(eqn)
+    if eqn.cause.about or isinstance(op, AllReduce):
+        return eqn.cause
+    return dataclasses.replace(eqn.cause, dims=(op.dim,))
+
+
 def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
     assert isinstance(eqn.op, AllReduce | AllGather | ReduceScatter)
     return eqn.op
@@ -202,9 +210,9 @@ def _together(program: Program, group: Group) -> list[Eqn]:
     one = op if isinstance(op, AllReduce) else dataclasses.replace(op, dim=way)
     after = Var(shape, before.dtype, "", one.step(before.sharding, mesh))
     outs = tuple(eqn.outs[0] for eqn in group)
-    causes = dict.fromkeys(eqn.cause for eqn in group)
+    causes = tuple(dict.fromkeys(_cause(eqn) for eqn in group))
     what = "numbers" if all(map(_is_number, group)) else "tensors"
-    cause = f"{len(group)} {what} together: {next(iter(causes))}" + (", ..." if len(causes) > 1 else "")
+    cause = Cause(Because.TOGETHER, amounts=(len(group),), what=what, parts=causes)
     result = tuple(v.shape for v in outs)
     ins = tuple(eqn.ins[0] for eqn in group)
     return [

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..dims import Dim, show
 from ..errors import LayoutError, at
-from ..ir import Eqn, Op, Var, cse, dce, walk
+from ..ir import Because, Cause, Eqn, Op, Var, cse, dce, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
@@ -185,7 +185,7 @@ class _Trim:
         counts = min(there, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
         for step in plan(counts.sharding, target, shape, mesh, extents, itemsize):
             made = Var(shape, counts.dtype, counts.name, step.step(counts.sharding, mesh))
-            cause = f"{eqn.cause}, the counts"
+            cause = Cause(Because.COUNTS, parts=(eqn.cause,))
             self.append(Eqn(step, (counts,), (made,), {}, eqn.where, eqn.backward, cause))
             counts = made
         return counts

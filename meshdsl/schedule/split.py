@@ -32,7 +32,8 @@ from ..ops.reshape import RENAME, RESHAPE
 
 __all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
 
-WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)  # operations with a rule of their own that treat every block of a dim alike
+# operations with a rule of their own that treat every block of a dim alike
+WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)
 
 
 def _resized(shape: Shape, dim: str, factor: float) -> Shape:

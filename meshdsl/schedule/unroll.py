@@ -1,7 +1,7 @@
 """Unrolled loops: a scan becomes its trips, one after the other, so that later passes can move equations across trips.
 
-Results are bitwise those of the loop. A row that one loop stacks and another reads is passed on directly, and a
-reduction of a stack reduces its rows instead, each as soon as it is computed: the same bytes, in more collectives.
+Results are bitwise those of the loop. A row that one loop stacks and another reads is passed on directly. A reduction
+of a stack of large rows reduces the rows instead, each as soon as it is computed: the same bytes, more collectives.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from ..lowering.program import Program
 from ..ops.joining import INDEX, STACK
 
 __all__ = ["unroll"]
+
+LARGE = 2**18  # bytes of a row: smaller rows are reduced together, in the latency of one collective
 
 
 def unroll(program: Program) -> Program:
@@ -64,8 +66,10 @@ class _Unrolled:
 
     def reduces_rows(self, eqn: Eqn) -> bool:
         """Whether a collective on a stack is the same collective on each of its rows."""
-        dim, _ = self.rows[eqn.ins[0]]
+        dim, (row, *_) = self.rows[eqn.ins[0]]
         op: Any = eqn.op
+        if self.program.local_bytes(row) < LARGE:
+            return False
         return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
 
     def by_row(self, eqn: Eqn) -> None:

@@ -1,9 +1,9 @@
-"""The training runtime, written against the public names: data, the loop, and what a user sees of it."""
+"""The training runtime behind `meshdsl train`: data, the loop, checkpoints, metrics and progress."""
 
 from . import report
 from .batches import data_for
 from .data import Corpus, Document, corpus
-from .load import UsageError, configure, load, place
+from .load import UsageError, configure, load, mesh_and_layout
 from .loop import stages, train
 from .progress import Progress
 from .reader import NonFiniteLoss
@@ -25,7 +25,7 @@ __all__ = [
     "corpus",
     "data_for",
     "load",
-    "place",
+    "mesh_and_layout",
     "report",
     "resolve",
     "stages",

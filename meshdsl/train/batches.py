@@ -1,4 +1,4 @@
-"""What training reads: a function of a split and a step. The workload's own data, text, or noise."""
+"""Training data: a function of split and step. It is the workload's own function, text or noise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .data import SPLITS, VOCABULARY, corpus
 
 __all__ = ["Batches", "Text", "data_for", "tensors", "tokens_of"]
 
-Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> a batch; what lies in it is up to the split
+Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arrays by input name
 
 
 class Text:
-    """Text, for a workload whose batch is `tokens` and `targets` with dims batch and length."""
+    """Batches of text, for a workload whose inputs are `tokens` and `targets` with dims batch and length."""
 
     def __init__(self, seed: int, batch: int, length: int):
         self.seed, self.batch, self.length = seed, batch, length
@@ -32,7 +32,7 @@ class Text:
 
 
 class _Noise:
-    """Random numbers of mean 0 and variance 1, for a workload whose batch is numbers: good for trying and timing."""
+    """Batches of random numbers (mean 0, variance 1), for a workload whose inputs are floats; useful for timing."""
 
     def __init__(self, seed: int, sizes: Mapping[str, tuple[int, ...]]):
         self.seed, self.sizes = seed, sizes
@@ -47,9 +47,9 @@ class _Noise:
 
 
 def data_for(workload: md.Workload, seed: int) -> Batches:
-    """The workload's own data; else text for a batch of tokens and targets, noise for a batch of floats.
+    """The workload's data function; without one, text for integer tokens and targets, or noise for float inputs.
 
-    Raises `MeshdslError` for any other batch.
+    Raises `MeshdslError` for other inputs.
     """
     if workload.data is not None:
         return workload.data(workload.config, seed)
@@ -60,26 +60,29 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
     shapes = {spec.shape for spec in specs.values()}
     if set(specs) != {"tokens", "targets"} or len(shapes) != 1 or len(specs["tokens"].shape) != 2:
         raise md.MeshdslError(
-            f"there is no data for {workload.name}, whose batch is {listed}\n"
-            "  text is drawn for a batch of integers called tokens and targets, with dims batch and length\n"
-            "  give the workload its own: md.Workload(..., data=f), with f(config, seed)(split, step) -> dict of arrays"
+            f"there is no data for {workload.name}, whose inputs are {listed}\n"
+            "  text works for two integer inputs called tokens and targets, with dims batch and length\n"
+            "  pass your own data: md.Workload(..., data=f), with f(config, seed)(split, step) -> dict of arrays"
         )
     vocabulary = getattr(workload.config, "vocab", VOCABULARY)
     if vocabulary < VOCABULARY:
-        raise md.MeshdslError(f"{workload.name} has a vocabulary of {vocabulary}, and text is {VOCABULARY} bytes")
+        raise md.MeshdslError(
+            f"{workload.name} has a vocabulary of {vocabulary}, and text has {VOCABULARY} byte values\n"
+            f"  set vocab to at least {VOCABULARY}, or give the workload its own data"
+        )
     batch, length = (dim.size for dim in specs["tokens"].shape)
     return Text(seed, batch, length)
 
 
 def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, md.Tensor]:
-    """The batch as tensors of the types that the workload takes.
+    """Converts a batch of arrays to tensors with the dims and dtypes of the workload's inputs.
 
-    Raises `MeshdslError` when the data and the workload's inputs do not go together.
+    Raises `MeshdslError` if an input is missing, or if its shape or dtype does not match.
     """
     if missing := [name for name in specs if name not in batch]:
         raise md.MeshdslError(
-            f"the data gives no {missing[0]!r}; it gives: {', '.join(batch) or 'nothing'}\n"
-            f"  the workload's inputs are {', '.join(specs)}: give an array for each, by name"
+            f"the batch has no array {missing[0]!r}; it has: {', '.join(batch) or 'none'}\n"
+            f"  return one array for each of the workload's inputs: {', '.join(specs)}"
         )
     return {name: _tensor(name, batch[name], spec) for name, spec in specs.items()}
 
@@ -89,13 +92,13 @@ def _tensor(name: str, values: Any, spec: Any) -> md.Tensor:
     sizes = tuple(d.size for d in spec.shape)
     if array.shape != sizes or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         raise md.MeshdslError(
-            f"the data gives {name!r} as {array.dtype} of shape {list(array.shape)}, and inputs(config) says {spec}\n"
-            "  an array has the shape of these dims, in their order, and numbers that the dtype can hold"
+            f"the array {name!r} of the batch is {array.dtype} of shape {list(array.shape)}, and inputs(config) says "
+            f"{spec}\n  return an array with these sizes in this order, and a dtype that can be cast to {spec.dtype}"
         )
     return md.tensor(array.astype(spec.dtype), spec.shape)
 
 
 def tokens_of(specs: Mapping[str, Any]) -> int:
-    """How many tokens a batch has: the size of `targets`, else of `tokens`; 0 where neither is a list of sequences."""
-    named = next((specs[name] for name in ("targets", "tokens") if name in specs), None)
-    return math.prod(d.size for d in named.shape) if named is not None and len(named.shape) > 1 else 0
+    """The number of tokens of a batch: the size of `targets`, else of `tokens`; 0 if neither has two dims or more."""
+    spec = next((specs[name] for name in ("targets", "tokens") if name in specs), None)
+    return math.prod(d.size for d in spec.shape) if spec is not None and len(spec.shape) > 1 else 0

@@ -1,8 +1,9 @@
-"""Text that every Python carries, as bytes: prose (`pydoc_data.topics`) and the sources of the standard library.
+"""The built-in text data: the Python standard library's own text, as bytes.
 
-A document is held out or not by a hash of its name, so the splits share no document and adding one moves no other.
-A batch is a pure function of (split, seed, step, batch, length): nothing is shuffled, nothing is remembered, and any
-step can be drawn again. Half the windows of a batch start in prose and half in source, in expectation.
+It consists of prose (`pydoc_data.topics`) and source files. A hash of a document's name decides its split, so the
+splits share no document, and adding a document does not change the split of others. A batch is a pure function of
+(split, seed, step, batch, length), so any step's batch can be created again. On average half of the windows start in
+prose and half in source.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import meshdsl as md
 
 __all__ = ["KINDS", "SPLITS", "VOCABULARY", "Corpus", "Document", "corpus"]
 
-VOCABULARY = 256  # bytes; a model may have more entries, which then never occur
+VOCABULARY = 256  # byte values; a larger vocabulary works too, its other entries never occur
 KINDS = ("prose", "source")
 SPLITS = ("train", "held_out")
 
@@ -36,7 +37,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Document:
-    """One text: its name decides its split, its kind how often it is drawn."""
+    """A text. Its name decides its split; its kind decides how often it is sampled."""
 
     name: str
     kind: str
@@ -44,7 +45,7 @@ class Document:
 
     @property
     def split(self) -> str:
-        """`held_out` for one name in ten, by hash.
+        """`held_out` for one name in ten, by hash, else `train`.
 
         >>> Document("source/ast.py", "source", b"").split
         'train'
@@ -54,7 +55,7 @@ class Document:
 
 
 class Corpus:
-    """Documents as bytes, and batches of windows into them.
+    """A set of documents; `batch` samples windows of their bytes.
 
     >>> small = Corpus([Document("chomsky", "prose", b"Colourless green ideas sleep furiously. " * 9)])
     >>> small.batch("train", seed=0, step=0, batch=2, length=5)["tokens"].shape
@@ -65,11 +66,11 @@ class Corpus:
         self.documents = tuple(sorted(documents, key=lambda document: document.name))
         repeated = [a.name for a, b in zip(self.documents, self.documents[1:], strict=False) if a.name == b.name]
         if repeated:
-            raise md.MeshdslError(f"a corpus has two documents called {repeated[0]!r}")
+            raise md.MeshdslError(f"the corpus has two documents called {repeated[0]!r}; names must be unique")
 
     @cached_property
     def _text(self) -> Mapping[tuple[str, str], np.ndarray]:
-        # Documents end in a zero byte, which no text contains: a window may run into the next document, and says so.
+        # Each document ends with a zero byte, which no text contains: it marks where a window enters the next document.
         return {
             (split, kind): np.frombuffer(b"".join(d.text + b"\0" for d in self.of(split, kind)), np.uint8)
             for split in SPLITS
@@ -77,19 +78,19 @@ class Corpus:
         }
 
     def of(self, split: str, kind: str) -> list[Document]:
-        """The documents of one split and kind, by name."""
+        """The documents of one split and kind, sorted by name."""
         return [d for d in self.documents if d.split == split and d.kind == kind]
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of every name and text, in order of name: the same corpus has the same hash."""
+        """SHA-256 of all names and texts, sorted by name."""
         total = hashlib.sha256()
         for document in self.documents:
             total.update(f"{document.name}\0{len(document.text)}\0".encode() + document.text)
         return total.hexdigest()
 
     def describe(self) -> dict[str, object]:
-        """Bytes and documents of every split and kind, and the hash."""
+        """The number of bytes and documents per split and kind, and the hash."""
         sizes = {
             split: {
                 kind: {
@@ -103,39 +104,38 @@ class Corpus:
         return {"bytes": sum(len(d.text) for d in self.documents), **sizes, "sha256": self.sha256}
 
     def batch(self, split: str, seed: int, step: int, batch: int, length: int) -> dict[str, np.ndarray]:
-        """`tokens` and `targets` (the next bytes), int32 of shape [batch, length].
+        """`tokens` and `targets` (the bytes that follow them), both int32 of shape [batch, length].
 
-        Requires that some text of the split is longer than `length`; raises `MeshdslError` when none is.
+        Raises `MeshdslError` if no text of the split is longer than `length`.
         """
         if split not in SPLITS:
-            raise md.MeshdslError(f"a split is one of {', '.join(SPLITS)}, got {split!r}")
+            raise md.MeshdslError(f"the split must be one of {', '.join(SPLITS)}, got {split!r}")
         texts = [text for kind in KINDS if len(text := self._text[split, kind]) > length]
         if not texts:
             longest = max(len(self._text[split, kind]) for kind in KINDS)
             raise md.MeshdslError(
-                f"the {split} split has no text of {length + 1} bytes; its longest has {longest}\n"
-                "  ask for shorter windows"
+                f"the {split} split has no text of {length + 1} bytes; its longest has {longest}\n  reduce the length"
             )
-        # Raw words, not a Generator's methods: NumPy promises that these never change between releases.
+        # random_raw, because NumPy guarantees its stream across releases, and not that of Generator methods.
         words = np.random.Philox(key=seed % 2**128, counter=[0, 0, SPLITS.index(split), step]).random_raw(2 * batch)
         windows = np.empty((batch, length + 1), np.int32)
-        for row, (which, where) in enumerate(words.reshape(batch, 2).tolist()):
-            text = texts[which % len(texts)]
-            start = where % (len(text) - length)
+        for row, (text_index, offset) in enumerate(words.reshape(batch, 2).tolist()):
+            text = texts[text_index % len(texts)]
+            start = offset % (len(text) - length)
             windows[row] = text[start : start + length + 1]
         return {"tokens": windows[:, :-1].copy(), "targets": windows[:, 1:].copy()}
 
 
 @lru_cache(maxsize=1)
 def corpus() -> Corpus:
-    """The corpus of this Python. The same release of Python has the same one; modules it lacks are left out."""
-    found = Corpus([*_prose(), *_sources(Path(sysconfig.get_path("stdlib")))])
-    if not found.documents:
+    """The corpus of this Python's standard library; equal for equal Python releases. Missing modules are skipped."""
+    result = Corpus([*_prose(), *_sources(Path(sysconfig.get_path("stdlib")))])
+    if not result.documents:
         raise md.MeshdslError(
-            "this Python carries neither pydoc_data.topics nor the sources of its standard library\n"
-            "  its standard library is at " + sysconfig.get_path("stdlib")
+            "this Python has neither pydoc_data.topics nor the sources of its standard library\n"
+            "  searched in " + sysconfig.get_path("stdlib")
         )
-    return found
+    return result
 
 
 def _prose() -> Iterable[Document]:
@@ -147,7 +147,7 @@ def _prose() -> Iterable[Document]:
 
 
 def _sources(library: Path) -> Iterable[Document]:
-    # `_sysconfigdata...` says how this Python was built; other names are those of every Python of the release.
+    # `_sysconfigdata...` differs between builds of one Python release; the other modules do not.
     top = [p for p in library.glob("*.py") if p.stem in sys.stdlib_module_names and not p.stem.startswith("_sysconfig")]
     inner = [path for package in _PACKAGES for path in (library / package).glob("*.py")]
     for path in sorted([*top, *inner]):

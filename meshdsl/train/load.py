@@ -1,7 +1,7 @@
-"""A workload is named by file and attribute, its config by `key=value`, its layout by name or by text.
+"""Loads workloads from the command line: `file.py:name`, config settings `key=value`, a layout by name or as text.
 
-Whatever is asked for and is not there is a `UsageError` with the nearest name and the names that are there. A user's
-file that fails to run says so with its own line.
+Unknown names raise `UsageError` with the closest known name and the list of names. If the workload's file fails to run,
+the error shows the failing line of that file.
 """
 
 from __future__ import annotations
@@ -18,47 +18,49 @@ from pathlib import Path
 
 import meshdsl as md
 
-from .values import UsageError, read
+from .values import UsageError, from_text
 
-__all__ = ["UsageError", "configure", "load", "nearest", "place"]
+__all__ = ["UsageError", "configure", "load", "mesh_and_layout", "nearest"]
 
 
 def load(text: str) -> md.Workload:
-    """The workload called `models/transformer.py:lm`. Runs the file; raises `UsageError` when it is not there."""
+    """Runs a file and returns a workload of it, given as `models/transformer.py:lm`; raises `UsageError` if missing."""
     file, colon, name = text.rpartition(":")
     path = Path(file if colon else text)
     if path.suffix != ".py" or (colon and not name.isidentifier()):
-        raise UsageError(f"a workload is written file.py:name, for example models/transformer.py:lm; got {text!r}")
+        raise UsageError(f"write a workload as file.py:name, for example models/transformer.py:lm; got {text!r}")
     if not path.is_file():
-        there = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UsageError(f"there is no file {str(path)!r}{nearest(str(path), there)}")
+        files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise UsageError(f"no file {str(path)!r}{nearest(str(path), files)}")
     module = _run(path)
-    found = {key: value for key, value in vars(module).items() if isinstance(value, md.Workload)}
+    workloads = {key: value for key, value in vars(module).items() if isinstance(value, md.Workload)}
     if not colon:
-        raise UsageError(f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}{_there(found)}")
+        raise UsageError(
+            f"name a workload of {path}, for example {path}:{next(iter(workloads), 'name')}{_list_names(workloads)}"
+        )
     if name not in vars(module):
-        raise UsageError(f"{path} has no {name!r}{nearest(name, found)}")
-    if name not in found:
+        raise UsageError(f"{path} has no {name!r}{nearest(name, workloads)}")
+    if name not in workloads:
         kind = type(vars(module)[name]).__name__
-        raise UsageError(f"{name!r} in {path} is of type {kind}, not a md.Workload{_there(found)}")
-    return found[name]
+        raise UsageError(f"{name!r} in {path} has type {kind}, not md.Workload{_list_names(workloads)}")
+    return workloads[name]
 
 
 def _run(path: Path) -> types.ModuleType:
-    for folder in (str(path.parent.resolve()), str(Path.cwd())):  # last, so that they hide no installed module
+    for folder in (str(path.parent.resolve()), str(Path.cwd())):  # appended, so that installed modules take precedence
         if folder not in sys.path:
             sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"workload_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported as a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses with annotations as text look their module up
+    sys.modules[spec.name] = module  # dataclasses look their module up to resolve text annotations
     try:
         spec.loader.exec_module(module)
     except md.MeshdslError:
         raise
     except Exception as error:
-        line, source = _users_line(error, path)
+        line, source = _failing_line(error, path)
         problem = error.msg if isinstance(error, SyntaxError) else str(error)
         raise md.MeshdslError(
             f"{path} cannot be imported: {type(error).__name__}: {problem}\n  at {path}:{line}  {source}".rstrip()
@@ -66,8 +68,8 @@ def _run(path: Path) -> types.ModuleType:
     return module
 
 
-def _users_line(error: Exception, path: Path) -> tuple[int, str]:
-    """The last line of the file itself that ran."""
+def _failing_line(error: Exception, path: Path) -> tuple[int, str]:
+    """The number and text of the last line of the file that ran before the error."""
     if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
         return error.lineno or 0, (error.text or "").strip()
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
@@ -75,9 +77,9 @@ def _users_line(error: Exception, path: Path) -> tuple[int, str]:
 
 
 def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workload:
-    """The workload with `key=value` settings in its config, each read as the type of its field.
+    """The workload with `key=value` settings applied to its config; values are parsed as the type of their field.
 
-    Raises `UsageError` for a key that is no field, and for a value that its field cannot hold.
+    Raises `UsageError` for an unknown key, and for a value that the field's type does not accept.
     """
     settings = list(settings)
     hints = typing.get_type_hints(type(workload.config))
@@ -86,22 +88,22 @@ def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workloa
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise UsageError(f"a setting is written key=value, for example d_model=512; got {setting!r}")
+            raise UsageError(f"write a setting as key=value, for example d_model=512; got {setting!r}")
         if key not in fields:
             raise UsageError(f"the config of {workload.name} has no {key!r}{nearest(key, fields)}")
-        changes[key] = read(key, value, hints[key])
+        changes[key] = from_text(key, value, hints[key])
     try:
         return workload.replace(**changes)
     except (TypeError, ValueError) as error:
         if isinstance(error, md.MeshdslError):
             raise
-        raise UsageError(f"the config of {workload.name} does not take {' '.join(settings)}: {error}") from error
+        raise UsageError(f"the config of {workload.name} rejects {' '.join(settings)}: {error}") from error
 
 
-def place(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[md.Mesh, md.Layout]:
-    """The mesh, and the layout: one from the workload's table by name, or text.
+def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[md.Mesh, md.Layout]:
+    """The mesh and the layout for a run. `layout` is a name in `workload.layouts`, or the text of a layout.
 
-    A mesh that is given replaces the table's. With neither, everything is whole on one device.
+    `mesh` overrides the mesh of a named layout. Without both, the run uses one device.
     """
     if layout is None:
         return md.Mesh(mesh if mesh is not None else "all:1"), md.Layout("")
@@ -109,7 +111,7 @@ def place(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[
         if mesh is None and layout.strip():
             raise UsageError(
                 f"the layout {layout!r} needs a mesh, for example --mesh 'rows:2;cols:4'\n"
-                f"  layouts of {workload.name} that bring their own: {', '.join(workload.layouts) or 'none'}"
+                f"  named layouts of {workload.name}, which include a mesh: {', '.join(workload.layouts) or 'none'}"
             )
         return md.Mesh(mesh if mesh is not None else "all:1"), md.Layout(layout)
     if layout not in workload.layouts:
@@ -118,12 +120,12 @@ def place(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[
     return md.Mesh(own_mesh if mesh is None else mesh), md.Layout(rules)
 
 
-def _there(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     names = list(names)
-    return f"\n  there are: {', '.join(names)}" if names else "\n  it has none"
+    return f"\n  available: {', '.join(names)}" if names else "\n  it has none"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?{_there(known)}" if close else _there(known)
+    return f"; did you mean {close[0]!r}?{_list_names(known)}" if close else _list_names(known)

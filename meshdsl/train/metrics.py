@@ -1,7 +1,7 @@
-"""Records of a run in files: JSON lines, TensorBoard's event files, and a profile of a few steps.
+"""Writers of a run's records: JSON lines, TensorBoard event files, and a profile of a few steps.
 
-Lines are appended and flushed one by one, so a run that is killed loses at most the step it was in; after a resume
-its `start` and `resume` lines come, and for a step that was run twice the later line counts.
+JSON lines are flushed one by one, so a killed run loses at most the current step. A resumed run appends `start` and
+`resume` lines; if a step appears twice, the later line is valid.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Record = Mapping[str, Any]
 
 
 class Lines:
-    """Appends each record to a file, as one line of JSON.
+    """Appends each record to a file as one line of JSON.
 
-    Raises `UsageError` when it cannot be opened, `MeshdslError` when it cannot be written any more.
+    Raises `UsageError` if the file cannot be opened, and `MeshdslError` if a later write fails.
     """
 
     def __init__(self, path: Path, header: Record):
@@ -38,23 +38,23 @@ class Lines:
             raise UsageError(f"--metrics {path} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
-        """One line."""
+        """Append one record."""
         try:
             self.file.write(json.dumps({**self.header, **record}, allow_nan=False) + "\n")
             self.file.flush()
         except OSError as error:
-            raise md.MeshdslError(f"--metrics {self.path} cannot be written any more: {error.strerror}") from None
+            raise md.MeshdslError(f"--metrics {self.path}: a write failed: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file."""
-        with contextlib.suppress(OSError):  # every line was flushed; one that could not be has been said
+        with contextlib.suppress(OSError):  # every line was flushed by write, which reported errors
             self.file.close()
 
 
 class TensorBoard:
-    """Writes the numbers of steps and evaluations as scalars, `train/loss` and `eval/loss`.
+    """Writes the metrics of steps and evaluations as scalars, such as `train/loss` and `eval/loss`.
 
-    Raises `UsageError` when tensorboardX is not installed or the directory cannot be written.
+    Raises `UsageError` if tensorboardX is not installed or the directory cannot be written.
     """
 
     def __init__(self, directory: Path):
@@ -71,22 +71,22 @@ class TensorBoard:
             raise UsageError(f"--tensorboard {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
-        """The record's numbers, if it is of a step or an evaluation."""
+        """Write the numbers of a step or evaluation record; other records are ignored."""
         group = {"step": "train", "eval": "eval"}.get(record["event"])
         for name, value in record.items() if group else ():
             if isinstance(value, int | float) and name not in ("step", "batches"):
                 self.writer.add_scalar(f"{group}/{name}", value, record["step"])
 
     def close(self) -> None:
-        """Write what is left."""
+        """Flush and close."""
         self.writer.close()
 
 
 class Profile:
-    """Traces `count` steps, from the third on, with JAX's profiler, for TensorBoard or Perfetto.
+    """Traces `count` steps with JAX's profiler, starting with the third, for TensorBoard or Perfetto.
 
-    The first step compiles, and the second is still on its way when the first is read: they are left out. `say` gets a
-    line when there is no profile in the end. Raises `UsageError` when the directory cannot be made.
+    The first two steps are not traced: the first compiles, and the second runs while the first is read. `say` receives
+    a message if no profile was written. Raises `UsageError` if the directory cannot be created.
     """
 
     def __init__(self, directory: Path, count: int = 5, say: Callable[[str], object] = print):
@@ -98,7 +98,7 @@ class Profile:
             raise UsageError(f"--profile {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
-        """Start and stop at steps."""
+        """Start or stop the trace at a step record."""
         if record["event"] != "step":
             return
         self.seen += 1
@@ -112,9 +112,9 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Stop, if it runs. A profile that cannot be written is no reason to lose the run."""
+        """Stop the trace if it runs. A profile that cannot be written is reported and does not fail the run."""
         if self.seen < 2:
-            self.say(f"--profile {self.directory}: nothing was traced; it begins with the third step")
+            self.say(f"--profile {self.directory}: nothing was traced; tracing starts at the third step")
         elif self.running:
             self.running = False
             try:

@@ -1,7 +1,6 @@
-"""Progress goes to stderr: a bar that redraws itself on a terminal, otherwise one plain line now and then.
+"""Progress on stderr: a bar that is redrawn on a terminal, otherwise a plain line every few seconds.
 
-Nothing moves off a terminal: no carriage return, no escape sequence. Nothing is coloured anywhere, so NO_COLOR has
-nothing to switch off.
+Without a terminal, the output has no carriage returns and no escape sequences. It never has colours.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _REDRAW_SECONDS = 0.1
 
 
 class Progress:
-    """Shows how many of `total` steps are done.
+    """Shows the number of finished steps out of `total`.
 
     >>> import io
     >>> stream = io.StringIO()
@@ -48,7 +47,7 @@ class Progress:
         self.visible = False
 
     def update(self, done: int, text: str = "") -> None:
-        """Say that `done` steps are done; shown when enough time has passed since the last time."""
+        """Report that `done` steps are done; printed if enough time has passed since the last print."""
         now = self.clock()
         if now - self.shown_at < self.interval and not (self.animated and done == self.total):
             return
@@ -66,7 +65,7 @@ class Progress:
         self.visible = True
 
     def clear(self) -> None:
-        """Take the bar away, so that a line may be printed; the next update draws it again."""
+        """Erase the bar, so that other lines can be printed; the next update draws it again."""
         if self.visible:
             self.stream.write("\r\x1b[K")
             self.stream.flush()

@@ -1,7 +1,7 @@
-"""Reads the metrics of steps: one step late, so that reading costs no step any time.
+"""Reads the metrics of steps, one step late, so that devices never wait for the host.
 
-What is not finite is noticed here: the step has left everything as it was (`Workload.train_step(guard=True)`), and
-the run stops, or counts it and goes on.
+It also handles losses and gradients that are not finite. Such a step has changed nothing
+(`Workload.train_step(guard=True)`); the run stops, or counts the step as skipped and continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class NonFiniteLoss(md.MeshdslError):
 
 
 class Reader:
-    """The records of steps, and their time. That of the first step, which compiles, is not counted."""
+    """Creates the records of steps and measures their time. The first step is not counted, because it compiles."""
 
     def __init__(self, state: State, steps: int, tokens: int, non_finite: str, max_skips: int):
         self.state, self.steps, self.tokens = state, steps, tokens
@@ -39,13 +39,14 @@ class Reader:
         self.seconds, self.counted = 0.0, 0
 
     def restart(self) -> None:
-        """What happened since the last step is not the next one's time."""
+        """Restart the clock, so that a save or an evaluation does not count as step time."""
         self.started = time.perf_counter()
 
     def read(self) -> Iterator[Record]:
-        """The record of the step that is on its way, if there is one.
+        """Wait for the pending step, if any, and yield its record.
 
-        Raises `NonFiniteLoss` when its loss or gradient is not finite, or too many in a row were not.
+        Raises `NonFiniteLoss` if its loss or gradient is not finite; in mode "skip", after too many such steps in a
+        row.
         """
         if self.pending is None:
             return
@@ -53,52 +54,59 @@ class Reader:
         self.pending = None
         values = {name: float(value.numpy()) for name, value in metrics.items()}
         seconds, self.started = time.perf_counter() - self.started, time.perf_counter()
-        bad = values.pop("non_finite")
-        self._count(step, values, bad)
+        non_finite_count = values.pop("non_finite")
+        self._count(step, values, non_finite_count)
         if self.read_one:
             self.seconds, self.counted = self.seconds + seconds, self.counted + 1
         self.read_one = True
-        yield {"event": "step", "step": step, **finite(values), "seconds": seconds, **self._rates(step, bad)}
+        yield {
+            "event": "step",
+            "step": step,
+            **finite(values),
+            "seconds": seconds,
+            **self._rates(step, non_finite_count),
+        }
 
-    def _count(self, step: int, values: Mapping[str, float], bad: float) -> None:
+    def _count(self, step: int, values: Mapping[str, float], non_finite_count: float) -> None:
         state = self.state
-        if not bad:
+        if not non_finite_count:
             state.skipped_in_a_row, self.last = 0, (step, values["loss"])
             return
         state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
         if self.non_finite == "stop":
-            raise NonFiniteLoss(_diverged(step, values, bad, self.last))
+            raise NonFiniteLoss(_diverged(step, values, non_finite_count, self.last))
         if state.skipped_in_a_row >= self.max_skips:
             raise NonFiniteLoss(
-                f"{state.skipped_in_a_row} steps in a row were skipped\n  {_diverged(step, values, bad, self.last)}"
+                f"{state.skipped_in_a_row} steps in a row were skipped\n"
+                f"  {_diverged(step, values, non_finite_count, self.last)}"
             )
 
-    def _rates(self, step: int, bad: float) -> Record:
-        """Means of the steps so far: one step is read while the next one runs, so its own time says little."""
-        found: Record = {}
+    def _rates(self, step: int, non_finite_count: float) -> Record:
+        """Tokens per second and seconds left, from the mean over all steps, since steps overlap with reading."""
+        rates: Record = {}
         if self.counted:
             mean = self.seconds / self.counted
-            found["seconds_left"] = mean * (self.steps - step)
+            rates["seconds_left"] = mean * (self.steps - step)
             if self.tokens:
-                found["tokens_per_second"] = self.tokens / mean
-        return {**found, "skipped": True} if bad else found
+                rates["tokens_per_second"] = self.tokens / mean
+        return {**rates, "skipped": True} if non_finite_count else rates
 
 
 def finite(values: Mapping[str, float]) -> Record:
-    """The numbers of a record: None for what is not finite, which JSON cannot hold."""
+    """The values, with None for NaN and infinity, which JSON does not support."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _diverged(step: int, values: Mapping[str, float], bad: float, last: tuple[int, float] | None) -> str:
+def _diverged(step: int, values: Mapping[str, float], non_finite_count: float, last: tuple[int, float] | None) -> str:
     loss = values["loss"]
     others = ", ".join(f"{name} {value:.6g}" for name, value in values.items() if name != "loss")
-    before = f"it was {last[1]:.6g} at step {last[0]}" if last else "it was so from the beginning"
-    what = f"the loss of step {step} is {loss}"
+    context = f"it was {last[1]:.6g} at step {last[0]}" if last else "this is the first step of this run"
+    problem = f"the loss of step {step} is {loss}"
     if math.isfinite(loss):
-        what = f"the gradient of step {step} has {bad:.0f} numbers that are not finite"
-        before = f"the loss is {loss:.6g}"
+        problem = f"the gradient of step {step} has {non_finite_count:.0f} elements that are not finite"
+        context = f"the loss is {loss:.6g}"
     return (
-        f"{what}\n"
-        f"  {before}{f'; this step has {others}' if others else ''}\n"
-        "  try a lower learning rate, a longer warm-up, or clipping of the gradient's norm"
+        f"{problem}\n"
+        f"  {context}{f'; this step has {others}' if others else ''}\n"
+        "  try a lower learning rate, a longer warm-up, or gradient clipping"
     )

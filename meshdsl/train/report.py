@@ -1,4 +1,4 @@
-"""Text for people: tables, curves, and the collectives of a program. Numbers come from the program's own records."""
+"""Text output: tables, curves, and the collectives of a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["chart", "collective_table", "collectives", "size", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    """Columns with two spaces between them; the first `left` are aligned left, the rest right.
+    """A table with two spaces between columns; the first `left` columns are left-aligned, the others right-aligned.
 
     >>> print(table(["kind", "count"], [["all_reduce", 21]]))
     kind        count
@@ -25,7 +25,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -
 
 
 def size(n: float) -> str:
-    """Bytes for people, in powers of ten.
+    """A number of bytes as text, with decimal units.
 
     >>> size(33_554_432), size(4)
     ('33.55 MB', '4 B')
@@ -37,7 +37,7 @@ def size(n: float) -> str:
 
 
 def collectives(program: Any) -> list[dict[str, Any]]:
-    """What a program sends, one row per kind and axes, per device; loop trips are counted."""
+    """The collectives of a program, summed per kind and axes: counts and bytes per device, with loop trips included."""
     rows: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
     for record in program.collectives:
         fresh = {"kind": record.kind, "axes": list(record.axes), "count": 0, "bytes": 0, "wire_bytes": 0}
@@ -52,7 +52,7 @@ def collective_table(program: Any) -> str:
     """`collectives` as a table, with the total."""
     rows = collectives(program)
     if not rows:
-        return "none: nothing is sent"
+        return "none"
     total: Mapping[str, int] = {key: sum(row[key] for row in rows) for key in ("count", "bytes", "wire_bytes")}
     lines = [[row["kind"], ",".join(row["axes"]), *_sizes(row)] for row in rows]
     return table(
@@ -65,7 +65,7 @@ def _sizes(row: Mapping[str, Any]) -> list[str]:
 
 
 def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int = 12) -> str:
-    """Curves over the same steps in one frame. Where several fall on one place it shows how many.
+    """A text chart of curves over the same steps. A digit is the number of curves that share a cell.
 
     >>> print(chart({"a": [3, 2, 1], "b": [3, 2, 2]}, width=3, height=3))
      3.00 │2

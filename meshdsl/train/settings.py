@@ -1,7 +1,7 @@
-"""What a run is: its workload and layout, how it trains, what it keeps. Each value is given in one of four places.
+"""The settings of a run: workload, mesh, layout, training and checkpoints.
 
-A later place wins: the defaults, the TOML file, the settings `a.b=value`, the options of the command line. A key
-that is not there is an error with the nearest one. What comes out can be printed as TOML, and is the same file again.
+Four sources are merged; later ones override earlier ones: defaults, a TOML file, settings `a.b=value`, command-line
+options. Unknown keys are errors that name the closest key. The result prints as a TOML file with the same settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import meshdsl as md
 
 from .load import load, nearest
-from .values import UsageError, as_json, checked, read, written
+from .values import UsageError, as_json, from_text, from_toml, to_toml
 
 __all__ = ["Saving", "Settings", "Training", "resolve"]
 
@@ -27,26 +27,26 @@ _LONGEST = 1 << 20  # bytes of a configuration file
 
 @dataclass(frozen=True)
 class Training:
-    """How the run trains: the table [train]."""
+    """Training options: the table [train]."""
 
     steps: int = 100
     seed: int = 0
     eval_every: int = 0
     eval_batches: int = 8
     weight_update: Literal["replicated", "sharded", "auto"] = "replicated"
-    machine: str | None = None  # what weight_update "auto" decides for
+    machine: str | None = None  # for weight_update "auto"
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What the run keeps: the table [checkpoints]."""
+    """Checkpoint options: the table [checkpoints]."""
 
     directory: str | None = None
     save_every: int = 100
     keep: int = 3
-    resume: str = "auto"  # or never, or the path of a step, or of a directory of them
+    resume: str = "auto"  # or never, or the path of a step or of a checkpoint directory
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ _TABLES = {"train": Training, "checkpoints": Saving, "config": None}
 
 @dataclass(frozen=True)
 class Settings:
-    """A run, resolved. `print` shows it as TOML."""
+    """The merged settings of a run. `print` shows them as TOML."""
 
     source: str  # file.py:name
     workload: md.Workload
@@ -71,11 +71,11 @@ class Settings:
     checkpoints: Saving = field(default_factory=Saving)
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON, by table."""
+        """The settings as JSON values, by table."""
         return as_json(self._tables())
 
     def __str__(self) -> str:
-        return "\n".join(_table("", self._tables())).strip() + "\n"
+        return "\n".join(_toml_lines("", self._tables())).strip() + "\n"
 
     def _tables(self) -> dict[str, Any]:
         return {
@@ -91,11 +91,11 @@ class Settings:
 def resolve(
     source: str, file: Path | None = None, settings: Iterable[str] = (), options: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The run that a workload's name, a TOML file, settings and options ask for.
+    """Merges a workload's defaults, a TOML file, settings and command-line options into the settings of a run.
 
-    `options` has values by dotted key, such as `train.steps`; None is an option that was not given. A setting without
-    a table (`d_model=512`) is one of the workload's config. Raises `UsageError` for a key that is not there, with the
-    nearest one, and for a value that its key cannot hold.
+    `options` has values by dotted key, such as `train.steps`; None means that the option was not given. A setting
+    without a table (`d_model=512`) belongs to the workload's config. Raises `UsageError` for an unknown key, with the
+    closest known one, and for a value of the wrong type.
     """
     workload = load(source)
     kinds = {"mesh": str | None, "layout": str | None}
@@ -103,124 +103,124 @@ def resolve(
         kinds |= _fields(type(workload.config) if kind is None else kind, f"{table}.")
     values: dict[str, Any] = {}
     if file is not None:
-        for key, value in _flat(_parsed(file), kinds):
-            if key == "workload" and value == source:  # what --print-config wrote
+        for key, value in _flatten(_load_toml(file), kinds):
+            if key == "workload" and value == source:  # written by --print-config
                 continue
-            kind = kinds[_known(key, kinds, str(file))]
+            kind = kinds[_known_key(key, kinds, str(file))]
             try:
-                values[key] = checked(key, value, kind)
-            except UsageError:  # what --print-config wrote may come back, of any type
-                if not key.startswith("config.") or written(value) != written(_present(workload.config, key)):
+                values[key] = from_toml(key, value, kind)
+            except UsageError:  # --print-config also writes fields whose type cannot be parsed
+                if not key.startswith("config.") or to_toml(value) != to_toml(_current_value(workload.config, key)):
                     raise
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
-            raise UsageError(f"a setting is written key=value, for example d_model=512; got {setting!r}")
+            raise UsageError(f"write a setting as key=value, for example d_model=512; got {setting!r}")
         key = key if key in kinds or key.partition(".")[0] in _TABLES else f"config.{key}"
         if key.startswith("config.") and key not in kinds:
             fields = [name.removeprefix("config.") for name in kinds if name.startswith("config.")]
             name = key.removeprefix("config.")
             raise UsageError(f"the config of {workload.name} has no {name!r}{nearest(name, fields)}")
         shown = key.removeprefix("config.")
-        kind = kinds[_known(key, kinds, "a run")]
-        values[key] = read(shown, text, kind)
+        kind = kinds[_known_key(key, kinds, "a run")]
+        values[key] = from_text(shown, text, kind)
     values |= {key: value for key, value in (options or {}).items() if value is not None}
-    return _made(source, workload, values, list(settings))
+    return _build(source, workload, values, list(settings))
 
 
-def _made(source: str, workload: md.Workload, values: Mapping[str, Any], settings: list[str]) -> Settings:
+def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settings: list[str]) -> Settings:
     for key, value in values.items():
-        low = _AT_LEAST.get(key.partition(".")[2]) if not key.startswith("config.") else None
-        if low is not None and value < low:
-            raise UsageError(f"{key} is at least {low}, got {value}")
+        minimum = _AT_LEAST.get(key.partition(".")[2]) if not key.startswith("config.") else None
+        if minimum is not None and value < minimum:
+            raise UsageError(f"{key} must be at least {minimum}, got {value}")
         if key in ("checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
-            raise UsageError(f"{key} is empty")
+            raise UsageError(f"{key} must not be empty")
     try:
-        config = _replaced(workload.config, "config.", values)
+        config = _replace(workload.config, "config.", values)
     except (TypeError, ValueError, ArithmeticError) as error:
         if isinstance(error, md.MeshdslError):
             raise
-        asked = " ".join(settings) or "what the file gives"
-        raise UsageError(f"the config of {workload.name} does not take {asked}: {error}") from error
+        given = " ".join(settings) or "the values of the file"
+        raise UsageError(f"the config of {workload.name} rejects {given}: {error}") from error
     return Settings(
         source,
         dataclasses.replace(workload, config=config),
         values.get("mesh"),
         values.get("layout"),
-        _replaced(Training(), "train.", values),
-        _replaced(Saving(), "checkpoints.", values),
+        _replace(Training(), "train.", values),
+        _replace(Saving(), "checkpoints.", values),
     )
 
 
-def _replaced(config: Any, prefix: str, values: Mapping[str, Any]) -> Any:
-    """The dataclass with the values that have its prefix, those inside its own dataclasses too."""
+def _replace(config: Any, prefix: str, values: Mapping[str, Any]) -> Any:
+    """The dataclass with the values whose keys start with `prefix`; recurses into nested dataclasses."""
     changes = {}
     for f in dataclasses.fields(config):
         inner = getattr(config, f.name)
         if f"{prefix}{f.name}" in values:
             changes[f.name] = values[f"{prefix}{f.name}"]
         elif dataclasses.is_dataclass(inner) and any(key.startswith(f"{prefix}{f.name}.") for key in values):
-            changes[f.name] = _replaced(inner, f"{prefix}{f.name}.", values)
+            changes[f.name] = _replace(inner, f"{prefix}{f.name}.", values)
     return dataclasses.replace(config, **changes) if changes else config
 
 
-def _present(config: Any, key: str) -> Any:
-    """The value that a config has at a key such as `config.drop.keep`."""
+def _current_value(config: Any, key: str) -> Any:
+    """The value of a config at a dotted key such as `config.drop.keep`."""
     return functools.reduce(getattr, key.split(".")[1:], config)
 
 
 def _fields(kind: Any, prefix: str) -> dict[str, Any]:
-    """The type of every field by dotted key; the fields of a dataclass inside are keys of their own."""
-    hints, found = typing.get_type_hints(kind), {}
+    """The type of every field by dotted key; nested dataclasses are expanded."""
+    hints, types = typing.get_type_hints(kind), {}
     for f in dataclasses.fields(kind):
         inner = hints[f.name]
-        found |= _fields(inner, f"{prefix}{f.name}.") if dataclasses.is_dataclass(inner) else {prefix + f.name: inner}
-    return found
+        types |= _fields(inner, f"{prefix}{f.name}.") if dataclasses.is_dataclass(inner) else {prefix + f.name: inner}
+    return types
 
 
-def _parsed(file: Path) -> dict[str, Any]:
+def _load_toml(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
             raw = stream.read(_LONGEST + 1)
         if len(raw) > _LONGEST:
-            raise UsageError(f"{file} has more than {_LONGEST} bytes, and no configuration has")
+            raise UsageError(f"{file} has more than {_LONGEST} bytes, the limit for a configuration file")
         return tomllib.loads(raw.decode("utf-8"))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not TOML: byte {error.start} is not UTF-8") from None
     except RecursionError:
-        raise UsageError(f"{file} is not a configuration: its values lie too deep") from None
+        raise UsageError(f"{file} is not a configuration: its values are nested too deeply") from None
     except ValueError as error:  # TOML's own errors, and numbers of thousands of digits
         raise UsageError(f"{file} is not TOML: {error}") from None
 
 
-def _flat(tables: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Values by dotted key. Tables are opened as far as there are keys in them."""
+def _flatten(tables: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """The values by dotted key; a table is expanded if a known key lies inside it."""
     for name, value in tables.items():
         key = prefix + name
         if isinstance(value, dict) and any(known.startswith(f"{key}.") for known in kinds):
-            yield from _flat(value, kinds, f"{key}.")
+            yield from _flatten(value, kinds, f"{key}.")
         else:
             yield key, value
 
 
-def _known(key: str, kinds: Mapping[str, Any], where: str) -> str:
+def _known_key(key: str, kinds: Mapping[str, Any], where: str) -> str:
     if key in kinds:
         return key
     if key == "workload":
-        raise UsageError(f"{where} is for another workload; the one of this run is named on the command line")
+        raise UsageError(f"{where} is for another workload than the one on the command line")
     table = key.partition(".")[0]
-    near = [name for name in kinds if name.startswith(f"{table}.")] or list(kinds)
+    candidates = [name for name in kinds if name.startswith(f"{table}.")] or list(kinds)
     if len(key) > 200:
         key = f"{key[:197]}..."
-    raise UsageError(f"{where} has no key {key!r}{nearest(key, near)}")
+    raise UsageError(f"{where} has no key {key!r}{nearest(key, candidates)}")
 
 
-def _table(name: str, values: Mapping[str, Any]) -> list[str]:
-    plain = [f"{key} = {written(value)}" for key, value in values.items() if not isinstance(value, dict)]
+def _toml_lines(name: str, values: Mapping[str, Any]) -> list[str]:
+    plain = [f"{key} = {to_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
     lines = ["", *([f"[{name}]"] if name else []), *plain]
     for key, value in values.items():
         if isinstance(value, dict):
-            lines += _table(f"{name}.{key}" if name else key, value)
+            lines += _toml_lines(f"{name}.{key}" if name else key, value)
     return lines

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGINT end a run between two steps, with everything saved; a second one ends the process at once.
+"""On SIGTERM or SIGINT a run saves and stops after the current step; a second signal ends the process at once.
 
-A handler only notes the signal. The run asks at the places where it can stop, and every process of it gets the same
-answer: asking takes a maximum over all devices, which the caller may leave on its way while the next step runs.
+The signal handler only records the signal. The run checks for it between steps. All processes get the same answer: a
+check is a maximum over all devices, which can run while the next step runs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import meshdsl as md
 
 __all__ = ["Stop", "Stopped"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)  # where processes got both, the larger number counts: SIGTERM
-_SAVED = {signal.SIGTERM: 75, signal.SIGINT: 130}  # 75 is EX_TEMPFAIL of sysexits.h: run it again
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # if processes received both, the larger number is used: SIGTERM
+_SAVED = {signal.SIGTERM: 75, signal.SIGINT: 130}  # 75 is EX_TEMPFAIL of sysexits.h: try again
 
 
 class Stopped(md.MeshdslError):
-    """The run was asked to stop and has saved its state."""
+    """The run received a signal and has saved its state."""
 
     def __init__(self, number: int, step: int):
         super().__init__(f"stopped by {signal.Signals(number).name}; step {step} is saved")
@@ -33,7 +33,7 @@ class Stopped(md.MeshdslError):
 
 
 class Stop:
-    """Whether the run is to stop; listens while it is entered.
+    """Records signals and tells a run when to stop. As a context manager it installs the signal handlers.
 
     >>> stop = Stop()
     >>> stop.now()
@@ -42,16 +42,16 @@ class Stop:
     >>> stop.now() == signal.SIGTERM
     True
 
-    Signals come to the main thread only: entered in another one, it listens to nothing, and `note` still works.
+    Python handles signals only in the main thread. In another thread no handlers are installed; `note` still works.
     """
 
     def __init__(self) -> None:
         self.noted = 0
-        self._before: dict[int, Any] = {}  # what signal.signal gave back
+        self._previous: dict[int, Any] = {}  # the handlers that were replaced
         self._largest: Callable[[md.Tensor], md.Tensor] | None = None
 
     def note(self, number: int) -> None:
-        """A signal came: the first one is kept, the second ends the process with the code of one that it killed."""
+        """Record a signal. The first is stored; the second ends the process with exit code 128 + number."""
         if self.noted:
             os._exit(128 + number)
         self.noted = int(number)
@@ -59,22 +59,22 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.note(number)
         name = signal.Signals(number).name
-        os.write(2, f"{name}: finishing this step, then saving; once more to exit at once\n".encode("ascii"))
+        os.write(2, f"{name}: finishing this step, then saving; send it again to exit at once\n".encode("ascii"))
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
     def ask(self) -> Callable[[], int]:
-        """Start asking all processes; the result waits for the answer: the signal's number, or 0.
+        """Start a check over all processes; call the result to wait for the signal number, or 0.
 
-        Requires that every process asks at the same places.
+        Every process must call it equally often.
         """
         if jax.process_count() == 1:
             return lambda: self.noted
@@ -82,10 +82,12 @@ class Stop:
         largest = self._largest = self._largest or md.compile(
             lambda noted: md.max(noted, "place"), md.Mesh(f"all:{devices}"), md.Layout("place:all")
         )
-        here = md.tensor(np.full(devices, self.noted, np.int32), "place")  # each process gives its devices' part
-        answer = largest(here)
+        local_signals = md.tensor(
+            np.full(devices, self.noted, np.int32), "place"
+        )  # each process fills the entries of its own devices
+        answer = largest(local_signals)
         return lambda: int(answer.numpy())
 
     def now(self) -> int:
-        """The answer of all processes, waited for."""
+        """The signal number of all processes, or 0; waits for the check."""
         return self.ask()()

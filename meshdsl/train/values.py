@@ -1,7 +1,7 @@
-"""A value of a configuration: read from the text of an option, checked when it comes from TOML, written as TOML.
+"""Configuration values: parsed from command-line text or TOML, and written as TOML.
 
-Its type is the annotation of its field: bool, int, float, str, a choice, a tuple or list of these, or one of these or
-None. TOML has no None; there and on the command line it is the text `none`.
+The type of a value is the annotation of its field: bool, int, float, str, a Literal, a tuple or list of these, or a
+union of these, also with None. None is written as the text `none` in TOML and on the command line.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["UsageError", "as_json", "checked", "read", "written"]
+__all__ = ["UsageError", "as_json", "from_text", "from_toml", "to_toml"]
 
 
 class UsageError(md.MeshdslError):
-    """The command line asks for what is not there."""
+    """The command line or a configuration file is wrong."""
 
     exit_code = 2
 
@@ -29,19 +29,19 @@ class UsageError(md.MeshdslError):
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def read(key: str, text: str, kind: Any) -> Any:
-    """The value that an option's text stands for.
+def from_text(key: str, text: str, kind: Any) -> Any:
+    """Parses an option's text as a value of type `kind`.
 
-    >>> read("sizes", "1, 2", tuple[int, ...]), read("scale", "none", float | None)
+    >>> from_text("sizes", "1, 2", tuple[int, ...]), from_text("scale", "none", float | None)
     ((1, 2), None)
 
-    Raises `UsageError` for a text that the type cannot hold.
+    Raises `UsageError` if the text is not a value of the type.
     """
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if type(None) in options and text.lower() == "none":
             return None
-        return _first(key, text, options, read)
+        return _first_of(key, text, options, from_text)
     if origin is typing.Literal:
         return _choice(key, text, options)
     try:
@@ -50,41 +50,41 @@ def read(key: str, text: str, kind: Any) -> Any:
         if kind in (int, float, str):
             return kind(text)
         if _is_list(kind):
-            return _listed(key, [part.strip() for part in text.split(",") if part.strip()], kind, read)
+            return _parse_list(key, [part.strip() for part in text.split(",") if part.strip()], kind, from_text)
     except (KeyError, ValueError):
-        raise UsageError(f"{key} is {_article(kind)}, got {_shown(text)}") from None
-    raise UsageError(f"{key} is {_article(kind)}, which cannot be given as text; set it in the file")
+        raise UsageError(f"{key} must be {_describe(kind)}, got {_shown(text)}") from None
+    raise UsageError(f"{key} is {_describe(kind)}, which cannot be given as text; set it in the file")
 
 
-def checked(key: str, value: Any, kind: Any) -> Any:
-    """A value of a TOML file as its field's type; a whole number will do for a float. Raises `UsageError`."""
+def from_toml(key: str, value: Any, kind: Any) -> Any:
+    """Checks a TOML value against its field's type; an integer is accepted for a float. Raises `UsageError`."""
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if type(None) in options and value == "none":
             return None
-        return _first(key, value, options, checked)
+        return _first_of(key, value, options, from_toml)
     if origin is typing.Literal:
         return _choice(key, value, options)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
-            raise UsageError(f"{key} is a number, and {_shown(value)} is beyond the largest") from None
+            raise UsageError(f"{key} must be a float, and {_shown(value)} is too large") from None
     if kind in (bool, int, float, str) and type(value) is kind:
         return value
     if _is_list(kind) and isinstance(value, list):
-        return _listed(key, value, kind, checked)
+        return _parse_list(key, value, kind, from_toml)
     if origin is dict and isinstance(value, dict):
-        return {name: checked(f"{key}.{name}", part, options[1]) for name, part in value.items()}
+        return {name: from_toml(f"{key}.{name}", part, options[1]) for name, part in value.items()}
     if kind not in (bool, int, float, str) and not _is_list(kind):
-        raise UsageError(f"{key} is {_article(kind)}, which a file cannot give; set it in the workload's file")
-    raise UsageError(f"{key} is {_article(kind)}, got {_shown(value)}")
+        raise UsageError(f"{key} is {_describe(kind)}, which TOML cannot express; set it in the workload's file")
+    raise UsageError(f"{key} must be {_describe(kind)}, got {_shown(value)}")
 
 
-def written(value: Any) -> str:
-    """The value as TOML; `read` or `checked` gives it back.
+def to_toml(value: Any) -> str:
+    """The value as TOML text; `from_toml` restores it.
 
-    >>> print(written(True), written(1e-3), written((1, 2)), written(None), written('a "b"'))
+    >>> print(to_toml(True), to_toml(1e-3), to_toml((1, 2)), to_toml(None), to_toml('a "b"'))
     true 0.001 [1, 2] "none" "a \\"b\\""
     """
     if value is None:
@@ -92,16 +92,16 @@ def written(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # nan, inf, -inf: as TOML has them
+        return str(value)  # nan, inf and -inf are valid TOML
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(written, value))}]"
+        return f"[{', '.join(map(to_toml, value))}]"
     return json.dumps(str(value).encode("utf-8", "replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON has it; what JSON lacks, a number that is not finite too, as its text.
+    """The value as JSON; values that JSON does not support, such as infinity, become text.
 
     >>> as_json({"scale": float("inf"), "sizes": (1, 2)})
     {'scale': 'inf', 'sizes': [1, 2]}
@@ -117,51 +117,51 @@ def as_json(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def _first(key: str, value: Any, options: tuple[Any, ...], how: Any) -> Any:
-    """The value as the first of several types that takes it; the first one's complaint when none does."""
+def _first_of(key: str, value: Any, options: tuple[Any, ...], parse: Any) -> Any:
+    """Parses the value as the first type that accepts it; if none does, raises the first type's error."""
     problem: UsageError | None = None
     for option in options:
         if option is not type(None):
             try:
-                return how(key, value, option)
+                return parse(key, value, option)
             except UsageError as error:
                 problem = problem or error
-    raise problem or UsageError(f"{key} is none, got {_shown(value)}")
+    raise problem or UsageError(f"{key} must be none, got {_shown(value)}")
 
 
 def _choice(key: str, value: Any, options: tuple[Any, ...]) -> Any:
     for option in options:
         if isinstance(value, bool) == isinstance(option, bool) and str(value) == str(option):
             return option
-    raise UsageError(f"{key} is one of {', '.join(map(str, options))}, got {_shown(value)}")
+    raise UsageError(f"{key} must be one of {', '.join(map(str, options))}, got {_shown(value)}")
 
 
 def _is_list(kind: Any) -> bool:
     return typing.get_origin(kind) in (tuple, list) and typing.get_args(kind) != ()
 
 
-def _listed(key: str, parts: Sequence[Any], kind: Any, how: Any) -> Any:
-    """A list or tuple of these parts: each as `how` takes it."""
+def _parse_list(key: str, parts: Sequence[Any], kind: Any, parse: Any) -> Any:
+    """Parses each part with `parse` and returns a list or tuple."""
     options = typing.get_args(kind)
     if typing.get_origin(kind) is tuple and options[-1] is not Ellipsis:
         if len(parts) != len(options):
-            raise UsageError(f"{key} is {_article(kind)}, got {len(parts)} of them")
-        return tuple(how(key, part, option) for part, option in zip(parts, options, strict=True))
-    return typing.get_origin(kind)(how(key, part, options[0]) for part in parts)
+            raise UsageError(f"{key} must be {_describe(kind)}, got {len(parts)}")
+        return tuple(parse(key, part, option) for part, option in zip(parts, options, strict=True))
+    return typing.get_origin(kind)(parse(key, part, options[0]) for part in parts)
 
 
-def _article(kind: Any) -> str:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+def _describe(kind: Any) -> str:
+    words = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
     if _is_list(kind):
         options = typing.get_args(kind)
         if typing.get_origin(kind) is tuple and options[-1] is not Ellipsis:
             return f"a list of {len(options)} values"
-        return f"a list, each of them {words.get(options[0], 'a value')}"
+        return f"a list with elements that are {words.get(options[0], 'a value')}"
     return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > 10**40:  # Python refuses to print numbers of thousands of digits
+    if isinstance(value, int) and abs(value) > 10**40:  # Python does not print integers of thousands of digits
         return "a number of more than 40 digits"
     if isinstance(value, dict):
         return "a table"

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdsl.checkpoint.grid import Box
-from meshdsl.checkpoint.read import Part, open_step
+from meshdsl.checkpoint.read import ReadRequest, open_step
 from meshdsl.checkpoint.store import Checkpoints
 from meshdsl.errors import CheckpointError
 from meshdsl.values import tensor
@@ -55,7 +55,7 @@ def newest_sound(folder: Path) -> int:
                 reader.verify()
                 for path, entry in reader.manifest.tensors.items():
                     found = np.zeros(SIZES[path], np.int32)
-                    reader.read(entry, [Part(Box((0,), found.shape), found)])
+                    reader.read(entry, [ReadRequest(Box((0,), found.shape), found)])
                     assert np.array_equal(found, values(path, step)), f"{path} of step {step} is wrong"
                 assert reader.manifest.header.data == step and len(reader.manifest.tensors) == len(SIZES)
                 return step

@@ -122,7 +122,7 @@ def failures(folder: Path) -> None:
         other.save(4, tree)
         raise AssertionError("it was saved twice")
     except md.SaveError as error:
-        assert ("step-00000004 is there already" in str(error)) == (me == 0), error
+        assert ("step-00000004 already exists" in str(error)) == (me == 0), error
     other.close()
     # step 2 is corrupt and older: it stays until it is retired
     assert md.Checkpoints(folder).restore(like=specs, mesh=mesh, layout=layout).step == 4

@@ -9,7 +9,7 @@ import sys
 from .processes import ROOT
 
 
-def test_a_few_kills():
+def test_save_survives_kills():
     run = subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.crash", "3", "0"], cwd=ROOT, capture_output=True, text=True
     )

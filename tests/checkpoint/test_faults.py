@@ -18,17 +18,17 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> faults.Bench:
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
-def test_damage_is_detected(bench: faults.Bench, name: str):
+def test_restore_detects_damage(bench: faults.Bench, name: str):
     results = faults.many(bench, name, 12, seed=0)
     assert results["detected"] == 12 or name in ("swap_chunks", "zero"), results
 
 
-def test_an_untouched_copy_is_sound(bench: faults.Bench, tmp_path: Path):
+def test_restore_of_an_untouched_copy(bench: faults.Bench, tmp_path: Path):
     bench.fresh()
     assert bench.check("nothing") == "harmless"
 
 
-def test_no_bit_of_the_manifest_may_change(bench: faults.Bench):
+def test_manifest_detects_every_changed_bit(bench: faults.Bench):
     """What the chunks' hashes do not cover, the manifest's own does: one bit of each of its bytes."""
     bench.fresh()
     file = bench.step / "manifest.json"

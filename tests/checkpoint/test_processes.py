@@ -8,7 +8,7 @@ from pathlib import Path
 from . import processes
 
 
-def test_two_processes_and_one(tmp_path: Path):
+def test_save_and_restore_in_two_processes_and_one(tmp_path: Path):
     """Eight devices of one process save, two processes of four restore and save, one restores.
 
     The two also meet what can go wrong: what one of them meets, both learn.

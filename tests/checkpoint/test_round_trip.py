@@ -23,7 +23,7 @@ def total_bytes(values: object) -> int:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_layout_to_any_other(tmp_path: Path, seed: int):
+def test_restore_from_any_layout_to_any_other(tmp_path: Path, seed: int):
     draw = random.Random(seed)
     specs = trees.specs(seed)
     values = trees.values_for(specs, seed)
@@ -42,7 +42,7 @@ def test_any_layout_to_any_other(tmp_path: Path, seed: int):
     assert part.stat().st_size == total_bytes(values), "no padding, and replicas once"
 
 
-def test_dims_are_found_by_name_in_any_order(tmp_path: Path):
+def test_restore_matches_dims_by_name(tmp_path: Path):
     x = md.tensor(np.arange(24.0).reshape(2, 3, 4), "a b c")
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, x)
@@ -52,7 +52,7 @@ def test_dims_are_found_by_name_in_any_order(tmp_path: Path):
     assert np.array_equal(found.numpy(), x.numpy().transpose(2, 0, 1))
 
 
-def test_the_run_comes_back_with_its_tree(tmp_path: Path):
+def test_restore_returns_config_data_and_key(tmp_path: Path):
     key = md.random.key(3)
     config = {"d_model": 512, "betas": [0.9, 0.999], "name": "näme", "big": 2**100, "none": None}
     with md.Checkpoints(tmp_path / "new" / "run") as checkpoints:
@@ -63,23 +63,23 @@ def test_the_run_comes_back_with_its_tree(tmp_path: Path):
     assert {path: x.item() for path, x in found.tree.items()} == {"w": 1.5, "n": 3}
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path):
+def test_restore_reads_only_overlapping_chunks(tmp_path: Path):
     x = md.tensor(np.arange(64 * 64, dtype=np.float32).reshape(64, 64), "io hidden")
     with md.Checkpoints(tmp_path, chunk_bytes=1024) as checkpoints:
         checkpoints.save(0, {"w": x, "v": x})
         found = checkpoints.restore(like={"w": md.spec("io:64 hidden:64")})
         assert found.bytes_read == 64 * 64 * 4, "the other tensor was left alone"
         from meshdsl.checkpoint.grid import Box
-        from meshdsl.checkpoint.read import Part, open_step
+        from meshdsl.checkpoint.read import ReadRequest, open_step
 
         with open_step(tmp_path, 0) as reader:
             column = np.zeros((64, 16), np.float32)
-            reader.read(reader.manifest.tensors["w"], [Part(Box((0, 48), (64, 16)), column)])
+            reader.read(reader.manifest.tensors["w"], [ReadRequest(Box((0, 48), (64, 16)), column)])
             assert np.array_equal(column, x.numpy()[:, 48:])
             assert reader.bytes_read == column.nbytes
 
 
-def test_a_restored_tree_is_taken_as_it_lies(tmp_path: Path):
+def test_restore_with_program_needs_no_reshard(tmp_path: Path):
     """A compiled step finds its arguments where it wants them: nothing goes through the host."""
     mesh, layout = md.Mesh("rows:4"), md.Layout("hidden:rows")
     step = md.compile(lambda w, x: md.einsum(x, w, out="batch hidden"), mesh, layout)
@@ -97,7 +97,7 @@ def test_a_restored_tree_is_taken_as_it_lies(tmp_path: Path):
             assert np.array_equal(result.numpy(), np.ones((2, 3)) @ w.numpy())
 
 
-def test_between_replicated_and_sharded_updates(tmp_path: Path):
+def test_restore_between_replicated_and_sharded_updates(tmp_path: Path):
     """Optimizer state that one run keeps whole, the next keeps in shards, and back; the run does not notice."""
 
     def step(params: Tree, state: Tree, x: md.Tensor) -> tuple[Tree, Tree]:
@@ -125,7 +125,7 @@ def test_between_replicated_and_sharded_updates(tmp_path: Path):
     assert np.array_equal(moved[1]["m"].numpy(), alone[1]["m"].numpy())
 
 
-def test_the_manifest_is_json(tmp_path: Path):
+def test_manifest_is_json(tmp_path: Path):
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(0, {"w": md.tensor(np.zeros(3), "io")})
     manifest = json.loads((tmp_path / "step-00000000" / "manifest.json").read_text())
@@ -133,7 +133,7 @@ def test_the_manifest_is_json(tmp_path: Path):
     assert manifest["header"]["files"] == [24]
 
 
-def test_donated_tensors_were_copied(tmp_path: Path):
+def test_save_copies_before_donation(tmp_path: Path):
     mesh, layout = md.Mesh("rows:4"), md.Layout("io:rows")
     step = md.compile(lambda w: w * 2, mesh, layout, donate=0)
     w = step(md.tensor(np.arange(1 << 16, dtype=np.float32), "io"))

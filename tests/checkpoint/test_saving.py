@@ -27,7 +27,7 @@ def value(found: md.Restored) -> float:
     return float(found.tree["w"].numpy()[0])
 
 
-def test_the_newest_few_are_kept(tmp_path: Path):
+def test_save_keeps_the_newest_steps(tmp_path: Path):
     with md.Checkpoints(tmp_path, keep=2) as checkpoints:
         for step in (1, 2, 5, 9):
             assert checkpoints.save(step, x(step))
@@ -40,7 +40,7 @@ def test_the_newest_few_are_kept(tmp_path: Path):
     assert checkpoints.steps() == [0, 1, 2, 3, 4]
 
 
-def test_a_save_takes_only_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_save_returns_after_the_host_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is slow here; the step goes on, a second save waits or is refused, and says which."""
     go = threading.Event()
     publish = store.publish
@@ -62,12 +62,12 @@ def test_a_save_takes_only_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert checkpoints.steps() == [1, 3]
 
 
-def test_no_save_goes_back(tmp_path: Path):
+def test_save_refuses_existing_and_earlier_steps(tmp_path: Path):
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(4, x(4))
         checkpoints.save(6, x(6))
         for step in (6, 5):
-            with pytest.raises(md.SaveError, match="step-00000006 is there already") as caught:
+            with pytest.raises(md.SaveError, match="step-00000006 already exists") as caught:
                 checkpoints.save(step, x(0))
             assert caught.value.exit_code == 1
         checkpoints.discard(after=4)
@@ -76,7 +76,7 @@ def test_no_save_goes_back(tmp_path: Path):
         assert value(checkpoints.restore()) == 5
 
 
-def test_a_corrupt_step_steps_aside(tmp_path: Path):
+def test_save_renames_a_corrupt_step(tmp_path: Path):
     said: list[str] = []
     with md.Checkpoints(tmp_path, report=said.append) as checkpoints:
         checkpoints.save(1, x(1))
@@ -88,23 +88,23 @@ def test_a_corrupt_step_steps_aside(tmp_path: Path):
         assert (found.step, value(found)) == (1, 1)
         assert len(said) == 1 and "step-00000002" in said[0] and "part-00000.bin" in said[0] and "'v'" in said[0]
         checkpoints.save(2, x(7))
-        assert "is corrupt; its name is step-00000002." in said[1] and said[1].endswith(".bad now")
+        assert "is corrupt; renamed to step-00000002." in said[1] and said[1].endswith(".bad")
         assert value(checkpoints.restore()) == 7
     assert any(name.endswith(".bad") for name in os.listdir(tmp_path)), "what is corrupt is not thrown away"
 
 
-def test_reports_are_warnings(tmp_path: Path):
+def test_report_default_is_a_warning(tmp_path: Path):
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, x())
     (tmp_path / "step-00000002.0123456789abcdef.unfinished").mkdir()
-    with pytest.warns(RuntimeWarning, match="step-00000002.* is a save that was not finished"):
+    with pytest.warns(RuntimeWarning, match="step-00000002.* is an unfinished save"):
         assert checkpoints.restore().step == 1
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, x())
     assert unfinished(tmp_path) == [], "the next writer clears it away"
 
 
-def test_the_loss_of_the_newest_step_is_noticed(tmp_path: Path):
+def test_restore_reports_a_missing_newest_step(tmp_path: Path):
     said: list[str] = []
     with md.Checkpoints(tmp_path, report=said.append) as checkpoints:
         checkpoints.save(1, x(1))
@@ -112,13 +112,13 @@ def test_the_loss_of_the_newest_step_is_noticed(tmp_path: Path):
         checkpoints.wait()
         os.rename(tmp_path / "step-00000002", tmp_path / "elsewhere")
         assert checkpoints.restore().step == 1
-    assert said == [f"step-00000002 was saved in {tmp_path}, and is gone"]
+    assert said == [f"step-00000002 was saved in {tmp_path} and is missing now"]
 
 
-def test_nothing_to_restore(tmp_path: Path):
+def test_restore_errors_without_steps(tmp_path: Path):
     checkpoints = md.Checkpoints(tmp_path / "none")
     assert checkpoints.steps() == [] and checkpoints.latest() is None
-    with pytest.raises(md.CheckpointError, match="there is no sound checkpoint in") as caught:
+    with pytest.raises(md.CheckpointError, match="there is no valid checkpoint in") as caught:
         checkpoints.restore()
     assert caught.value.exit_code == 4
     with pytest.raises(md.CheckpointError, match="none: the directory cannot be opened"):
@@ -128,23 +128,23 @@ def test_nothing_to_restore(tmp_path: Path):
         checkpoints.restore(3)
 
 
-def test_what_cannot_be_saved(tmp_path: Path):
+def test_save_errors(tmp_path: Path):
     checkpoints = md.Checkpoints(tmp_path)
     cases = [
-        ({"step": -1, "tree": x()}, "a step is a whole number"),
-        ({"step": True, "tree": x()}, "a step is a whole number"),
+        ({"step": -1, "tree": x()}, "a step must be an integer"),
+        ({"step": True, "tree": x()}, "a step must be an integer"),
         ({"step": 1, "tree": {"w": np.zeros(3)}}, "w: expected a tensor or a number"),
         ({"step": 1, "tree": {"w": md.spec("io:3")}}, "w is the spec"),
         ({"step": 1, "tree": {"a": {"b": 1}, "a/b": 2}}, "two tensors of the tree have the path 'a/b'"),
         ({"step": 1, "tree": x(), "config": {"lr": float("nan")}}, "config.lr: nan cannot be written as JSON"),
-        ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f: it holds a builtin_function_or_method"),
+        ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f: it has type builtin_function_or_method"),
         ({"step": 1, "tree": x(), "data": {1: 2}}, "the key 1 is not text"),
-        ({"step": 1, "tree": x(), "key": 7}, "is a random key of md.random.key"),
-        ({"step": 1, "tree": {1: 1.0, "1": 2.0}}, "this is no tree of tensors: "),
+        ({"step": 1, "tree": x(), "key": 7}, "must be a random key, as from md.random.key"),
+        ({"step": 1, "tree": {1: 1.0, "1": 2.0}}, "this is not a tree of tensors: "),
         ({"step": 1, "tree": {"k": jax.random.key(0)}}, "k: expected a tensor or a number, got "),
         (
             {"step": 1, "tree": x(), "config": "y" * 40_000},
-            "config and data take 40041 bytes as JSON; beside 560 bytes",
+            "config and data take 40041 bytes as JSON; the limit for 560 bytes",
         ),
     ]
     for asked, complaint in cases:
@@ -157,52 +157,52 @@ def test_what_cannot_be_saved(tmp_path: Path):
     assert os.listdir(tmp_path) == [], "nothing was written"
 
 
-def test_a_tensor_whose_memory_is_gone(tmp_path: Path):
+def test_save_error_for_donated_tensor(tmp_path: Path):
     step = md.compile(lambda w: w + 1, "rows:2", "io:rows", donate=0)
     w = md.compile(lambda w: w * 2, "rows:2", "io:rows")(md.tensor(np.ones(4), "io"))
     step(w)
-    with pytest.raises(md.ShapeError, match="a compiled function took it over"):
+    with pytest.raises(md.ShapeError, match="its memory was donated to a compiled function"):
         md.Checkpoints(tmp_path).save(1, {"w": w})
 
 
 WRONG = [
-    ({"keep": 0}, "keep is a number of steps"),
-    ({"keep": 2.5}, "keep is a number of steps"),
-    ({"keep": "3"}, "keep is a number of steps"),
-    ({"chunk_bytes": 0}, "chunk_bytes is a number of bytes"),
-    ({"seconds": "long"}, "seconds is a number above 0"),
-    ({"report": 3}, "report is a function of one line"),
-    ({"directory": None}, "directory is the path of a directory"),
-    ({"directory": "a\0b"}, "directory is the path of a directory"),
+    ({"keep": 0}, "keep must be an integer from 1"),
+    ({"keep": 2.5}, "keep must be an integer from 1"),
+    ({"keep": "3"}, "keep must be an integer from 1"),
+    ({"chunk_bytes": 0}, "chunk_bytes must be an integer from 1"),
+    ({"seconds": "long"}, "seconds must be a number above 0"),
+    ({"report": 3}, "report must be a function of one text"),
+    ({"directory": None}, "directory must be a path"),
+    ({"directory": "a\0b"}, "directory must be a path"),
 ]
 
 
 @pytest.mark.parametrize(("options", "complaint"), WRONG, ids=lambda v: str(v)[:30])
-def test_what_cannot_be_asked_of_a_directory(tmp_path: Path, options: dict[str, Any], complaint: str):
+def test_checkpoints_errors_for_bad_options(tmp_path: Path, options: dict[str, Any], complaint: str):
     with pytest.raises(md.ShapeError, match=complaint):
         md.Checkpoints(**{"directory": tmp_path, **options})
 
 
 @pytest.mark.parametrize("step", [-1, True, 1.0, "1", 10**30])
-def test_what_is_no_step(tmp_path: Path, step: Any):
+def test_checkpoints_errors_for_bad_steps(tmp_path: Path, step: Any):
     checkpoints = md.Checkpoints(tmp_path)
     for method in (checkpoints.restore, checkpoints.verify, checkpoints.discard):
-        with pytest.raises(md.ShapeError, match="a step is a whole number"):
+        with pytest.raises(md.ShapeError, match="a step must be an integer"):
             method(step)
 
 
-def test_where_a_restored_tree_is_to_lie(tmp_path: Path):
+def test_restore_accepts_mesh_and_layout_as_text(tmp_path: Path):
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, x())
         assert checkpoints.restore(mesh="rows:4", layout="io:rows").tree["w"].stored.sharding.num_devices == 4
         compiled = md.compile(lambda w, v: (w, v), "rows:2", "io:rows")
-        with pytest.raises(md.ShapeError, match=r"program= is what compiled.program\(\*args\) gives, got Compiled"):
+        with pytest.raises(md.ShapeError, match=r"program= must be the result of .*, got Compiled"):
             checkpoints.restore(program=compiled)  # type: ignore[arg-type]  # the mistake that is tested
-        with pytest.raises(md.LayoutError, match="a program has its mesh and layout already"):
+        with pytest.raises(md.LayoutError, match="a program already has a mesh and a layout"):
             checkpoints.restore(program=compiled.program(*x().values()), mesh=md.Mesh("rows:4"))
 
 
-def test_a_reader_finds_the_step_that_came_while_it_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_restore_finds_a_step_saved_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with md.Checkpoints(tmp_path, keep=1) as writer:
         writer.save(1, x(1))
         writer.wait()
@@ -219,7 +219,7 @@ def test_a_reader_finds_the_step_that_came_while_it_read(tmp_path: Path, monkeyp
         assert value(md.Checkpoints(tmp_path, report=lambda line: None).restore()) == 2
 
 
-def test_only_its_own_files_are_cleared_away(tmp_path: Path):
+def test_clean_removes_only_own_files(tmp_path: Path):
     mine = ["lock.notes", "newest.txt", "step-00000001.unfinished", "notes"]
     for name in mine:
         (tmp_path / name).write_text("mine")
@@ -230,7 +230,7 @@ def test_only_its_own_files_are_cleared_away(tmp_path: Path):
     assert sorted(os.listdir(tmp_path)) == sorted([*mine, "newest", "step-00000001"])
 
 
-def test_a_claim_is_made_before_anything_is_saved(tmp_path: Path):
+def test_claim_locks_before_the_first_save(tmp_path: Path):
     first, second = md.Checkpoints(tmp_path / "run"), md.Checkpoints(tmp_path / "run")
     first.claim()
     first.claim()
@@ -245,7 +245,7 @@ def test_a_claim_is_made_before_anything_is_saved(tmp_path: Path):
         md.Checkpoints(tmp_path / "file").claim()
 
 
-def test_what_does_not_fit_is_said_at_once(tmp_path: Path):
+def test_restore_errors_list_every_mismatch(tmp_path: Path):
     like = {"w": md.spec("io:65", "float64"), "v": md.spec("a:2 b:3"), "u": md.spec("io:1")}
     with md.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, x())
@@ -253,17 +253,17 @@ def test_what_does_not_fit_is_said_at_once(tmp_path: Path):
             checkpoints.restore(like=like)
         with pytest.raises(md.LayoutError, match="needs a mesh"):
             checkpoints.restore(layout=md.Layout("io:rows"))
-        with pytest.raises(md.LayoutError, match=r"cuts v, .a=2 b=3., twice over the axis 'r': a and b"):
+        with pytest.raises(md.LayoutError, match=r"shards two dims of v, .a=2 b=3., over the axis 'r': a and b"):
             checkpoints.restore(mesh=md.Mesh("r:2"), layout=md.Layout("a:r b:r"))
         with pytest.raises(md.LayoutError, match="no axis 's'"):
             checkpoints.restore(mesh=md.Mesh("r:2"), layout=md.Layout("a:s"))
     text = str(caught.value)
-    assert "w: is float64[io=64] there, and like= says float64[io=65]" in text
-    assert "v: is float64[a=2 b=3] there, and like= says float32[a=2 b=3]" in text
-    assert "u: is not there" in text
+    assert "w: is float64[io=64] in the checkpoint and float64[io=65] in like=" in text
+    assert "v: is float64[a=2 b=3] in the checkpoint and float32[a=2 b=3] in like=" in text
+    assert "u: is missing" in text
 
 
-def test_64_bit_types_are_not_cut(tmp_path: Path):
+def test_restore_error_for_64_bit_types(tmp_path: Path):
     import jax
 
     with md.Checkpoints(tmp_path) as checkpoints:
@@ -303,7 +303,7 @@ class Failing:
         pytest.param(errno.EIO, id="broken", marks=pytest.mark.slow),
     ],
 )
-def test_a_disk_that_fails_anywhere(tmp_path: Path, code: int):
+def test_save_with_failing_disk_operations(tmp_path: Path, code: int):
     """Whichever call is the first to fail, the step before it is whole, and the failure is said."""
     points = 0
     for number in range(1, 200):
@@ -335,7 +335,7 @@ def test_a_disk_that_fails_anywhere(tmp_path: Path, code: int):
     assert points > 15, points
 
 
-def test_two_writers(tmp_path: Path):
+def test_lock_refuses_a_second_writer(tmp_path: Path):
     first, second = md.Checkpoints(tmp_path), md.Checkpoints(tmp_path, take_over=False)
     first.save(1, x(1))
     first.wait()
@@ -362,10 +362,10 @@ def test_two_writers(tmp_path: Path):
         ({"pid": 10**30}, True),
     ],
 )
-def test_which_lock_is_stale(tmp_path: Path, holder: dict[str, Any], stale: bool):
+def test_lock_staleness(tmp_path: Path, holder: dict[str, Any], stale: bool):
     import json
 
-    (tmp_path / "lock").write_text(json.dumps({**lock._me(), **holder}))
+    (tmp_path / "lock").write_text(json.dumps({**lock._own_record(), **holder}))
     checkpoints = md.Checkpoints(tmp_path)
     if stale:
         checkpoints.save(1, x())
@@ -378,17 +378,17 @@ def test_which_lock_is_stale(tmp_path: Path, holder: dict[str, Any], stale: bool
 
 
 @pytest.mark.parametrize("text", ["", "[" * 4000, "nonsense", "[]", '{"pid": 1'])
-def test_a_lock_nobody_understands_is_respected(tmp_path: Path, text: str):
+def test_lock_unparsable_is_respected(tmp_path: Path, text: str):
     (tmp_path / "lock").write_text(text)
-    with pytest.raises(md.SaveError, match="or, when that one is gone for sure, remove"):
+    with pytest.raises(md.SaveError, match="or, if that process has certainly ended, remove"):
         md.Checkpoints(tmp_path).save(1, x())
 
 
-def test_one_of_many_gets_a_stale_lock(tmp_path: Path):
+def test_lock_stale_is_taken_by_one(tmp_path: Path):
     import json
 
     for n in range(20):
-        (tmp_path / "lock").write_text(json.dumps({**lock._me(), "began": "1"}))
+        (tmp_path / "lock").write_text(json.dumps({**lock._own_record(), "began": "1"}))
 
         def take(i: int) -> bool:
             try:
@@ -401,7 +401,7 @@ def test_one_of_many_gets_a_stale_lock(tmp_path: Path):
             assert sum(pool.map(take, range(8))) == 1, n
 
 
-def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_save_order_of_disk_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Files before the directory they are in, that before its name, the name before an older step goes."""
     with md.Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, x())
@@ -435,7 +435,7 @@ def test_the_order_of_what_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.
     assert "rename step-00000001" in events[7:]
 
 
-def test_closing_says_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_close_raises_the_save_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -56,7 +56,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "code", "arguments"), MISTAKES, ids=[m[0] for m in MISTAKES])
-def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]):
+def test_cli_errors_match_golden_text(golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]):
     run = here(*arguments)
     assert run.code == code, run.err
     assert run.out == ""
@@ -69,15 +69,15 @@ def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, argu
     [
         ([], "meshdsl: error: the following arguments are required: COMMAND"),
         (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn"),
-        (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: a count is a whole number, got '-1'"),
+        (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: must be an integer from 0, got '-1'"),
     ],
 )  # fmt: skip
-def test_mistakes_that_argparse_finds(arguments: list[str], message: str):
+def test_cli_argparse_errors(arguments: list[str], message: str):
     run = here(*arguments)
     assert (run.code, run.out, run.err.splitlines()[-1]) == (2, "", message)
 
 
-def test_a_file_that_fails_to_import_shows_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_load_error_shows_the_failing_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("broken.py").write_text("import math\n\nx = math.nothing\n")
     Path("unfinished.py").write_text("x = (1,\ny = 2\n")
@@ -110,14 +110,14 @@ def test_a_file_that_fails_to_import_shows_its_own_line(tmp_path: Path, monkeypa
         ("norm=rms", "rms"),
     ],
 )
-def test_a_setting_is_read_as_the_type_of_its_field(setting: str, value: object):
+def test_configure_parses_settings_by_field_type(setting: str, value: object):
     workload = configure(load("workloads.py:bigram"), [setting])
     found = getattr(workload.config, setting.partition("=")[0])
     assert (found, type(found)) == (value, type(value))
 
 
 @pytest.mark.parametrize("arguments", [[], *([module.__name__.rpartition(".")[2]] for module in cli.COMMANDS)])
-def test_help_is_quick_and_needs_no_jax(arguments: list[str]):
+def test_cli_help_does_not_import_jax(arguments: list[str]):
     script = (
         "import sys; from meshdsl.cli import main\n"
         f"try: main({[*arguments, '--help']})\n"
@@ -129,7 +129,7 @@ def test_help_is_quick_and_needs_no_jax(arguments: list[str]):
     assert "usage: meshdsl" in run.stdout
 
 
-def test_training_under_two_layouts_gives_one_result():
+def test_cli_train_loss_is_equal_under_two_layouts():
     runs = {
         layout: apart("train", "workloads.py:bigram", *SMALL, "--json", "--layout", layout)
         for layout in ("data", "grid")
@@ -168,7 +168,7 @@ def check_schema(records: list[dict[str, Any]]) -> None:
             assert isinstance(record[name], kind), (record["event"], name)
 
 
-def test_a_loss_that_is_not_finite_stops_with_5():
+def test_cli_train_exits_5_on_non_finite_loss():
     run = apart("train", "workloads.py:bigram", *SMALL, "--set", "learning_rate=1e30", "--json")
     assert run.code == 5
     assert "NonFiniteLoss: the loss of step 2 is nan\n  it was 5.54" in run.err  # after where it is, if slow
@@ -176,16 +176,16 @@ def test_a_loss_that_is_not_finite_stops_with_5():
     assert "NaN" not in run.out, "JSON has no NaN"
 
 
-def test_results_go_to_stdout_and_nothing_moves_off_a_terminal():
+def test_cli_train_prints_plain_lines_without_a_terminal():
     run = apart("train", "workloads.py:bigram", *SMALL, env={**os.environ, "FORCE_COLOR": "1"})
     assert run.code == 0, run.err
     assert all(line.startswith("train ") for line in run.err.splitlines()), run.err  # where it is, on a slow machine
-    assert run.out.startswith("bigram: 8,192 parameters on mesh all:1, nothing split\ndata: ")
-    assert "step      4  held out: loss " in run.out
+    assert run.out.startswith("bigram: 8,192 parameters on mesh all:1, replicated\ndata: ")
+    assert "step      4  eval loss " in run.out
     assert "\x1b" not in run.out and "\r" not in run.out
 
 
-def test_an_interrupt_exits_with_130():
+def test_cli_train_exits_130_on_interrupt():
     command = [sys.executable, "-m", "meshdsl", "train", "workloads.py:bigram", "--steps", "1000000", "--json"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -199,14 +199,14 @@ def test_an_interrupt_exits_with_130():
     assert process.returncode == 130
 
 
-def test_a_reader_that_goes_away_is_no_traceback():
+def test_cli_closed_pipe_prints_no_traceback():
     command = f"{sys.executable} -m meshdsl explain workloads.py:bigram --layout grid | head -n 1"
     run = subprocess.run(command, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
     assert run.stdout.startswith("program on rows:2 cols:4")
     assert run.stderr == ""
 
 
-def test_explain(golden: Callable[[str, str], None]):
+def test_explain_program_and_table(golden: Callable[[str, str], None]):
     run = apart("explain", "workloads.py:bigram", "--layout", "grid")
     assert (run.code, run.err) == (0, "")
     program, _, table = run.out.partition("\ncollectives of one step")
@@ -218,26 +218,26 @@ def test_explain(golden: Callable[[str, str], None]):
     assert {"kind", "axes", "count", "bytes", "wire_bytes"} == set(record["collectives"][0])
 
 
-def test_explain_needs_no_devices():
+def test_explain_works_without_devices():
     run = apart("explain", "workloads.py:bigram", "--mesh", "rows:64 cols:32", "--layout", "batch:rows; vocab:cols")
     assert (run.code, run.err) == (0, "")
     assert run.out.startswith("program on rows:64 cols:32")
 
 
-def test_explain_the_graph():
+def test_explain_graph():
     run = apart("explain", "workloads.py:bigram", "--graph")
     assert (run.code, run.err) == (0, "")
     assert "einsum" in run.out and "all_reduce" not in run.out
 
 
-def test_doctor():
+def test_doctor_reports_no_problems():
     run = apart("doctor", "--json")
     record = json.loads(run.out)
     assert (run.code, record["ok"], record["problems"]) == (0, True, [])
     assert record["devices"] and record["jax"] and record["tested jax"]
 
 
-def test_doctor_says_what_is_out_of_range(monkeypatch: pytest.MonkeyPatch):
+def test_doctor_reports_versions_out_of_range(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "_requirements", lambda: {"jax": "<0.2"})
     run = here("doctor")
     assert run.code == 1

@@ -60,7 +60,7 @@ def record(run: Run) -> dict:
     return found
 
 
-def test_analyze():
+def test_analyze_prints_a_report():
     run = here("analyze", *GRID)
     assert (run.code, run.err) == (0, "")
     assert run.out.startswith("bigram, training step on rows:2 cols:4 (8 chips, Google TPU v5e")
@@ -69,38 +69,38 @@ def test_analyze():
     assert max(map(len, run.out.splitlines())) <= WIDTH
 
 
-def test_analyze_gives_the_same_as_json():
+def test_analyze_json_equals_text():
     found = record(here("analyze", *GRID, "--json"))
     assert (found["command"], found["mesh"], found["fits"]) == ("analyze", {"rows": 2, "cols": 4}, True)
     assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
 
 
-def test_forward_has_no_gradients_and_no_update():
+def test_analyze_forward_has_no_gradients_and_no_update():
     step, forward = (record(here("analyze", *GRID, "--json", *more)) for more in ([], ["--forward"]))
     assert not any(line["backward"] for line in forward["instructions"])
     assert forward["flops"] < step["flops"] / 2
 
 
-def test_a_machine_of_the_users(tmp_path: Path):
+def test_analyze_reads_a_user_machine_file(tmp_path: Path):
     (tmp_path / "mine.toml").write_text(MACHINE)
     found = record(here("analyze", *GRID, "--machine", str(tmp_path / "mine.toml"), "--json"))
     assert found["machine"] == {"name": "mine", "title": "a machine", "hbm": 1e9}
 
 
-def test_a_place_of_the_mesh():
+def test_analyze_place_changes_the_assignment():
     one = record(here("analyze", *GRID, "--json"))
     other = record(here("analyze", *GRID, "--json", "--place", "rows=y", "--place", "cols=x"))
     assert one["placement"] != other["placement"]
 
 
-def test_over_memory_is_3_and_says_why():
+def test_analyze_over_memory_exits_3():
     run = here("analyze", *GRID, "--memory", "20kB")
     assert run.code == 3
     assert "DOES NOT FIT" in run.out
     assert run.err.startswith("over memory: the layout needs ") and "parameters" in run.err
 
 
-def test_compare():
+def test_compare_prints_layouts_side_by_side():
     run = here("compare", BIGRAM)
     assert (run.code, run.err) == (0, "")
     assert "data: all:8,  batch:all" in run.out and "from data to grid" in run.out
@@ -109,7 +109,7 @@ def test_compare():
     assert list(found["reports"]) == ["data", "grid"] and found["best"] in found["reports"]
 
 
-def test_compare_says_which_layout_is_illegal():
+def test_compare_reports_illegal_layouts():
     options = ["--mesh", "rows:2 cols:4", "--layout", "batch:rows", "--layout", "width:rows vocab:rows"]
     run = here("compare", BIGRAM, *options)
     assert run.code == 3
@@ -118,7 +118,7 @@ def test_compare_says_which_layout_is_illegal():
     assert run.err == "illegal layout: B\n"
 
 
-def test_explain_a_collective_and_a_dim():
+def test_explain_collective_and_dim():
     run = here("explain", *GRID, "--collective", "0")
     assert (run.code, run.err) == (0, "")
     assert "collective 0: " in run.out and "cause" in run.out and "elsewhere" in run.out
@@ -130,7 +130,7 @@ def test_explain_a_collective_and_a_dim():
     assert found["collectives"][0]["number"] == 0 and found["moves"]
 
 
-def test_search():
+def test_search_prints_the_best_layouts():
     large = ["--set", "width=1024", "--batch", "512"]
     options = [*large, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis"]
     run = here("search", BIGRAM, *options)
@@ -151,25 +151,25 @@ def test_search_with_overrides(step: list[str]):
     assert both["best"]["seconds"] <= found["best"]["seconds"]
 
 
-def test_search_when_nothing_fits():
+def test_search_reports_when_nothing_fits():
     run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis", "--memory", "1kB")
     assert (run.code, run.out) == (3, "")
     assert "fits 1.00 kB" in run.err and "the smallest needs" in run.err
 
 
-def test_verify():
+def test_verify_exits_0_if_equal():
     run = here("verify", *GRID)
     assert (run.code, run.err) == (0, "")
     assert "the program states what is emitted" in run.out
     assert record(here("verify", *GRID, "--forward", "--json"))["equal"] is True
 
 
-def test_verify_an_update_that_the_machine_decides():
+def test_verify_weight_update_auto():
     run = here("verify", BIGRAM, "--layout", "data", "--weight-update", "auto", "--machine", "tpu-v3")
     assert run.code == 0 and "the program states what is emitted" in run.out, run.err
 
 
-def test_verify_beside_a_compiler(monkeypatch: pytest.MonkeyPatch):
+def test_verify_aot_compares_with_the_compiler(monkeypatch: pytest.MonkeyPatch):
     """With a stand-in for the TPU's compiler, which tests/cost/ runs where it is installed."""
     held = aot.CompiledMemory(argument=30_000, output=20_000, temp=10_000, alias=20_000, generated_code=0, peak=50_000)
     other = Change("all_reduce", "cols", 4, 4096, 2, 4096, 1, "2 were made one")
@@ -184,7 +184,7 @@ def test_verify_beside_a_compiler(monkeypatch: pytest.MonkeyPatch):
         assert all(word in run.out for word in words), run.out
 
 
-def test_calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_doctor_calibrate_writes_a_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "here.toml"
 
     def measure(target: str | None, *, quick: bool) -> Path:
@@ -228,7 +228,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("name", "code", "arguments"), MISTAKES, ids=[m[0] for m in MISTAKES])
-def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]):
+def test_cost_command_errors_match_golden_text(
+    golden: Callable[[str, str], None], name: str, code: int, arguments: list[str]
+):
     run = here(*arguments)
     assert run.code == code, run.err
     assert run.out == ""
@@ -239,26 +241,26 @@ def test_mistakes(golden: Callable[[str, str], None], name: str, code: int, argu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["analyze", BIGRAM, "--memory", "0"], "a memory size is written 16GB, 512MiB or 16e9, above 0; got '0'"),
+        (["analyze", BIGRAM, "--memory", "0"], "write a memory size as 16GB, 512MiB or 16e9, above 0; got '0'"),
         (["analyze", BIGRAM, "--memory", "-1GB"], "argument --memory: expected one argument"),
         (["analyze", BIGRAM, "--memory", "16 gallons"], "above 0; got '16 gallons'"),
         (["search", BIGRAM], "one of the arguments --mesh --devices is required"),
         (["search", BIGRAM, "--mesh", "a:2", "--devices", "2"], "argument --devices: not allowed with argument --mesh"),
-        (["search", BIGRAM, "--devices", "0"], "argument --devices: at least 1 is needed, got 0"),
-        (["explain", *GRID, "--dim", ""], "argument --dim: a name is needed, got ''"),
+        (["search", BIGRAM, "--devices", "0"], "argument --devices: must be at least 1, got 0"),
+        (["explain", *GRID, "--dim", ""], "argument --dim: must not be empty"),
         (["explain", *GRID, "--dim", "vocab", "--moves"], "argument --moves: not allowed with argument --dim"),
-        (["analyze", BIGRAM, "--html", "nowhere/a.html"], "there is no folder 'nowhere' to write 'a.html' in"),
+        (["analyze", BIGRAM, "--html", "nowhere/a.html"], "no folder 'nowhere' to write 'a.html' in"),
         (["analyze", BIGRAM, "--html", "."], "'.' is a folder; name a file in it"),
-        (["doctor", "--calibrate", "cpu.json"], "a machine file ends in .toml, got 'cpu.json'"),
+        (["doctor", "--calibrate", "cpu.json"], "a machine file must end in .toml, got 'cpu.json'"),
     ],
 )  # fmt: skip
-def test_mistakes_that_argparse_finds(arguments: list[str], message: str):
+def test_cost_command_argparse_errors(arguments: list[str], message: str):
     run = here(*arguments)
     assert (run.code, run.out) == (2, "")
     assert run.err.splitlines()[-1].endswith(message)
 
 
-def test_an_unknown_machine():
+def test_cost_command_error_for_unknown_machine():
     run = here("analyze", *GRID, "--machine", "tpu-v5")
     assert (run.code, run.out) == (2, "")
     assert run.err.startswith("UsageError: no machine is called 'tpu-v5'; did you mean 'tpu-v5p'? there are: ")
@@ -267,7 +269,7 @@ def test_an_unknown_machine():
     assert run.err.startswith("UsageError: there is no machine file here.toml; the names known are: ")
 
 
-def test_a_file_that_fails_to_import(tmp_path: Path):
+def test_cost_command_error_for_failing_import(tmp_path: Path):
     (tmp_path / "broken.py").write_text("import math\nx = math.nothing\n")
     for command in ("analyze", "compare", "explain", "verify"):
         run = here(command, f"{tmp_path}/broken.py:lm")
@@ -275,7 +277,7 @@ def test_a_file_that_fails_to_import(tmp_path: Path):
         assert run.err.endswith("broken.py:2  x = math.nothing\n")
 
 
-def test_a_malformed_machine_file_names_every_problem(tmp_path: Path):
+def test_cost_command_error_names_every_problem_of_a_machine_file(tmp_path: Path):
     bad = tmp_path / "bad.toml"
     bad.write_text(MACHINE.replace("hbm = 1e9", "hbm = -1").replace("vector = 1e12", "vecter = 1e12"))
     run = here("analyze", *GRID, "--machine", str(bad))
@@ -286,7 +288,7 @@ def test_a_malformed_machine_file_names_every_problem(tmp_path: Path):
     assert (run.code, run.out) == (2, "") and "is not TOML" in run.err
 
 
-def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "page.html"
     run = here("analyze", *GRID, "--html", str(path))
     assert run.code == 0 and path.read_text().startswith("<!doctype html>")
@@ -302,14 +304,14 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["page.html"]
 
 
-def test_a_trace(tmp_path: Path):
+def test_analyze_trace_writes_events(tmp_path: Path):
     path = tmp_path / "trace.json"
     assert here("analyze", *GRID, "--trace", str(path)).code == 0
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "thread_name"} >= {"compute", "cols"}
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_write_error_for_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*names: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -319,7 +321,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.listdir(tmp_path) == []
 
 
-def test_compare_and_search_write_a_page(tmp_path: Path):
+def test_compare_and_search_write_html(tmp_path: Path):
     for name, arguments in {
         "compare": [BIGRAM],
         "search": [BIGRAM, "--mesh", "all:2", "--dims", "batch vocab", "--one-axis"],
@@ -329,7 +331,7 @@ def test_compare_and_search_write_a_page(tmp_path: Path):
         assert path.read_text().count("<svg") >= 4
 
 
-def test_off_a_terminal_nothing_moves_and_nothing_is_coloured():
+def test_cost_commands_print_plain_lines_without_a_terminal():
     run = apart("explain", *GRID, "--moves", env={**os.environ, "FORCE_COLOR": "1", "NO_COLOR": ""})
     assert run.code == 0
     assert "\x1b" not in run.out + run.err and "\r" not in run.out + run.err

@@ -19,7 +19,7 @@ from tests.train.hostile import WORKLOAD, hostile
 TINY = ["train", WORKLOAD, "--eval-batches", "0"]
 
 
-def test_a_later_place_wins(tmp_path: Path):
+def test_settings_later_sources_override(tmp_path: Path):
     file = tmp_path / "run.toml"
     tables = ["[train]\nsteps = 3\nseed = 4\neval_every = 5", "[config]\nhidden = 7\nio = 8", "[config.drop]\nkeep = 1"]
     file.write_text("\n".join(['layout = "data"', *tables]))
@@ -45,23 +45,23 @@ MISTAKES = [
     ("steps = 3", [], "has no key 'steps'; did you mean 'train.steps'?"),
     ("[config]\nhiden = 3", [], "has no key 'config.hiden'; did you mean 'config.hidden'?"),
     ("[config.drop]\nkept = 3", [], "has no key 'config.drop.kept'; did you mean 'config.drop.keep'?"),
-    ("[train]\nsteps = 3.5", [], "train.steps is a whole number, got 3.5"),
-    ("[train]\nsteps = true", [], "train.steps is a whole number, got True"),
-    ("[train]\nnon_finite = 'ignore'", [], "train.non_finite is one of stop, skip, got 'ignore'"),
-    ("[checkpoints]\nkeep = 0", [], "checkpoints.keep is at least 1, got 0"),
+    ("[train]\nsteps = 3.5", [], "train.steps must be an integer, got 3.5"),
+    ("[train]\nsteps = true", [], "train.steps must be an integer, got True"),
+    ("[train]\nnon_finite = 'ignore'", [], "train.non_finite must be one of stop, skip, got 'ignore'"),
+    ("[checkpoints]\nkeep = 0", [], "checkpoints.keep must be at least 1, got 0"),
     ("[train", [], "is not TOML"),
-    ("a = " + "[" * 5000, [], "lie too deep"),
+    ("a = " + "[" * 5000, [], "nested too deeply"),
     ("a = " + "9" * 5000, [], "is not TOML"),
     ('workload = "other.py:lm"', [], "is for another workload"),
     ("", ["--set", "train.stps=3"], "a run has no key 'train.stps'; did you mean 'train.steps'?"),
-    ("", ["--set", "checkpoints.keep=many"], "checkpoints.keep is a whole number, got 'many'"),
+    ("", ["--set", "checkpoints.keep=many"], "checkpoints.keep must be an integer, got 'many'"),
     ("", ["--set", "drop=3"], "has no 'drop'; did you mean 'drop.keep'?"),
-    ("", ["--resume", "never", "--keep", "0"], "checkpoints.keep is at least 1, got 0"),
+    ("", ["--resume", "never", "--keep", "0"], "checkpoints.keep must be at least 1, got 0"),
 ]
 
 
 @pytest.mark.parametrize(("text", "arguments", "message"), MISTAKES)
-def test_mistakes(tmp_path: Path, text: str, arguments: list[str], message: str):
+def test_settings_errors(tmp_path: Path, text: str, arguments: list[str], message: str):
     file = tmp_path / "run.toml"
     file.write_text(text)
     run = here(*TINY, "--config", str(file), *arguments, "--print-config")
@@ -69,7 +69,7 @@ def test_mistakes(tmp_path: Path, text: str, arguments: list[str], message: str)
     assert message in run.err and "Traceback" not in run.err
 
 
-def test_a_dry_run_says_the_cost_and_runs_nothing(tmp_path: Path):
+def test_dry_run_prints_the_cost_without_running(tmp_path: Path):
     arguments = [*TINY, "--layout", "data", "--checkpoints", str(tmp_path / "c"), "--dry-run"]
     run = here(*arguments, "--weight-update", "sharded")
     assert run.code == 0, run.err
@@ -79,7 +79,7 @@ def test_a_dry_run_says_the_cost_and_runs_nothing(tmp_path: Path):
     assert (record["event"], record["cost"]["machine"]["name"]) == ("dry-run", "tpu-v3")
 
 
-def test_files_of_records_and_a_corrupt_checkpoint(tmp_path: Path):
+def test_train_writes_metrics_and_skips_a_corrupt_checkpoint(tmp_path: Path):
     lines, checkpoints = tmp_path / "m.jsonl", tmp_path / "c"
     options = ["--checkpoints", str(checkpoints), "--save-every", "1", "--metrics", str(lines)]
     run = here(*TINY, *options, "--steps", "2", "--tensorboard", str(tmp_path / "board"))
@@ -95,11 +95,11 @@ def test_files_of_records_and_a_corrupt_checkpoint(tmp_path: Path):
         part.write_bytes(b"")
     run = here(*TINY, *options, "--steps", "4")
     assert run.code == 4
-    assert "step-00000003" in run.err and "there is no sound checkpoint" in run.err
+    assert "step-00000003" in run.err and "there is no valid checkpoint" in run.err
     assert "Traceback" not in run.err
 
 
-def test_tensorboard_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tensorboard_error_if_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def missing(name: str, *rest: Any) -> Any:
         if name == "tensorboardX":
             raise ImportError(name)
@@ -111,12 +111,12 @@ def test_tensorboard_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
     assert "--tensorboard needs tensorboardX, which is not installed" in run.err and "pip install" in run.err
 
 
-def test_a_configuration_that_a_model_cannot_have():
+def test_settings_error_from_the_model():
     run = here(*TINY, "--set", "batch=0", "--set", "io=-3", "--dry-run")
     assert run.code in (1, 2, 3) and "Traceback" not in run.err and run.err, run
 
 
-def test_hostile_configurations():
+def test_settings_hostile_files_only_raise_usage_errors():
     found = hostile(60, 0, dry_runs=1)
     assert found["mutations"] == 60 and set(found["codes"]) <= {0, 1, 2, 3}
 
@@ -124,7 +124,7 @@ def test_hostile_configurations():
 ODD = ["train", str(Path(WORKLOAD.partition(":")[0]).parent / "odd.py") + ":odd"]
 
 
-def test_values_of_every_type_come_back(tmp_path: Path):
+def test_settings_values_round_trip(tmp_path: Path):
     file = tmp_path / "run.toml"
     settings = ["pair=3,0.5", "sizes=1,2", "names=a, b", "perhaps=4", "scale=nan"]
     said = here(*ODD, *(word for text in settings for word in ("--set", text)), "--print-config")
@@ -135,14 +135,14 @@ def test_values_of_every_type_come_back(tmp_path: Path):
     again = here(*ODD, "--config", str(file), "--print-config")
     assert (again.code, again.out) == (0, said.out + "one = 1\n"), again.err
     for text, message in [
-        ("pair=3", "pair is a list of 2 values, got 1 of them"),
+        ("pair=3", "pair must be a list of 2 values, got 1"),
         ("table=3", "table is a dict, which cannot be given as text"),
     ]:
         run = here(*ODD, "--set", text, "--print-config")
         assert run.code == 2 and message in run.err, run.err
 
 
-def test_numbers_that_are_not_finite_are_written_as_json_has_them(tmp_path: Path):
+def test_train_records_are_strict_json(tmp_path: Path):
     lines = tmp_path / "m.jsonl"
     options = ["--checkpoints", str(tmp_path / "c"), "--metrics", str(lines), "--json"]
     run = here(*ODD, "--steps", "1", "--set", "scale=inf", "--set", "wrong=held_out", *options)
@@ -155,20 +155,23 @@ def test_numbers_that_are_not_finite_are_written_as_json_has_them(tmp_path: Path
         records = [strictly(line) for line in text.splitlines()]
         found = {record["event"]: record for record in records}
         assert found["eval"]["loss"] is None and found["start"]["config"]["scale"] == "inf"
-    assert "held out: loss not finite" in here(*ODD, "--steps", "1", "--set", "wrong=held_out").out
+    assert "eval loss not finite" in here(*ODD, "--steps", "1", "--set", "wrong=held_out").out
     assert md.Checkpoints(tmp_path / "c").restore(like={}).config["config"]["scale"] == "inf"
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("missing", "the data gives no 'x'; it gives: y"),
-        ("shape", "the data gives 'x' as float64 of shape [4, 2], and inputs(config) says float32[batch=4 io=3]"),
-        ("dtype", "the data gives 'x' as complex128 of shape [4, 3]"),
-        ("raises", "odd does not run with this configuration: FileNotFoundError: no such shard\n  at "),
+        ("missing", "the batch has no array 'x'; it has: y"),
+        (
+            "shape",
+            "the array 'x' of the batch is float64 of shape [4, 2], and inputs(config) says float32[batch=4 io=3]",
+        ),
+        ("dtype", "the array 'x' of the batch is complex128 of shape [4, 3]"),
+        ("raises", "odd fails with this configuration: FileNotFoundError: no such shard\n  at "),
     ],
 )
-def test_data_that_does_not_fit(wrong: str, message: str):
+def test_train_errors_for_bad_batches(wrong: str, message: str):
     run = here(*ODD, "--steps", "1", "--set", f"wrong={wrong}")
     assert run.code == 1 and message in run.err, run
 
@@ -176,30 +179,30 @@ def test_data_that_does_not_fit(wrong: str, message: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "2", "--save-every", "3"], "--save-every --keep does nothing without --checkpoints DIR"),
-        (["--resume", "somewhere/step-00000003"], "--resume does nothing without --checkpoints DIR"),
-        (["--set", "checkpoints.resume=somewhere"], "--resume does nothing without --checkpoints DIR"),
-        (["--machine", "tpu-v4"], "--machine does nothing here"),
-        (["--checkpoints", ""], "checkpoints.directory is empty"),
-        (["--checkpoints", "x", "--resume", ""], "checkpoints.resume is empty"),
-        (["--checkpoints", __file__], "--checkpoints is a directory, and"),
-        (["--processes", "0", "--process", "0", "--coordinator", "h:1"], "--processes: at least 1 is needed"),
+        (["--keep", "2", "--save-every", "3"], "--save-every --keep has no effect without --checkpoints DIR"),
+        (["--resume", "somewhere/step-00000003"], "--resume has no effect without --checkpoints DIR"),
+        (["--set", "checkpoints.resume=somewhere"], "--resume has no effect without --checkpoints DIR"),
+        (["--machine", "tpu-v4"], "--machine has no effect here"),
+        (["--checkpoints", ""], "checkpoints.directory must not be empty"),
+        (["--checkpoints", "x", "--resume", ""], "checkpoints.resume must not be empty"),
+        (["--checkpoints", __file__], "--checkpoints must be a directory, and"),
+        (["--processes", "0", "--process", "0", "--coordinator", "h:1"], "--processes: must be at least 1"),
         (["--profile", f"{__file__}/x"], "cannot be written"),
-        (["--resume", "auto"], "--resume does nothing without --checkpoints DIR"),
-        (["--eval-every", "5", "--eval-batches", "0"], "--eval-every does nothing with no batches"),
-        (["--set", "train.max_skips=3"], "train.max_skips does nothing with --non-finite stop"),
-        (["--log-every", "0"], "--log-every: at least 1 is needed"),
+        (["--resume", "auto"], "--resume has no effect without --checkpoints DIR"),
+        (["--eval-every", "5", "--eval-batches", "0"], "--eval-every has no effect with --eval-batches 0"),
+        (["--set", "train.max_skips=3"], "train.max_skips has no effect with --non-finite stop"),
+        (["--log-every", "0"], "--log-every: must be at least 1"),
         (["--dry-run", "--print-config"], "argument --print-config: not allowed with argument --dry-run"),
-        (["--dry-run", "--process", "1"], "--coordinator, --processes and --process go together"),
-        (["--dry-run", "--devices", "3", "--mesh", "a:4"], "has 4 places, and --devices gives 3"),
+        (["--dry-run", "--process", "1"], "--coordinator, --processes and --process must be given together"),
+        (["--dry-run", "--devices", "3", "--mesh", "a:4"], "needs 4 devices, and --devices gives 3"),
     ],
 )
-def test_options_that_would_do_nothing(arguments: list[str], message: str):
+def test_train_errors_for_options_without_effect(arguments: list[str], message: str):
     run = here(*ODD, "--steps", "1", *arguments)
     assert (run.code, run.out) == (2, "") and message in run.err, run
 
 
-def test_the_machine_of_auto_and_of_a_dry_run():
+def test_dry_run_and_auto_use_the_machine():
     arguments = [*TINY, "--layout", "data", "--weight-update", "auto", "--dry-run", "--json"]
     for machine, decided in (("tpu-v4", "on tpu-v4 "), ("tpu-v3", "on tpu-v3 ")):
         record = json.loads(here(*arguments, "--machine", machine).out)
@@ -207,7 +210,7 @@ def test_the_machine_of_auto_and_of_a_dry_run():
         assert all(w["reason"].startswith(decided) for w in record["weight_update"]["weights"] if not w["sharded"])
 
 
-def test_a_directory_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path):
+def test_train_checks_the_checkpoint_directory_first(tmp_path: Path):
     other = md.Checkpoints(tmp_path)
     other.claim()
     run = here(*ODD, "--steps", "1", "--checkpoints", str(tmp_path))
@@ -215,7 +218,7 @@ def test_a_directory_that_cannot_be_written_is_found_before_the_first_step(tmp_p
     assert run.code == 1 and "is being written by process" in run.err and "step" not in run.out, run
 
 
-def test_a_finished_run_and_one_of_another_model(tmp_path: Path):
+def test_resume_of_a_finished_run_and_of_another_model(tmp_path: Path):
     options = ["--eval-batches", "0", "--checkpoints", str(tmp_path)]
     (tmp_path / "config.toml").write_text("# mine\n[train]\nsteps = 1\n")
     run = here(*ODD, *options, "--config", str(tmp_path / "config.toml"))
@@ -223,15 +226,15 @@ def test_a_finished_run_and_one_of_another_model(tmp_path: Path):
     assert (tmp_path / "config.toml").read_text().startswith("# mine")
     assert tomllib.loads((tmp_path / "resolved.toml").read_text())["train"]["steps"] == 1
     run = here(*ODD, *options, "--steps", "1")
-    assert run.code == 0 and "no step is left to take" in run.out, run
+    assert run.code == 0 and "all steps are already done" in run.out, run
     run = here(*ODD, *options, "--steps", "2", "--set", "io=5")
     assert run.code == 2
-    assert "is of another model or optimizer" in run.err and "config.io was 3, now it is 5" in run.err
-    assert "params/w: is float32[io=3] there, and this run has float32[io=5]" in run.err
+    assert "was saved with another model or optimizer" in run.err and "config.io was 3, now it is 5" in run.err
+    assert "params/w: is float32[io=3] in the checkpoint and float32[io=5] in this run" in run.err
 
 
-def test_files_that_cannot_be_written_any_more(tmp_path: Path):
+def test_train_errors_for_a_full_disk(tmp_path: Path):
     run = here(*ODD, "--steps", "1", "--metrics", "/dev/full")
-    assert run.code == 1 and "/dev/full cannot be written any more: No space left on device" in run.err, run
+    assert run.code == 1 and "/dev/full: a write failed: No space left on device" in run.err, run
     run = here(*ODD, "--steps", "1", "--profile", str(tmp_path / "p"))
-    assert run.code == 0 and "nothing was traced; it begins with the third step" in run.err, run
+    assert run.code == 0 and "nothing was traced; tracing starts at the third step" in run.err, run

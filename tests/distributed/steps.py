@@ -46,12 +46,12 @@ def run(layout: str) -> dict[str, md.Tensor]:
 
 def train() -> list[float]:
     """The losses of a few steps of a small language model."""
-    from meshdsl.train import load, place, train
+    from meshdsl.train import load, mesh_and_layout, train
 
     workload = load("models/transformer.py:lm").replace(
         batch=4, length=16, layers=2, d_model=32, heads=4, d_head=8, d_ff=64
     )
-    records = train(workload, *place(workload, "data_model", None), steps=3, eval_batches=0)
+    records = train(workload, *mesh_and_layout(workload, "data_model", None), steps=3, eval_batches=0)
     return [record["loss"] for record in records if "loss" in record]
 
 

@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("layout", steps.LAYOUTS)
-def test_every_block_is_bitwise_what_one_process_computes(results: list[dict[str, np.ndarray]], layout: str):
+def test_two_processes_blocks_are_bitwise_equal_to_one_process(results: list[dict[str, np.ndarray]], layout: str):
     one = steps.run(layout)
     for name, tensor in one.items():
         whole = np.asarray(tensor.stored)
@@ -69,7 +69,7 @@ def test_every_block_is_bitwise_what_one_process_computes(results: list[dict[str
             assert np.array_equal(block[real], there[real]), (name, begin)
 
 
-def test_the_blocks_are_split_over_both_processes(results: list[dict[str, np.ndarray]]):
+def test_two_processes_share_the_blocks(results: list[dict[str, np.ndarray]]):
     begins = [
         {key.rpartition("@")[2] for key in found if key.startswith(f"{steps.LAYOUTS[3]}@w@")} for found in results
     ]
@@ -77,6 +77,6 @@ def test_the_blocks_are_split_over_both_processes(results: list[dict[str, np.nda
     assert begins[0].isdisjoint(begins[1])
 
 
-def test_training_over_two_processes_gives_the_losses_of_one(results: list[dict[str, np.ndarray]]):
+def test_two_processes_training_losses_equal_one_process(results: list[dict[str, np.ndarray]]):
     assert np.array_equal(results[0]["losses"], results[1]["losses"]), "every process sees the same numbers"
     np.testing.assert_allclose(results[0]["losses"], steps.train(), rtol=2e-6)

@@ -134,7 +134,7 @@ def test_the_counts_are_exchanged_once_and_the_report_says_at_most() -> None:
     program = md.compile(crossing, "a:4", "group:a expert:a").program(*SPECS)
     counts, there, back = program.collectives
     assert (counts.kind, counts.dtype, counts.bytes) == ("all_to_all", np.int32, 2 * 8 * 4)
-    assert counts.cause == f"{there.cause}, the counts" == "group -> gate for rename, the counts"
+    assert str(counts.cause) == f"{there.cause}, the counts" == "group -> gate for rename, the counts"
     assert there.bytes == back.bytes == 2 * 8 * 4 * 3 * 4 and there.wire_bytes == there.bytes * 3 // 4
     assert "at most 768 B" in str(there) and "at most 768 B" in str(program) and "at most" not in str(counts)
 

@@ -103,7 +103,7 @@ def test_the_cheapest_way_is_taken() -> None:
 def test_the_cause_says_which_way() -> None:
     def causes(name: str, spec: str, n: int) -> list[str]:
         program = md.compile(SORTS[name], Mesh(f"x:{n}"), "a:x").program(md.spec(spec))
-        return list(dict.fromkeys(record.cause for record in program.collectives))
+        return list(dict.fromkeys(str(record.cause) for record in program.collectives))
 
     assert causes("sort", "a:8", 2) == ["merge 1 of 1 of the sorted blocks of 'a'"]
     assert causes("both", "a:8", 4) == ["sort needs 'a' whole; merging blocks would send more"]

@@ -129,7 +129,7 @@ TWO_MORE = [("modern", "data_model"), ("smoothed", "sequence")]
 
 
 @pytest.mark.parametrize(("name", "layout"), EVERY_LAYOUT + TWO_MORE)
-def test_the_language_model_trains_as_whole_arrays_do(name: str, layout: str):
+def test_transformer_trains_like_unsharded_jax(name: str, layout: str):
     first, expected_losses, expected = trained(name)
     losses, found = run(TINY_LM.replace(**VARIANTS[name]), *transformer.LAYOUTS[layout], first)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-12)
@@ -137,7 +137,7 @@ def test_the_language_model_trains_as_whole_arrays_do(name: str, layout: str):
         np.testing.assert_allclose(found[path], p, rtol=1e-7, atol=1e-9)
 
 
-def test_dropout_is_the_same_under_every_layout():
+def test_transformer_dropout_is_equal_under_every_layout():
     workload = TINY_LM.replace(dropout=0.3)
     params, _ = workload.init(md.random.key(0))
 
@@ -151,7 +151,7 @@ def test_dropout_is_the_same_under_every_layout():
     assert abs(evaluated - dropped) > 1e-6
 
 
-def test_the_language_model_has_as_many_equations_for_any_depth():
+def test_transformer_graph_size_does_not_depend_on_depth():
     def count(layers: int) -> int:
         step = md.compile(
             TINY_LM.replace(layers=layers).train_step(), md.Mesh("rows:2 cols:4"), md.Layout("batch:rows")
@@ -162,7 +162,7 @@ def test_the_language_model_has_as_many_equations_for_any_depth():
 
 
 @pytest.mark.parametrize("layout", mlp.LAYOUTS)
-def test_the_two_layers_train_as_whole_arrays_do(layout: str):
+def test_mlp_trains_like_unsharded_jax(layout: str):
     first, _ = TINY_MLP.init(md.random.key(0))
     losses, found = run(TINY_MLP, *mlp.LAYOUTS[layout], first, steps=3)
     p = arrays(first)
@@ -181,7 +181,7 @@ def test_the_two_layers_train_as_whole_arrays_do(layout: str):
         np.testing.assert_allclose(found[path], p[path], rtol=1e-4, atol=1e-5)
 
 
-def test_the_illegal_layout_says_why(golden: Callable[[str, str], None]):
+def test_mlp_illegal_layout_matches_golden_text(golden: Callable[[str, str], None]):
     mesh, layout = mlp.ILLEGAL
     step = md.compile(mlp.mlp.train_step(), md.Mesh(mesh), md.Layout(layout))
     with pytest.raises(md.LayoutError) as caught:
@@ -189,7 +189,7 @@ def test_the_illegal_layout_says_why(golden: Callable[[str, str], None]):
     golden("mlp_illegal", str(caught.value))
 
 
-def test_model_files_name_mesh_axes_only_in_their_tables():
+def test_models_mention_mesh_axes_only_in_layout_tables():
     for module in (mlp, resnet, transformer):
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -203,13 +203,13 @@ def test_model_files_name_mesh_axes_only_in_their_tables():
         assert not [w for w in words if isinstance(w, str) and axes & set(w.replace(":", " ").split())]
 
 
-def test_a_workload_replaces_known_settings_only():
+def test_workload_replace_refuses_unknown_settings():
     assert transformer.lm.replace(d_model=512).config.d_model == 512
     with pytest.raises(md.ShapeError, match="the config of lm has no 'dmodel'; did you mean 'd_model'"):
         transformer.lm.replace(dmodel=512)
 
 
-def test_a_workload_offers_the_types_of_its_step():
+def test_workload_specs_are_the_types_of_its_step():
     for workload in (TINY_MLP, TINY_LM):
         params, state, batch = workload.specs()
         after = md.eval_shape(workload.train_step(), params, state, batch)

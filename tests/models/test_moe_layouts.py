@@ -8,12 +8,12 @@ from tests.models import layout_law
 
 
 @pytest.mark.parametrize(("name", "mesh"), [("moe", "rows:2"), ("gpt_moe", "rows:3")])
-def test_a_step_with_experts_split_is_the_unsplit_one(name: str, mesh: str):
+def test_moe_transformer_step_is_equal_under_every_layout(name: str, mesh: str):
     layout = next(layout for at, layout in layout_law.layouts(name) if at == mesh)
     found = layout_law.differences(name, mesh, layout, steps=1)
     assert max(found.values()) <= layout_law.TOLERANCE, found
 
 
 @pytest.mark.parametrize("name", layout_law.MODELS)
-def test_every_model_has_at_least_twelve_layouts(name: str):
+def test_layout_law_has_twelve_layouts_per_model(name: str):
     assert len(layout_law.layouts(name)) >= 12

@@ -13,7 +13,7 @@ from models import gpt_moe, moe_transformer
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4])
-def test_a_group_is_some_sequences_one_after_the_other(sequences: int):
+def test_moe_transformer_groups_are_consecutive_sequences(sequences: int):
     x = md.tensor(np.arange(4 * 3 * 2.0).reshape(4, 3, 2), "batch length model")
     y = moe_transformer.grouped(x, "length", sequences)
     np.testing.assert_array_equal(y.numpy(), x.numpy().reshape(4 // sequences, 3 * sequences, 2))
@@ -22,15 +22,15 @@ def test_a_group_is_some_sequences_one_after_the_other(sequences: int):
     np.testing.assert_array_equal(back.numpy(), x.numpy())
 
 
-def test_what_there_is_not():
+def test_moe_transformer_errors():
     for workload in (moe_transformer.moe, gpt_moe.gpt_moe):
-        with pytest.raises(md.ShapeError, match=r"blocks of 2, .* 3 are no whole blocks\n  take 4 layers"):
+        with pytest.raises(md.ShapeError, match=r"must be a multiple of 2, .* got 3\n  use 4 layers"):
             workload.model(workload.replace(layers=3).config)
-    with pytest.raises(md.ShapeError, match="groups of 3 sequences do not divide a batch of 4"):
+    with pytest.raises(md.ShapeError, match="the batch of 4 is not a multiple of 3"):
         moe_transformer.grouped(md.tensor(np.zeros((4, 3)), "batch length"), "length", 3)
 
 
-def test_a_language_model_with_experts_has_dropout():
+def test_gpt_moe_has_dropout():
     sizes = {"batch": 1, "length": 4, "vocab": 8, "layers": 2, "d_model": 8, "heads": 2, "d_head": 4, "d_ff": 8}
     workload = gpt_moe.gpt_moe.replace(**sizes, experts=2, expert_hidden=8)
     params, _ = workload.init(md.random.key(0))

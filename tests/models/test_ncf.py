@@ -78,7 +78,7 @@ def trained() -> tuple[dict[str, md.Tensor], list[float], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("layout", ncf.LAYOUTS)
-def test_it_trains_as_whole_arrays_do(trained: Any, layout: str):
+def test_ncf_trains_like_unsharded_jax(trained: Any, layout: str):
     first, losses, expected = trained
     mesh, rules = ncf.LAYOUTS[layout]
     types = TINY.specs()
@@ -94,7 +94,7 @@ def test_it_trains_as_whole_arrays_do(trained: Any, layout: str):
         np.testing.assert_allclose(params[path], p, rtol=1e-8, atol=1e-10, err_msg=path)
 
 
-def test_tables_that_are_split_are_never_gathered():
+def test_ncf_sharded_tables_are_not_gathered():
     mesh, rules = ncf.LAYOUTS["data_tables"]
     big = ncf.ncf.replace(batch=8)
     program = md.compile(big.train_step(), md.Mesh(mesh), md.Layout(rules)).program(*big.specs())
@@ -102,7 +102,7 @@ def test_tables_that_are_split_are_never_gathered():
     assert not [c for c in program.collectives if c.kind == "all_gather" and c.bytes >= table]
 
 
-def test_callees_of_a_module():
+def test_call_graph_callees_of_a_module():
     source = (
         "import os\nif os:\n  def f(x):\n    g(len(x)); x.append(len(x))\n    def inner(): print()\n"
         "class A:\n  async def m(self): f()(1)\n  class B:\n    def m(self): pass\n"
@@ -110,12 +110,12 @@ def test_callees_of_a_module():
     assert callees(source) == {"f": ("g", "len", ".append", "print"), "A.m": ("f",), "A.B.m": ()}
 
 
-def test_callees_of_a_real_module():
+def test_call_graph_callees_of_a_standard_module():
     found = callees(Path(json.__file__).with_name("decoder.py").read_bytes())
     assert found["JSONDecoder.decode"] == (".raw_decode", ".end", "_w", "len", "JSONDecodeError")
 
 
-def test_users_and_items_that_stay():
+def test_call_graph_selects_users_and_items():
     graph = CallGraph({"f": "abc", "g": "bad", "h": "abdc", "e": "a"}, users=2, items=3)
     assert (graph.users, graph.items) == (("f", "h"), ("a", "b", "c"))  # c and d tie; g and f would too, without c
     assert graph.held_out.tolist() == [2, 2]
@@ -126,7 +126,7 @@ def test_users_and_items_that_stay():
         CallGraph({"f": "ab"}, users=2, items=3)
 
 
-def test_batches():
+def test_call_graph_batches():
     graph = CallGraph(two_kinds(), users=30, items=20)
     again = CallGraph(two_kinds(), users=30, items=20).batch("train", 1, 7, 64, 4)
     batch = graph.batch("train", 1, 7, 64, 4)
@@ -139,16 +139,16 @@ def test_batches():
     assert (held["user"] == np.arange(30)).all() and (held["item"][:, 0] == graph.held_out).all()
     assert not graph.known[held["user"][:, None], held["item"]].any()
     assert not (held["item"][:, 1:] == held["item"][:, :1]).any()
-    with pytest.raises(md.MeshdslError, match="a split is one of train, held_out, got 'test'"):
+    with pytest.raises(md.MeshdslError, match="the split must be one of train, held_out, got 'test'"):
         graph.batch("test", 0, 0, 1, 1)
 
 
-def test_a_function_that_calls_everything_has_no_negatives():
+def test_call_graph_error_without_negatives():
     with pytest.raises(md.MeshdslError, match="f calls all 3 callees"):
         CallGraph({"f": "abc"}, users=1, items=3).batch("held_out", 0, 0, 1, 1)
 
 
-def test_the_hit_rate_counts_the_first_ten():
+def test_ncf_hit_rate_counts_the_top_ten():
     """Scores of a table set by hand: the callee has 9 better ones, then 10, then ties with all."""
     score = np.zeros((3, 12))
     score[0, 1:10], score[1, 1:11] = 1, 1
@@ -156,7 +156,7 @@ def test_the_hit_rate_counts_the_first_ten():
     assert ncf._hits(md.tensor(score, "batch candidate")).item() == pytest.approx(1 / 3)
 
 
-def test_the_training_loop_reads_its_data_and_it_learns(monkeypatch: pytest.MonkeyPatch):
+def test_ncf_learns_in_the_training_loop(monkeypatch: pytest.MonkeyPatch):
     """Two kinds of functions: whoever calls some of a kind is likelier to call the rest of it, out of 130 callees."""
     rare = {f"z{i:03d}": tuple(f"c{(3 * i + j) % 110:03d}" for j in range(3)) for i in range(37)}
     monkeypatch.setattr(call_graph, "_standard_library", lambda: {**two_kinds(), **rare})
@@ -171,7 +171,7 @@ def test_the_training_loop_reads_its_data_and_it_learns(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_on_the_standard_library_it_beats_popularity():
+def test_ncf_beats_popularity():
     graph = call_graph.call_graph(4096, 1024)
     assert len(graph.users) > 1000 and len(graph.pairs) > 5000
     held = graph.batch("held_out", 0, 0, len(graph.users), 99)

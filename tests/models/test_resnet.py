@@ -98,7 +98,7 @@ def plain_loss(c: resnet.Config, p: dict[str, Any], batch: dict[str, Any]) -> An
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_network_trains_as_whole_arrays_do(name: str):
+def test_resnet_trains_like_unsharded_jax(name: str):
     workload, params, _ = start(name)
     p, batch = ({key: x.array for key, x in d.items()} for d in (params, batch_of(workload)))
     reference = jax.value_and_grad(lambda p: plain_loss(workload.config, p, batch))
@@ -113,7 +113,7 @@ def test_the_network_trains_as_whole_arrays_do(name: str):
 
 @pytest.mark.parametrize("layout", [name for name in resnet.LAYOUTS if name != "empty"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_layout_changes_the_network(name: str, layout: str):
+def test_resnet_is_equal_under_every_layout(name: str, layout: str):
     args, expected = trained(name)
     mesh, rules = resnet.LAYOUTS[layout]
     program = md.compile(start(name)[0].train_step(), mesh, rules).program(*args)
@@ -121,7 +121,7 @@ def test_no_layout_changes_the_network(name: str, layout: str):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11)
 
 
-def test_resnet_50_has_the_parameters_it_should():
+def test_resnet_50_number_of_parameters():
     specs, _, _ = resnet.resnet50.specs()
     assert sum(math.prod(d.size for d in spec.shape) for spec in specs.values()) == 25_557_032  # as torchvision's
 
@@ -135,7 +135,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("layout", resnet.LAYOUTS)
-def test_what_the_layouts_send(layout: str):
+def test_resnet_collectives_of_each_layout(layout: str):
     """Channels: a reduce-scatter for each block, and a gather of its gradient. Space: neighbours' rows, no gather."""
     workload, params, state = start("batch")
     mesh, rules = resnet.LAYOUTS[layout]
@@ -146,7 +146,7 @@ def test_what_the_layouts_send(layout: str):
         assert count == (sum(workload.config.blocks) if layout == "channels" else 0)
 
 
-def test_it_learns_digits():
+def test_resnet_learns_digits():
     workload = resnet.digits
     config = workload.config
     params, state = md.compile(workload.init, "one:1", "")(md.random.key(0))
@@ -163,7 +163,7 @@ def test_it_learns_digits():
     assert len(right) == 297 and right.mean() > 0.8
 
 
-def test_a_batch_of_digits_depends_on_seed_and_step_alone():
+def test_resnet_digits_batch_depends_on_seed_and_step():
     config = resnet.digits.config
     a, b, other = (resnet.digits_batch(config, 3, step) for step in (5, 5, 6))
     assert {name: x.type for name, x in a.items()} == resnet.inputs(config)

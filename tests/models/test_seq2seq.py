@@ -16,7 +16,7 @@ WORKLOAD = seq2seq.seq2seq.replace(
 )  # fmt: skip
 
 
-def test_the_loss_is_of_targets_that_are_not_padding():
+def test_seq2seq_loss_ignores_padded_targets():
     logits = np.random.default_rng(1).standard_normal((2, 4, 8))
     targets = np.array([[3, 4, 2, 0], [5, 2, 0, 0]], np.int32)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -27,7 +27,7 @@ def test_the_loss_is_of_targets_that_are_not_padding():
     np.testing.assert_allclose(got.numpy(), each[targets != 0].mean(), rtol=1e-12)
 
 
-def test_padding_of_the_source_is_not_read():
+def test_seq2seq_source_padding_is_masked():
     params, _ = WORKLOAD.init(md.random.key(0))
     model = seq2seq.model(WORKLOAD.config)
     inputs = md.tensor(np.array([[1, 3, 4, 5], [1, 6, 7, 3]], np.int32), "batch length")

@@ -35,18 +35,18 @@ def compiled(messages: dict[str, str], order: str) -> bytes:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_a_catalogue_is_read(order: str):
+def test_catalogue_is_parsed(order: str):
     messages = {"": "Language: de", "Search": "Suche", "no": "", "page\0pages": "Seite\0Seiten"}
     assert catalogue(compiled(messages, order)) == {"Search": "Suche", "page": "Seite"}
 
 
 @pytest.mark.parametrize("data", [b"", b"nothing", compiled({"a": "b"}, "<")[:-3], compiled({"a": "b"}, "<")[:20]])
-def test_what_is_no_catalogue_is_an_error(data: bytes):
-    with pytest.raises(md.MeshdslError, match="no compiled catalogue"):
+def test_catalogue_errors(data: bytes):
+    with pytest.raises(md.MeshdslError, match="not a compiled message catalogue"):
         catalogue(data)
 
 
-def test_without_sphinx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_parallel_text_error_without_sphinx(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     parallel_text._messages.cache_clear()
     with pytest.raises(md.MeshdslError, match=r"pip install 'meshdsl\[docs\]'"):
@@ -54,7 +54,7 @@ def test_without_sphinx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("key", parallel_text.KEYS)
-def test_what_is_held_out_is_not_trained_on(key: str):
+def test_parallel_text_splits_are_disjoint(key: str):
     text = Text(PAIRS, 32, 16, key)
     sides = [{pair.text if key == "source" else pair.english for pair in pairs} for pairs in text.pairs.values()]
     assert all(sides) and not sides[0] & sides[1]
@@ -62,7 +62,7 @@ def test_what_is_held_out_is_not_trained_on(key: str):
     assert text.left_out == len(PAIRS) - sum(map(len, text.pairs.values())) > 0
 
 
-def test_a_batch_is_a_function_of_its_numbers():
+def test_parallel_text_batch_depends_on_its_arguments():
     text = Text(PAIRS, 32, 16)
     first = text.batch("train", 3, 1, 4)
     for again, same in ((text.batch("train", 3, 1, 4), True), (text.batch("train", 3, 2, 4), False)):
@@ -77,12 +77,12 @@ def test_a_batch_is_a_function_of_its_numbers():
 
 
 @pytest.mark.parametrize("module", [parallel_text, translation, decoding])
-def test_what_the_docstrings_show(module: types.ModuleType):
+def test_translation_docstring_examples(module: types.ModuleType):
     with jax.enable_x64(False):
         assert doctest.testmod(module, extraglobs={"md": md}).failed == 0
 
 
-def test_bytes_come_back():
+def test_parallel_text_encode_decode_round_trip():
     for text in ("", "a", "日本語 %s", "\x00\xff"):
         assert decode(encode(text) + [0, 7]) == text
 
@@ -94,7 +94,7 @@ def test_chrf_counts_character_ngrams():
     assert chrf(["a bc"], ["ab"]) == pytest.approx(100 * 5 * precision * recall / (4 * precision + recall))
 
 
-def test_every_pair_is_translated_once(monkeypatch: pytest.MonkeyPatch):
+def test_translate_returns_one_text_per_pair(monkeypatch: pytest.MonkeyPatch):
     text = Text(PAIRS, 32, 16)
     monkeypatch.setattr(translation, "text_of", lambda config: text)
     seen = []
@@ -116,7 +116,7 @@ def test_every_pair_is_translated_once(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", [0, 2])
-def test_a_model_translates_what_it_has_learnt(experts: int, monkeypatch: pytest.MonkeyPatch):
+def test_translate_after_training(experts: int, monkeypatch: pytest.MonkeyPatch):
     pairs = [Pair("de", "S", "Search"), Pair("fr", "I", "Index")]
     text = Text(pairs, 8, 8)
     text.pairs["train"] = text.pairs["held_out"] = pairs

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.nn.decode.single import likely
+from meshdsl.nn.decode.single import filter_logits
 from models import moe_transformer, seq2seq
 from tests.nn.moe_reference import simulated
 
@@ -87,7 +87,7 @@ def counted(w: dict[str, np.ndarray], vocab: int, length: int, alpha: float) -> 
 
 
 @pytest.mark.parametrize(("vocab", "beam"), [(3, 12), (4, 54)])  # so many that nothing is left out
-def test_beam_search_finds_what_counting_finds(vocab: int, beam: int):
+def test_beam_search_equals_exhaustive_search(vocab: int, beam: int):
     for form in md.nn.decode.FORMS:
         model = toy(beam_search(beam, form), vocab, 4)
         params = drawn(model, vocab)
@@ -113,17 +113,17 @@ def disagreements(seeds: range, beam: int = 3, vocab: int = 7, length: int = 6) 
     return differ
 
 
-def test_flat_beam_search_is_reordering():
+def test_beam_search_forms_agree():
     assert disagreements(range(40)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beam", "vocab", "length"), [(2, 5, 8), (4, 9, 6), (5, 3, 7), (8, 17, 5)])
-def test_flat_beam_search_is_reordering_at_length(beam: int, vocab: int, length: int):
+def test_beam_search_forms_agree_on_long_sequences(beam: int, vocab: int, length: int):
     assert disagreements(range(1000, 1250), beam, vocab, length) == []
 
 
-def test_greedy_takes_the_likeliest():
+def test_greedy_takes_the_most_likely_token():
     model = toy(md.nn.decode.greedy, 6, 5)
     for seed in range(3):
         params = drawn(model, seed)
@@ -134,7 +134,7 @@ def test_greedy_takes_the_likeliest():
         assert [tuple(row) for row in simulated(model, params)] == [(*words[1:], *[0] * (6 - len(words)))] * 2
 
 
-def test_no_layout_changes_what_is_found():
+def test_decode_is_equal_under_every_layout():
     key = md.random.key(5)
     beams = [("rows:2 cols:2", "beam:cols; memory:rows")]
     searches = [
@@ -153,7 +153,7 @@ def test_no_layout_changes_what_is_found():
                 np.testing.assert_allclose(a, b, rtol=1e-12, err_msg=f"{search} under {layout}")
 
 
-def test_sampling_draws_what_jax_draws():
+def test_sample_equals_jax_categorical():
     logits = np.random.default_rng(0).standard_normal((2, 7)).astype(np.float32)
     key = md.random.key(3)
 
@@ -167,9 +167,9 @@ def test_sampling_draws_what_jax_draws():
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1.0), (1, 1.0), (3, 1.0), (None, 0.6), (4, 0.5), (None, 1e-6)])
-def test_what_is_left_to_sample_from(top_k: int | None, top_p: float):
+def test_filter_logits_keeps_top_k_and_top_p(top_k: int | None, top_p: float):
     logits = np.random.default_rng(1).standard_normal((2, 7)).astype(np.float32)
-    left = likely(md.tensor(logits, "batch vocab"), md.Dim("vocab", 7), top_k, top_p).numpy() > -1e29
+    left = filter_logits(md.tensor(logits, "batch vocab"), md.Dim("vocab", 7), top_k, top_p).numpy() > -1e29
     for row, kept in zip(logits, left, strict=True):
         order = np.argsort(-row)[: top_k or 7]
         p = np.exp(row[order]) / np.exp(row[order]).sum()
@@ -215,7 +215,7 @@ def forced(step: Any, empty: Any, rows: md.Dim, length: md.Dim, inputs: md.Tenso
     ],
     ids=["seq2seq", "moe", "crowded"],
 )
-def test_place_by_place_is_all_at_once(decoder: Any, workload: md.Workload, split: tuple[str, str]):
+def test_cached_attention_equals_full_attention(decoder: Any, workload: md.Workload, split: tuple[str, str]):
     batch = tiny_batch(workload.config.batch)
     whole, model = workload.model(workload.config), decoder(workload.config, forced)
     params = drawn(whole, 0, batch, scale=0.5)
@@ -226,7 +226,7 @@ def test_place_by_place_is_all_at_once(decoder: Any, workload: md.Workload, spli
         np.testing.assert_allclose(np.moveaxis(got, 0, 1), want, rtol=1e-11, atol=1e-13, err_msg=layout)
 
 
-def test_a_place_drops_tokens_only_where_it_is_told_to():
+def test_decoder_capacity_drops_tokens_only_below_full():
     batch, config = tiny_batch(4), CROWDED.config
     params = drawn(moe_transformer.model(config), 0, batch, scale=0.5)
 
@@ -239,30 +239,30 @@ def test_a_place_drops_tokens_only_where_it_is_told_to():
     assert np.abs(logits(decode_capacity_factor=0.5) - whole).max() > 1e-3
 
 
-def test_errors_say_what_there_is():
+def test_decode_errors_name_the_alternatives():
     search = functools.partial(md.nn.decode.beam_search, beam=md.Dim("beam", 2))
-    with pytest.raises(md.ShapeError, match="no form 'sorted'; there are: flat, reorder"):
+    with pytest.raises(md.ShapeError, match="unknown form of beam search 'sorted'; known: flat, reorder"):
         toy(functools.partial(search, form="sorted"), 4, 3).specs()
-    with pytest.raises(md.ShapeError, match="fewer than two"):
+    with pytest.raises(md.ShapeError, match="at least two tokens"):
         toy(search, 1, 3).specs()
     for options, message in (
         ({"temperature": 0.0}, "greedy"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": 0}, "top_k"),
-        ({"top_k": md.Dim("k", 2)}, "top_k is a whole number"),
+        ({"top_k": md.Dim("k", 2)}, "top_k must be an integer"),
     ):
         with pytest.raises(md.ShapeError, match=message):
             toy(functools.partial(md.nn.decode.sample, **options), 4, 3).specs(md.random.key(0))
     for results, message in (
-        ((md.tensor(1.0),), "returns two things, .* got tuple of Tensor"),
+        ((md.tensor(1.0),), "must return \\(logits, cache\\), .* got tuple of Tensor"),
         (md.tensor(1.0), "got Tensor"),
         ((np.ones((2, 4)), ()), "got tuple of ndarray, tuple"),
     ):
         with pytest.raises(md.ShapeError, match=message):
             md.nn.decode.greedy(lambda *_, results=results: results, lambda dims: (), BATCH, md.Dim("length", 3))
-    with pytest.raises(md.ShapeError, match=r"the beam is a dim with its size, .* got 2"):
+    with pytest.raises(md.ShapeError, match=r"the beam must have a size, .* got 2"):
         toy(functools.partial(search, beam=2), 4, 3).specs()
     x, cache = md.spec("batch:2 beam:2 lane:2 model:6"), {"k": md.spec("batch:2 memory:4 heads:2 head:3")}
-    with pytest.raises(md.ShapeError, match="one of them can be laid along the memory"):
+    with pytest.raises(md.ShapeError, match="at most one of them can be interleaved in the memory"):
         attend = functools.partial(md.nn.cached_attention, heads=HEADS, head=HEAD, position=None, mask=None)
         md.model(lambda x, cache: attend(x, cache)).specs(x, cache)

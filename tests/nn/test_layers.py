@@ -147,7 +147,7 @@ def on_one_device(f: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_a_layer_equals_its_reference(row: Row):
+def test_layer_equals_its_reference(row: Row):
     model, params, inputs = drawn(row)
     out = md.eval_shape(model, params, *inputs)
     weights = np.cos(np.arange(math.prod(d.size for d in out.shape))).reshape([d.size for d in out.shape])
@@ -171,7 +171,7 @@ def test_a_layer_equals_its_reference(row: Row):
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if "norm" in row.name or row.name == "attention"], ids=lambda r: r.name
 )
-def test_gradients_written_by_hand_can_be_differentiated_again(row: Row):
+def test_layer_custom_gradient_is_differentiable(row: Row):
     model, params, (x,) = drawn(row)
     arrays = {path: p.array for path, p in params.items()}
 
@@ -185,7 +185,7 @@ def test_gradients_written_by_hand_can_be_differentiated_again(row: Row):
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-8, atol=1e-10)
 
 
-def test_embedding_reads_rows_and_its_gradient_adds_them():
+def test_embedding_gradient_sums_rows():
     vocab, wide = md.dims("vocab:5 model:3")
     model = md.model(lambda ids: md.nn.embedding(ids, vocab, wide, precision=DOUBLE)[0])
     ids = md.tensor(np.array([[4, 0, 4]], np.int32), "batch length")
@@ -197,7 +197,7 @@ def test_embedding_reads_rows_and_its_gradient_adds_them():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("z", [0.0, 0.01])
-def test_cross_entropy_equals_its_definition(smoothing: float, z: float):
+def test_softmax_cross_entropy_equals_its_definition(smoothing: float, z: float):
     rng = np.random.default_rng(1)
     logits, targets = 5 * rng.standard_normal((4, 3, 7)), rng.integers(0, 7, (4, 3))
 
@@ -220,13 +220,13 @@ def test_cross_entropy_equals_its_definition(smoothing: float, z: float):
         np.testing.assert_allclose(a.numpy(), b, rtol=1e-9, atol=1e-14)
 
 
-def test_cross_entropy_neither_overflows_nor_hides_a_nan():
+def test_softmax_cross_entropy_of_large_and_nan_logits():
     targets = md.tensor(np.array([0, 0, 0]), "batch")
     logits = md.tensor(np.array([[1e4, -1e4], [-1e4, 1e4], [np.nan, 0.0]], np.float32), "batch vocab")
     np.testing.assert_array_equal(md.nn.softmax_cross_entropy(logits, targets).numpy(), [0, 2e4, np.nan])
 
 
-def test_a_query_that_may_read_nothing_reads_everything_alike():
+def test_attention_of_a_fully_masked_query_is_uniform():
     model = md.model(
         lambda x: md.nn.multi_head_attention(x, HEADS, HEAD, mask=md.iota("memory:5") < 0, precision=DOUBLE)
     )
@@ -237,7 +237,7 @@ def test_a_query_that_may_read_nothing_reads_everything_alike():
     np.testing.assert_allclose(y, np.broadcast_to(y[:, :1], y.shape), rtol=1e-12)
 
 
-def test_dropout_keeps_the_mean_and_says_nothing_without_a_key():
+def test_dropout_keeps_the_mean_and_is_identity_without_a_key():
     x = md.broadcast(md.cast(1, "float32"), "a:100 b:100")
     y = md.nn.dropout(x, 0.25, md.random.key(0)).numpy()
     assert set(np.unique(y)) == {np.float32(0), np.float32(1 / 0.75)}
@@ -250,7 +250,7 @@ def test_dropout_keeps_the_mean_and_says_nothing_without_a_key():
     np.testing.assert_array_equal(y, md.nn.dropout(x, 0.25, md.random.key(0)).numpy())
 
 
-def test_dtypes_of_parameters_products_and_sums_are_separate():
+def test_precision_sets_param_compute_and_reduce_dtypes():
     precision = md.nn.Precision("float32", "bfloat16", "float32")
 
     def block(x: md.Tensor) -> md.Tensor:
@@ -282,7 +282,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes_in_layers_are_explained(golden: Callable[[str, str], None]):
+def test_layer_errors_match_golden_text(golden: Callable[[str, str], None]):
     texts = []
     for name, layer in MISTAKES.items():
         with pytest.raises(md.ShapeError) as caught:

@@ -34,7 +34,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("router", "experts", "method", "layout"), CASES)
-def test_ragged_is_padded_bit_for_bit(router: str, experts: int, method: str, layout: str) -> None:
+def test_ragged_exchange_equals_padded_bitwise(router: str, experts: int, method: str, layout: str) -> None:
     options = {"router": router, "dispatch": method, "expert": md.Dim("expert", experts), "capacity_factor": 2.0}
     padded, ragged = (layer(exchange=exchange, **options) for exchange in ("padded", "ragged"))
     key, (mesh, split) = md.random.key(3), MESHES[layout]
@@ -50,7 +50,7 @@ def test_ragged_is_padded_bit_for_bit(router: str, experts: int, method: str, la
 
 
 @pytest.mark.parametrize("layout", ["batch:rows expert_batch:rows", "expert_hidden:rows", ""])
-def test_where_nothing_is_exchanged_the_program_is_the_same(layout: str) -> None:
+def test_ragged_without_exchange_keeps_the_program(layout: str) -> None:
     def text(exchange: str) -> str:
         model = layer(dispatch="index", exchange=exchange)
         return str(md.compile(value_and_grads(model), "rows:4", layout).program(model.specs(md.spec(X)), md.spec(X)))
@@ -59,7 +59,7 @@ def test_where_nothing_is_exchanged_the_program_is_the_same(layout: str) -> None
 
 
 @pytest.mark.parametrize("remat", [True, "collectives"])
-def test_scanned_and_recomputed(remat: Any) -> None:
+def test_ragged_exchange_under_scan_and_checkpoint(remat: Any) -> None:
     def stack(exchange: str) -> md.Model:
         def block(carry: tuple[md.Tensor, md.Tensor]) -> tuple[md.Tensor, md.Tensor]:
             x, total = carry
@@ -86,7 +86,7 @@ def test_scanned_and_recomputed(remat: Any) -> None:
     assert exchanges == [3] * (6 if remat is True else 4)
 
 
-def test_what_is_sent_at_most_and_what_is_expected() -> None:
+def test_ragged_exchange_reports_maximum_and_expected_bytes() -> None:
     options = {"precision": md.nn.Precision(compute="bfloat16"), "dispatch": "index", "expert": md.Dim("expert", 8)}
     x = "batch:8 length:64 model:16"
     exchanges = {
@@ -102,7 +102,7 @@ def test_what_is_sent_at_most_and_what_is_expected() -> None:
     assert [(str(c.dtype), c.bytes) for c in counts] == [("int32", 8 * 4)]
 
 
-def test_the_time_is_of_the_slots_expected_to_be_filled() -> None:
+def test_ragged_exchange_time_uses_expected_slots() -> None:
     x = md.spec("batch:8 length:1024 model:512")
 
     def exposed(exchange: str, factor: float) -> float:
@@ -118,7 +118,7 @@ def test_the_time_is_of_the_slots_expected_to_be_filled() -> None:
     assert exposed("ragged", 2.0) == pytest.approx(exposed("padded", 1.0))  # twice the slots, as many filled
 
 
-def test_counts_reach_the_last_slot_that_is_taken() -> None:
+def test_ragged_exchange_counts_end_at_the_last_filled_slot() -> None:
     random = np.random.default_rng(0)
     gates, coins = random.random((4, 16, 8)), random.random((4, 16))
     gates /= gates.sum(-1, keepdims=True)

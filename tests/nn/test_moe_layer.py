@@ -53,7 +53,7 @@ def close(got: Any, want: Any, what: str, rtol: float = 1e-12) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("gated", [False, True])
-def test_is_the_sum_of_its_experts_by_weight(method: str, gated: bool):
+def test_moe_layer_equals_the_weighted_sum_of_experts(method: str, gated: bool):
     capacity = {"capacity_factor": 1.0, "capacity_formula": "switch"}
     model = layer(dispatch=method, router="top2", aux_weight=0.5, z_weight=0.25, gated=gated, **capacity)
     params, x = inputs(model)
@@ -97,7 +97,7 @@ ROUTERS = ("top2", "tutel_prioritised", "expert_choice")
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_no_layout_and_no_dispatch_changes_a_result(router: str):
+def test_moe_layer_is_equal_under_every_layout_and_dispatch(router: str):
     key = md.random.key(3)
     options = {"router": router, "capacity_factor": 1.0, "capacity_formula": "switch", "jitter": 0.1, "z_weight": 0.1}
     models = {method: layer(dispatch=method, **options) for method in METHODS}
@@ -111,7 +111,7 @@ def test_no_layout_and_no_dispatch_changes_a_result(router: str):
             close(got, want, f"{method} under {layout}")
 
 
-def test_what_runs_is_what_is_simulated():
+def test_moe_layer_run_equals_simulate():
     model = layer(dispatch="index")
     params, x = inputs(model)
     want = simulated(value_and_grads(model), params, x)
@@ -125,7 +125,7 @@ def sent(model: md.Model, mesh: str, layout: str, x: str = X) -> list[Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_experts_on_the_data_axis_cost_four_all_to_alls(method: str):
+def test_moe_layer_under_expert_parallelism_has_four_all_to_alls(method: str):
     model = layer(md.nn.Precision(), dispatch=method)
     found = sent(model, "rows:4", "batch:rows expert:rows")
     exchanges = [c for c in found if c.kind == "all_to_all"]
@@ -137,7 +137,7 @@ def test_experts_on_the_data_axis_cost_four_all_to_alls(method: str):
 
 
 @pytest.mark.parametrize(("experts", "batch", "devices"), [(6, 4, 4), (2, 4, 4), (4, 3, 2), (3, 5, 4)])
-def test_experts_or_groups_that_do_not_divide_are_exchanged_too(experts: int, batch: int, devices: int):
+def test_moe_layer_exchanges_uneven_experts_and_groups(experts: int, batch: int, devices: int):
     model = layer(expert=md.Dim("expert", experts), dispatch="index")
     params, x = inputs(model, batch=batch)
     mesh, layout = f"rows:{devices}", "batch:rows expert:rows"
@@ -150,7 +150,7 @@ def test_experts_or_groups_that_do_not_divide_are_exchanged_too(experts: int, ba
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_slots_travel_in_the_compute_dtype(method: str):
+def test_dispatch_sends_the_compute_dtype(method: str):
     model = layer(md.nn.Precision(compute="bfloat16"), dispatch=method)
     found = [c for c in sent(model, "rows:4", "batch:rows expert:rows") if c.kind == "all_to_all"]
     assert [str(c.dtype) for c in found] == ["bfloat16"] * 4
@@ -159,7 +159,7 @@ def test_slots_travel_in_the_compute_dtype(method: str):
 
 @pytest.mark.parametrize("router", ["top2", "expert_choice"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dispatches_agree_in_narrow_dtypes(router: str, dtype: str):
+def test_dispatch_methods_agree_in_narrow_dtypes(router: str, dtype: str):
     made = {method: layer(md.nn.Precision(compute=dtype), dispatch=method, router=router) for method in METHODS}
     params, x = inputs(made["index"])
     narrow = {name: md.tensor(p.numpy().astype("float32"), p.dims) for name, p in params.items()}
@@ -169,7 +169,7 @@ def test_dispatches_agree_in_narrow_dtypes(router: str, dtype: str):
     close(as_float["index"], as_float["einsum"], dtype, rtol=1e-5 if dtype == "float32" else 3e-2)
 
 
-def test_padding_goes_nowhere():
+def test_moe_layer_does_not_route_padding():
     real = np.arange(8) < np.array([[8], [5], [0], [3]])
     model = md.model(
         lambda x, real: md.nn.moe_layer(x, EXPERT, HIDDEN, nonpadding=real, z_weight=1.0, precision=DOUBLE)
@@ -185,7 +185,7 @@ def test_padding_goes_nowhere():
     np.testing.assert_allclose(loss, aux)
 
 
-def test_capacity_and_noise_are_those_of_training_or_evaluation():
+def test_moe_layer_capacity_and_jitter_follow_train():
     options = {"capacity_factor": 0.5, "eval_capacity_factor": 4.0, "capacity_formula": "switch", "jitter": 0.5}
     training, evaluation = (layer(train=train, dispatch="index", **options) for train in (True, False))
     key = md.random.key(0)
@@ -197,7 +197,7 @@ def test_capacity_and_noise_are_those_of_training_or_evaluation():
     np.testing.assert_array_equal(simulated(evaluation, params, x)[0], many)
 
 
-def test_scanned_and_recomputed_layers():
+def test_moe_layer_under_scan_and_checkpoint():
     depth = md.Dim("layer", 3)
 
     def stack(remat: bool) -> md.Model:
@@ -217,7 +217,7 @@ def test_scanned_and_recomputed_layers():
     assert [c.count for c in program.collectives if c.kind == "all_to_all"] == [3, 3]
 
 
-def test_auto_takes_index_where_masks_are_large():
+def test_dispatch_auto_uses_index_for_large_masks():
     def places(tokens: int) -> bool:
         graph = md.compile(layer(dispatch="auto"), "rows:1", "").graph(
             layer().specs(md.spec(f"batch:1 length:{tokens} model:6")), md.spec(f"batch:1 length:{tokens} model:6")
@@ -232,16 +232,16 @@ def test_auto_takes_index_where_masks_are_large():
     "options,text",
     [
         ({"exchange": "raged"}, "did you mean 'ragged'?"),
-        ({"dispatch": "indices"}, "no dispatch 'indices'; did you mean 'index'?"),
-        ({"router": "topk"}, "no router 'topk'; did you mean 'top_k'?"),
-        ({"activation": "relu6"}, "no activation 'relu6'"),
-        ({"capacity_formula": "gshard"}, "no formula 'gshard'"),
+        ({"dispatch": "indices"}, "unknown dispatch 'indices'; did you mean 'index'?"),
+        ({"router": "topk"}, "unknown router 'topk'; did you mean 'top_k'?"),
+        ({"activation": "relu6"}, "unknown activation 'relu6'"),
+        ({"capacity_formula": "gshard"}, "unknown capacity formula 'gshard'"),
         ({"tokens": "time"}, "no dim 'time'"),
         ({"expert": 4}, "or 'name:8'; got 4"),
         ({"treshold": 0.1}, "did you mean 'threshold'?"),
     ],
 )
-def test_refuses(options: dict[str, Any], text: str):
+def test_moe_layer_errors(options: dict[str, Any], text: str):
     with pytest.raises(md.ShapeError) as caught:
         layer(**options).specs(md.spec(X))
     assert text in str(caught.value)

@@ -44,7 +44,7 @@ def routed(x: md.Tensor | None = None, **options: Any) -> moe.Routing:
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["name"])
-def test_hand_checked(case: dict[str, Any]):
+def test_route_equals_hand_checked_cases(case: dict[str, Any]):
     given = dict(case["inputs"])
     named: dict[str, Any] = {"capacity": md.Dim("slot", given.pop("C")), "router": ROUTER_OF[case["name"]]}
     named["tokens"], named["experts"] = "token", "expert"
@@ -68,14 +68,14 @@ def test_hand_checked(case: dict[str, Any]):
 
 
 @pytest.mark.parametrize("router", ref.ROUTERS)
-def test_equals_the_reference(router: str):
+def test_route_equals_the_reference(router: str):
     rng = np.random.default_rng([7, ref.ROUTERS.index(router)])
     assert not ref.check(router, rng, 40)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("router", ref.ROUTERS)
-def test_equals_the_reference_on_a_thousand(router: str):
+def test_route_equals_the_reference_on_a_thousand(router: str):
     rng = np.random.default_rng([8, ref.ROUTERS.index(router)])
     for _ in range(20):
         assert not ref.check(router, rng, 50)
@@ -103,7 +103,7 @@ def drawn(router: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("router", ref.ROUTERS)
-def test_no_layout_moves_a_token(router: str):
+def test_route_is_equal_under_every_layout(router: str):
     tensors, call = ref.arguments(drawn(router))
 
     def f(tensors: dict[str, md.Tensor]) -> dict[str, md.Tensor]:
@@ -116,7 +116,7 @@ def test_no_layout_moves_a_token(router: str):
 
 
 @pytest.mark.parametrize("router", ["top2", "batch_prioritised", "expert_choice"])
-def test_what_runs_is_what_is_simulated(router: str):
+def test_route_run_equals_simulate(router: str):
     tensors, call = ref.arguments(drawn(router))
     want = ref.simulated(lambda tensors: ref.outputs(call(tensors)), tensors)
     compiled = md.compile(lambda tensors: ref.outputs(call(tensors)), "rows:2 cols:4", "group:rows token:cols")
@@ -131,7 +131,7 @@ def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], what: str) -> 
 
 
 @pytest.mark.parametrize("router", ref.ROUTERS)
-def test_groups_need_nothing_of_one_another(router: str):
+def test_route_sends_nothing_between_groups(router: str):
     tensors, call = ref.arguments(drawn(router))
 
     def all_but_the_loss(tensors: dict[str, md.Tensor]) -> list[md.Tensor]:
@@ -142,12 +142,12 @@ def test_groups_need_nothing_of_one_another(router: str):
 
 
 @pytest.mark.parametrize("name", moe.PRESETS)
-def test_presets_route(name: str):
+def test_route_accepts_every_preset(name: str):
     routing = routed(router=name, uniforms=md.tensor(np.full(6, 0.5), "token"))
     assert routing.counts.sum() == routing.dispatch.sum() > 0
 
 
-def test_presets_differ_where_the_public_codes_do():
+def test_presets_differ_like_the_published_code():
     x = gates([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.1, 0.8, 0.1]])  # the second choice of token 1 finds expert 1 full
     np.testing.assert_allclose(routed(x, router="mesh_tf", policy="all").combine[1].sum(), 0.625)
     np.testing.assert_allclose(routed(x, router="tutel").combine[1].sum(), 0.625)
@@ -157,7 +157,7 @@ def test_presets_differ_where_the_public_codes_do():
     assert routed(router="gshard", uniforms=coins).dropped.tolist() == [False, False, True, False, False, False]
 
 
-def test_capacity_formulas():
+def test_capacity_of_formulas():
     at = moe.capacity_of
     assert at(128, 8) == 32 and at(10, 4) == 5 and at(10, 3) == 7  # ceil(2 S / E)
     assert at(128, 8, factor=1.25, formula="mesh_tf") == 20 and at(16, 8, factor=1.0, formula="mesh_tf") == 4
@@ -168,7 +168,7 @@ def test_capacity_formulas():
     assert [at(s, 16, factor=1.0, k=1, formula="switch") * n for s, n in ((24, 1), (6, 4))] == [2, 4]
 
 
-def test_a_batch_in_parts_drops_the_same_tokens():
+def test_route_with_used_equals_the_whole_batch():
     rng = np.random.default_rng(0)
     x = ref.draw_gates(rng, 1, 24, 16)[0]
     slot = md.Dim("slot", moe.capacity_of(24, 16, k=1, formula="switch"))
@@ -184,7 +184,7 @@ def test_a_batch_in_parts_drops_the_same_tokens():
 
 
 @pytest.mark.parametrize("router", ["gshard_paper", "top2", "switch", "top_k", "batch_prioritised", "expert_choice"])
-def test_gradients_flow_through_the_weights_only(router: str):
+def test_route_gradients_flow_only_through_weights(router: str):
     rng = np.random.default_rng(5)
     x = np.exp(rng.standard_normal((2, 9, 4)))
     x /= x.sum(-1, keepdims=True)
@@ -206,7 +206,7 @@ def test_gradients_flow_through_the_weights_only(router: str):
     np.testing.assert_allclose((got * step).sum(), (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-8)
 
 
-def test_narrow_gates_are_routed_in_float32():
+def test_route_casts_narrow_gates_to_float32():
     x = md.tensor(np.array(SIX, "bfloat16"), "token expert")
     assert routed(x).combine.dtype == np.float32 and routed(x).counts.dtype == np.int32
     many = md.tensor(np.array([[1, 0]] * 600, "bfloat16"), "token expert")
@@ -214,32 +214,32 @@ def test_narrow_gates_are_routed_in_float32():
     assert one.counts.tolist() == [600, 0]  # a bfloat16 count stops at 256
 
 
-def test_a_coin_that_equals_the_weight_refuses():
+def test_route_rejects_a_uniform_equal_to_the_weight():
     x = gates([[0.875, 0.125, 0.0]] * 3)  # twice the second weight is 0.25
     coins = md.tensor(np.array([0.25, 0.25 - 1e-9, 0.5]), "token")
     assert routed(x, uniforms=coins).counts.tolist() == [2, 1, 0]
     assert routed(x, policy="threshold", threshold=0.125).counts.tolist() == [2, 0, 0]
 
 
-def test_a_choice_of_weight_zero_takes_a_slot():
+def test_route_gives_zero_weight_choices_a_slot():
     routing = routed(gates([[1.0, 0.0], [0.0, 1.0]]), router="top2")
     assert routing.dispatch.sum() == 4 and np.count_nonzero(routing.combine) == 2
 
 
-def test_experts_may_have_more_slots_than_there_are_tokens():
+def test_route_accepts_capacity_above_tokens():
     routing = routed(router="expert_choice", capacity=md.Dim("slot", 8))
     assert routing.dispatch.shape == (6, 3, 8) and routing.counts.tolist() == [6, 6, 6]
     np.testing.assert_allclose(routing.combine.sum(-1), SIX)
     assert not routing.dispatch[..., 6:].any() and not routing.dropped.any()
 
 
-def test_dims_may_be_text():
+def test_route_accepts_dims_as_text():
     want = routed(router="switch")
     same_as = routed(router="switch", tokens="token:6", experts=md.Dim("expert", 3), capacity="slot:2")
     np.testing.assert_array_equal(same_as.combine, want.combine)
 
 
-def test_ids_are_those_of_every_group_and_a_table_may_be_an_array():
+def test_route_hash_broadcasts_ids_and_accepts_array_tables():
     x = md.broadcast(gates(), [md.Dim("group", 2), *gates().dims])
     ids = md.tensor(np.array([0, 1, 2, 3, 0, 0], np.int32), "token")
     routing = route(x, router="hash", token_ids=ids, table=moe.balanced_table([4, 3, 2, 1], 3))
@@ -248,44 +248,50 @@ def test_ids_are_those_of_every_group_and_a_table_may_be_an_array():
 
 
 REFUSED = {
-    "router": (lambda: route(router="top3"), "no router 'top3'; did you mean 'top2'?"),
+    "router": (lambda: route(router="top3"), "unknown router 'top3'; did you mean 'top2'?"),
     "option": (lambda: route(normalise="after"), "no option 'normalise'; did you mean 'normalize'?"),
     "option of another": (lambda: route(router="switch", k=1), "'switch' has no option 'k'"),
     "no options": (lambda: route(router="expert_choice", policy="all"), "it has no options"),
     "value": (lambda: route(policy="some"), "'all', 'random', 'threshold'; got 'some'"),
-    "number": (lambda: route(router="top_k", k="two"), "is a whole number"),
-    "too many choices": (lambda: route(router="top_k", k=4), "makes 4 choices of expert=3"),
+    "number": (lambda: route(router="top_k", k="two"), "must be an integer from 0"),
+    "too many choices": (lambda: route(router="top_k", k=4), "chooses 4 experts per token, and expert=3 has 3"),
     "uniforms": (lambda: route(policy="random"), "needs uniforms="),
-    "used": (lambda: route(used=md.broadcast(0, "expert:3")), "'top2' cannot go on from slots that are used"),
-    "capacity": (lambda: route(capacity=2), "the capacity is a dim with its size, such as md.Dim('name', 8)"),
+    "used": (lambda: route(used=md.broadcast(0, "expert:3")), "'top2' does not support used="),
+    "capacity": (lambda: route(capacity=2), "the capacity must have a size, as in md.Dim('name', 8)"),
     "capacity's name": (lambda: route(capacity="slot"), "or 'name:8'; got 'slot'"),
-    "no router": (lambda: route(router=None), "no router None; there are"),
-    "a half choice": (lambda: route(router="top_k", k=1.5), "'k' of a router is a whole number; got 1.5"),
-    "no threshold": (lambda: route(threshold=float("nan")), "is a number from 0; got nan"),
-    "an array": (lambda: route(np.ones((3, 2))), "gates is a tensor, got ndarray\n  give an array's dims names with"),
-    "whole gates": (lambda: route(gates(SIX) > 0.5), "gates are probabilities of a float dtype, got bool"),
+    "no router": (lambda: route(router=None), "unknown router None; known"),
+    "a half choice": (lambda: route(router="top_k", k=1.5), "'k' must be an integer from 0; got 1.5"),
+    "no threshold": (lambda: route(threshold=float("nan")), "must be a number from 0; got nan"),
+    "an array": (lambda: route(np.ones((3, 2))), "gates must be a tensor, got ndarray\n  name an array's dims with"),
+    "whole gates": (lambda: route(gates(SIX) > 0.5), "gates must have a float dtype, got bool"),
     "sizes": (
         lambda: route(experts=md.Dim("expert", 9)),
-        "'expert' has size 3 in float64[token=6 expert=3], and size 9",
+        "'expert' has size 3 in float64[token=6 expert=3], but size 9",
     ),
-    "one dim for two": (lambda: route(tokens="expert"), "expert=3 was given for both"),
+    "one dim for two": (lambda: route(tokens="expert"), "got expert=3 for both"),
     "padding of experts": (
         lambda: route(nonpadding=md.broadcast(1, "token:6 expert:3")),
-        "nonpadding has dims of [token=6]",
+        "nonpadding may only have dims among [token=6]",
     ),
     "coins of others": (
         lambda: route(uniforms=md.broadcast(0.5, "token:7")),
-        "uniforms has dims of [token=6] and no others",
+        "uniforms may only have dims among [token=6]",
     ),
-    "used by tokens": (lambda: route(router="switch", used=md.broadcast(0, "token:6")), "used has dims of [expert=3]"),
-    "fractions of ids": (lambda: route(router="random", ids=md.broadcast(0.5, "token:6")), "so integers; got float"),
+    "used by tokens": (
+        lambda: route(router="switch", used=md.broadcast(0, "token:6")),
+        "used may only have dims among [expert=3]",
+    ),
+    "fractions of ids": (
+        lambda: route(router="random", ids=md.broadcast(0.5, "token:6")),
+        "must have an integer dtype, got float",
+    ),
     "ids of others": (
         lambda: route(router="random", ids=md.broadcast(0, "token:9")),
-        "the ids of the tokens has dims of",
+        "the token ids may only have dims among",
     ),
     "a table of two dims": (
         lambda: route(router="hash", token_ids=md.broadcast(0, "token:6"), table=md.broadcast(0, "id:4 more:2")),
-        "table= has one dim, the ids",
+        "table= must have one dim, the token id",
     ),
     "gates": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="top2"), "needs gates"),
     "experts": (lambda: moe.route(None, tokens="t", experts="e", capacity=SLOT, router="hash"), "md.Dim('e', n)"),
@@ -300,7 +306,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call,text", REFUSED.values(), ids=REFUSED)
-def test_refuses(call: Any, text: str):
+def test_route_errors(call: Any, text: str):
     with pytest.raises(md.ShapeError) as caught:
         call()
     assert text in str(caught.value)

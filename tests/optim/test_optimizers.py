@@ -47,7 +47,7 @@ def arrays(tree: dict[str, md.Tensor]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_ten_steps_equal_optax(name: str):
+def test_optimizer_ten_steps_equal_optax(name: str):
     ours, theirs = PAIRS[name]
     rng = np.random.default_rng(0)
     params = tensors(rng)
@@ -65,7 +65,7 @@ def test_ten_steps_equal_optax(name: str):
         np.testing.assert_allclose(params[path].numpy(), expected[path], rtol=2e-6 if name == "schedule" else 1e-12)
 
 
-def test_two_steps_of_adam_by_hand():
+def test_adam_two_steps_by_hand():
     """Gradients 2 and -1. After both: m = 0.9 * 0.2 - 0.1 = 0.08, v = 0.999 * 0.004 + 0.001 = 0.004996."""
     optimizer = md.optim.adam(0.1, eps=0.0)
     params = {"w": md.tensor(np.array([1.0]), "a")}
@@ -79,7 +79,7 @@ def test_two_steps_of_adam_by_hand():
     np.testing.assert_allclose([state["m"]["w"].numpy()[0], state["v"]["w"].numpy()[0]], [0.08, 0.004996], rtol=1e-12)
 
 
-def test_two_steps_of_momentum_by_hand():
+def test_momentum_two_steps_by_hand():
     optimizer = md.optim.momentum(0.5, decay=0.5)
     params = {"w": md.tensor(np.array([1.0]), "a")}
     state = optimizer.init(params)
@@ -90,7 +90,7 @@ def test_two_steps_of_momentum_by_hand():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("rate", [0.1, md.optim.rsqrt(0.1, 10)], ids=["number", "schedule"])
-def test_an_update_keeps_types(dtype: str, rate: Any):
+def test_optimizer_update_keeps_types(dtype: str, rate: Any):
     for make in (md.optim.sgd, md.optim.momentum, md.optim.adam):
         optimizer = md.optim.with_clipping(make(rate), 1.0)
         params = {"w": md.spec("a:2", dtype)}
@@ -98,7 +98,7 @@ def test_an_update_keeps_types(dtype: str, rate: Any):
         assert md.eval_shape(optimizer.update, params, state, params) == (params, state)
 
 
-def test_any_pytree_is_optimised():
+def test_optimizer_accepts_any_pytree():
     params = [md.tensor([1.0], "a"), {"b": (md.tensor([2.0], "b"),)}]
     optimizer = md.optim.adam(0.5)
     after, state = optimizer.update(params, optimizer.init(params), params)
@@ -106,7 +106,7 @@ def test_any_pytree_is_optimised():
     assert jax.tree.structure(state["m"]) == jax.tree.structure(params)
 
 
-def test_the_global_norm_is_that_of_all_elements():
+def test_global_norm_is_over_all_elements():
     grads = {"w": md.tensor([3.0, 0.0], "a"), "v": md.tensor([[4.0], [12.0]], "a b")}
     assert md.optim.global_norm(grads).item() == 13
     clipped, norm = md.optim.clip_by_global_norm(grads, 6.5)
@@ -143,7 +143,7 @@ def test_the_slope_of_a_norm_without_large_elements_is_the_usual_one():
     np.testing.assert_allclose(md.grad(md.optim.global_norm)(md.tensor(x, "a")).numpy(), x / 5, rtol=1e-6)
 
 
-def test_the_global_norm_of_narrow_gradients_is_summed_wide():
+def test_global_norm_of_narrow_gradients_is_float32():
     grads = {"w": md.broadcast(md.cast(1, "bfloat16"), "a:1000")}  # 1000 ones are not a bfloat16 sum away from 256
     np.testing.assert_allclose(md.optim.global_norm(grads).item(), 1000**0.5, rtol=1e-6)
 
@@ -160,14 +160,14 @@ SCHEDULES: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules(name: str):
+def test_schedule_values(name: str):
     ours, reference = SCHEDULES[name]
     found = [ours(md.tensor(np.int32(step))) for step in range(12)]
     assert {x.dtype.name for x in found} == {"float32"}
     np.testing.assert_allclose([x.item() for x in found], [float(reference(step)) for step in range(12)], rtol=1e-6)
 
 
-def test_the_transformers_schedule():
+def test_schedule_rsqrt_equals_the_transformer_formula():
     """Vaswani et al., equation 3, at its own sizes."""
     rate = md.optim.rsqrt((512 * 4000) ** -0.5, 4000)
     for step in (1, 100, 4000, 100_000):
@@ -175,7 +175,7 @@ def test_the_transformers_schedule():
         np.testing.assert_allclose(rate(md.tensor(np.int32(step - 1))).item(), paper, rtol=1e-6)
 
 
-def test_a_layout_does_not_change_the_norm():
+def test_global_norm_is_equal_under_every_layout():
     grads = {"w": md.tensor(jnp.arange(12.0).reshape(3, 4), "io hidden"), "b": md.tensor(jnp.ones(4), "hidden")}
     norms = {
         layout: md.compile(md.optim.global_norm, md.Mesh("r:2 c:2"), md.Layout(layout))(grads).item()
@@ -186,31 +186,35 @@ def test_a_layout_does_not_change_the_norm():
 
 P = {"w": md.tensor(np.ones((2, 3)), "io hidden"), "b": md.tensor(np.ones(3), "hidden")}
 MISFITS: dict[str, tuple[Any, Any, str]] = {
-    "one is missing": ({"w": P["w"]}, None, "parameters without one: b\n  gradients of no parameter: none"),
-    "one is too many": ({**P, "v": P["w"]}, None, "parameters without one: none\n  gradients of no parameter: v"),
+    "one is missing": ({"w": P["w"]}, None, "parameters without gradient: b\n  gradients without parameter: none"),
+    "one is too many": (
+        {**P, "v": P["w"]},
+        None,
+        "parameters without gradient: none\n  gradients without parameter: v",
+    ),
     "other dims": (
         {**P, "w": md.tensor(np.ones((2, 4)), "io out")},
         None,
-        "that of 'w' is float64[io=2 out=4]",
+        "its gradient is float64[io=2 out=4]",
     ),
     "an array": (
         {**P, "b": np.ones(3)},
         None,
-        "that of 'b' is ndarray, and it is float64[hidden=3]",
+        "'b' is float64[hidden=3] and its gradient is ndarray",
     ),
     "another's state": (P, {"step": md.tensor(0)}, "the optimizer's state has no 'm'"),
 }
 
 
 @pytest.mark.parametrize("grads,state,message", MISFITS.values(), ids=MISFITS)
-def test_what_does_not_fit_the_parameters(grads: Any, state: Any, message: str):
+def test_optimizer_errors_for_mismatched_trees(grads: Any, state: Any, message: str):
     o = md.optim
     for optimizer in (o.momentum(0.1), o.adam(0.1), o.lamb(0.1), o.lars(0.1), o.adafactor(0.1, momentum=0.9)):
         with pytest.raises(md.ShapeError, match=re.escape(message)):
             optimizer.update(grads, optimizer.init(P) if state is None else {**state, "v": P}, P)
 
 
-def test_a_learning_rate_in_words_is_an_error():
+def test_optimizer_error_for_text_learning_rate():
     optimizer = md.optim.sgd("0.1")  # pyright: ignore
-    with pytest.raises(md.ShapeError, match=r"a number, or a function of the step; got '0\.1'"):
+    with pytest.raises(md.ShapeError, match=r"must be a number or a function of the step, got '0\.1'"):
         optimizer.update(P, optimizer.init(P), P)

@@ -67,7 +67,7 @@ def problem(name: str) -> tuple[np.ndarray, list[np.ndarray], str]:
 # io has 3 indices and hidden 4, so the first is never split evenly
 @pytest.mark.parametrize("layout", ["", "io:r hidden:c", "io:c,r"])
 @pytest.mark.parametrize("name", CASES)
-def test_two_steps_of_the_golden_cases(name: str, layout: str):
+def test_per_tensor_two_steps_equal_golden(name: str, layout: str):
     optimizer = of(name)
     p, grads, dims = problem(name)
     layout = " ".join(rule for rule in layout.split() if rule.partition(":")[0] in dims)
@@ -79,7 +79,7 @@ def test_two_steps_of_the_golden_cases(name: str, layout: str):
         np.testing.assert_allclose(params["w"].numpy(), expected, rtol=1e-12, atol=1e-16)
 
 
-def test_clipping_is_active_where_the_golden_case_says_so():
+def test_adafactor_clips_in_the_golden_case():
     p, grads, dims = problem("adafactor_clipping_active")
     sizes = []
     optimizer = md.optim.adafactor(1.0, clip_threshold=0.0, scale_by_parameter=False, **TINY)
@@ -92,7 +92,7 @@ def test_clipping_is_active_where_the_golden_case_says_so():
     np.testing.assert_allclose(sizes, expected, rtol=1e-12)
 
 
-def test_a_split_norm_is_the_root_of_the_summed_squares():
+def test_per_tensor_norm_of_sharded_weight():
     traps = GOLDEN["sharded_norms"]
     x = md.tensor(PARAM, "io hidden")
     split = md.compile(lambda x: norm(x, x.dims), md.Mesh("r:2"), md.Layout("io:r"))
@@ -103,7 +103,7 @@ def test_a_split_norm_is_the_root_of_the_summed_squares():
     np.testing.assert_allclose(split(md.tensor(GRADS[0], "io hidden")).item(), traps["grad_norm"], rtol=1e-14)
 
 
-def test_a_mean_over_a_padded_split_counts_the_real_elements():
+def test_per_tensor_rms_ignores_padding():
     traps = GOLDEN["rms_with_padding_trap"]
     x = md.tensor(PARAM, "io hidden")
     split = md.compile(lambda x: rms(x, x.dims), md.Mesh("r:2"), md.Layout("io:r"))
@@ -112,7 +112,7 @@ def test_a_mean_over_a_padded_split_counts_the_real_elements():
 
 
 @pytest.mark.parametrize(("denominator", "key"), [("norm_of_sum", "optax_style"), ("sum_of_norms", "mlperf_style")])
-def test_the_two_denominators_of_lars(denominator: str, key: str):
+def test_lars_denominators(denominator: str, key: str):
     """With learning rate 1 and no momentum, p - after is ratio (g + weight_decay p)."""
     h = CASES["lars"]["hyper"]
     optimizer = md.optim.lars(1.0, 0.0, h["wd"], trust=h["trust"], denominator=denominator)
@@ -122,8 +122,8 @@ def test_the_two_denominators_of_lars(denominator: str, key: str):
     np.testing.assert_allclose(found, GOLDEN["lars_variant_trust_ratio"][key], rtol=1e-11)
 
 
-def test_a_denominator_that_is_unknown():
-    with pytest.raises(md.MeshdslError, match="LARS has no denominator 'optax'; there are: sum_of_norms, norm_of_sum"):
+def test_lars_error_for_unknown_denominator():
+    with pytest.raises(md.MeshdslError, match="unknown denominator of LARS 'optax'; known: sum_of_norms, norm_of_sum"):
         md.optim.lars(0.1, denominator="optax")
 
 
@@ -177,14 +177,14 @@ def check_equal(found: Any, expected: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_layout_does_not_change_an_update(name: str):
+def test_per_tensor_update_is_equal_under_every_layout(name: str):
     run, tensors = three_steps(OPTIMIZERS[name]), [drawn(seed) for seed in range(4)]
     expected = simulated(run, "one:1", "")(*tensors)
     for layout in LAYOUTS:
         check_equal(simulated(run, "r:2 c:4", layout)(*tensors), expected, layout)
 
 
-def test_what_is_simulated_is_what_runs():
+def test_per_tensor_run_equals_simulate():
     run, tensors = three_steps(md.optim.adafactor(0.1, momentum=0.9, **TINY)), [drawn(seed) for seed in range(3)]
     mesh, layout = "r:2 c:4", LAYOUTS[-1]
     check_equal(
@@ -193,7 +193,7 @@ def test_what_is_simulated_is_what_runs():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_layers_of_a_scan_train_as_layers_written_out(name: str):
+def test_per_tensor_scanned_layers_equal_unrolled(name: str):
     """Stacked, or as one parameter for each index: the same update of each. The global norm is that of all anyway."""
     optimizer = OPTIMIZERS[name]
 
@@ -208,7 +208,7 @@ def test_layers_of_a_scan_train_as_layers_written_out(name: str):
         np.testing.assert_allclose(x.numpy(), alone["params"][i].numpy(), rtol=1e-12)
 
 
-def test_a_dim_that_is_not_named_as_stacked_is_part_of_the_weight():
+def test_per_tensor_unlisted_layer_dim_is_part_of_the_weight():
     params = drawn(0, {"w": "block:3 io:5 hidden:7"})
     for stacked, ratios in (("layer*", 1), ("block", 3), ("x b*ck", 3), ("", 1)):
         optimizer = md.optim.lamb(1.0, eps=0.0, weight_decay=0.0, stacked=stacked)
@@ -226,7 +226,7 @@ def test_a_dim_that_is_not_named_as_stacked_is_part_of_the_weight():
     ("a:200 b:200 c:200", {"row": "a:200 b:200", "col": "a:200 c:200"}),
     ("kh:3 kw:3 io:128 hidden:128", {"row": "kh:3 kw:3 io:128", "col": "kh:3 kw:3 hidden:128"}),
 ])  # fmt: skip
-def test_what_is_factored(shape: str, state: dict[str, str] | None):
+def test_adafactor_factored_dims(shape: str, state: dict[str, str] | None):
     found = md.eval_shape(md.optim.adafactor(0.1).init, {"w": md.spec(shape)})
     expected = md.spec(shape) if state is None else {name: md.spec(dims) for name, dims in state.items()}
     assert found["v"]["w"] == expected
@@ -234,7 +234,7 @@ def test_what_is_factored(shape: str, state: dict[str, str] | None):
 
 
 @pytest.mark.parametrize("sizes", [(5, 7), (7, 5, 2), (2, 5, 3, 7), (6, 6, 6), (4, 2, 4)])
-def test_adafactor_factors_as_optax_does(sizes: tuple[int, ...]):
+def test_adafactor_factors_like_optax(sizes: tuple[int, ...]):
     """optax's decay rate at step t is one minus t to the -0.8 too, in float32."""
     shapes = {"w": " ".join(f"d{i}:{size}" for i, size in enumerate(sizes))}
     ours = md.optim.adafactor(0.1, momentum=0.9, **TINY)
@@ -253,7 +253,7 @@ def test_adafactor_factors_as_optax_does(sizes: tuple[int, ...]):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("rate", [0.1, md.optim.inverse_sqrt(1.0, 10)], ids=["number", "schedule"])
-def test_an_update_keeps_types(dtype: str, rate: Any):
+def test_per_tensor_update_keeps_types(dtype: str, rate: Any):
     for optimizer in (
         md.optim.adafactor(rate, momentum=0.9, **TINY), md.optim.adafactor(rate), md.optim.lamb(rate),
         md.optim.lars(rate), md.optim.lars(rate, denominator="norm_of_sum", nesterov=True),
@@ -263,7 +263,7 @@ def test_an_update_keeps_types(dtype: str, rate: Any):
         assert md.eval_shape(optimizer.update, params, state, params) == (params, state)
 
 
-def test_narrow_weights_have_wide_moments_and_norms():
+def test_per_tensor_narrow_weights_have_float32_moments():
     params = {"w": md.broadcast(md.cast(1, "bfloat16"), "io:1000")}
     state = md.optim.adafactor(0.1).init(params)
     assert state["v"]["w"].dtype == np.float32
@@ -271,7 +271,7 @@ def test_narrow_weights_have_wide_moments_and_norms():
 
 
 @pytest.mark.parametrize("make", [md.optim.lamb, md.optim.lars])
-def test_a_weight_of_zeros_moves(make: Any):
+def test_per_tensor_zero_weight_is_updated(make: Any):
     """Its trust ratio is 1: it would never leave zero otherwise."""
     params, grads = {"w": md.tensor(np.zeros(3), "io")}, {"w": md.tensor(np.ones(3), "io")}
     after, _ = make(0.1).update(grads, make(0.1).init(params), params)
@@ -281,7 +281,7 @@ def test_a_weight_of_zeros_moves(make: Any):
 
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
-def test_what_does_not_adapt_or_decay(name: str):
+def test_per_tensor_excluded_weights_do_not_adapt_or_decay(name: str):
     """A bias that neither adapts nor decays takes Adam's, or momentum's, step."""
     chosen = {"decays": lambda path: path != "b", "adapts": lambda path: path != "b"}
     ours, plain = {
@@ -294,7 +294,7 @@ def test_what_does_not_adapt_or_decay(name: str):
     assert np.abs(found["w"].numpy() - expected["w"].numpy()).max() > 1e-3
 
 
-def test_adafactor_sends_only_sums_of_a_dim_or_of_all():
+def test_adafactor_sends_only_reduced_sums():
     """A factored weight split both ways: row and column sums, and scalars; never a weight."""
     optimizer = md.optim.adafactor(0.01)
     params = {"w": md.spec("io:256 hidden:512")}

@@ -19,7 +19,7 @@ def small(count: int = 40) -> Corpus:
     return Corpus(Document(f"prose/{i}", "prose", f"document {i}; ".encode() * 20) for i in range(count))
 
 
-def test_the_corpus_has_every_part_and_no_zero_bytes():
+def test_corpus_has_all_parts_and_no_zero_bytes():
     whole = corpus()
     assert sum(len(d.text) for d in whole.documents) > 4_000_000
     for split in SPLITS:
@@ -28,20 +28,20 @@ def test_the_corpus_has_every_part_and_no_zero_bytes():
     assert not any(b"\0" in d.text for d in whole.documents)
 
 
-def test_splits_share_no_document():
+def test_corpus_splits_are_disjoint():
     train, held_out = ({d.name for kind in KINDS for d in corpus().of(split, kind)} for split in SPLITS)
     assert train.isdisjoint(held_out)
     assert train | held_out == {d.name for d in corpus().documents}
 
 
-def test_a_document_keeps_its_split_when_others_come():
+def test_corpus_split_of_a_document_is_stable():
     before = {d.name: d.split for d in small(20).documents}
     after = {d.name: d.split for d in small(40).documents}
     assert before.items() <= after.items()
     assert set(after.values()) == set(SPLITS)
 
 
-def test_another_process_reads_the_same_corpus_and_draws_the_same_batch():
+def test_corpus_batch_is_equal_in_another_process():
     script = (
         "import hashlib; from meshdsl.train import corpus\n"
         "batch = corpus().batch('train', 3, 7, 4, 64)\n"
@@ -52,7 +52,7 @@ def test_another_process_reads_the_same_corpus_and_draws_the_same_batch():
     assert runs[0].stdout.split()[0] == corpus().sha256
 
 
-def test_a_batch_is_a_function_of_split_seed_and_step():
+def test_corpus_batch_depends_on_split_seed_and_step():
     def draw(split: str, seed: int, step: int) -> bytes:
         return small().batch(split, seed, step, 4, 16)["tokens"].tobytes()
 
@@ -61,7 +61,7 @@ def test_a_batch_is_a_function_of_split_seed_and_step():
     assert len(different) == 4
 
 
-def test_targets_are_the_next_tokens_and_windows_lie_in_their_split():
+def test_corpus_batch_targets_are_the_next_tokens():
     whole = small()
     text = {split: b"".join(d.text + b"\0" for d in whole.of(split, "prose")) for split in SPLITS}
     for split in SPLITS:
@@ -72,23 +72,23 @@ def test_targets_are_the_next_tokens_and_windows_lie_in_their_split():
             assert bytes(row.tolist()) + bytes(targets[-1:].tolist()) in text[split]
 
 
-def test_the_first_batch_is_the_same_on_every_machine():
+def test_corpus_first_batch_is_pinned():
     """Raw Philox words, whose values NumPy promises to keep."""
     batch = small().batch("train", 0, 0, 2, 10)
     assert [bytes(row.tolist()) for row in batch["tokens"]] == FIRST
 
 
 @pytest.mark.parametrize("length", [1, 5, 199])
-def test_every_window_of_a_short_text_is_drawn(length: int):
+def test_corpus_batch_draws_every_window(length: int):
     one = Corpus([Document("b", "prose", bytes(range(1, 200)))])
     starts = {int(row[0]) for step in range(60) for row in one.batch("train", 0, step, 32, length)["tokens"]}
     assert starts == set(range(1, 201 - length)), "the text and its end make 200 bytes"
 
 
-def test_what_cannot_be_drawn():
+def test_corpus_errors():
     with pytest.raises(md.MeshdslError, match="has no text of 1000 bytes; its longest has 200"):
         Corpus([Document("b", "prose", b"x" * 199)]).batch("train", 0, 0, 1, 999)
-    with pytest.raises(md.MeshdslError, match="one of train, held_out, got 'test'"):
+    with pytest.raises(md.MeshdslError, match="must be one of train, held_out, got 'test'"):
         small().batch("test", 0, 0, 1, 4)
     with pytest.raises(md.MeshdslError, match="two documents called 'a'"):
         Corpus([Document("a", "prose", b"x"), Document("a", "source", b"y")])

@@ -12,25 +12,25 @@ import pytest
 
 import meshdsl as md
 from meshdsl import demo
-from meshdsl.train import NonFiniteLoss, data_for, load, place, stages, train
+from meshdsl.train import NonFiniteLoss, data_for, load, mesh_and_layout, stages, train
 
 LM = load("models/transformer.py:lm").replace(batch=8, length=16, layers=2, d_model=32, heads=4, d_head=8, d_ff=64)
 MLP = load("models/mlp.py:mlp").replace(batch=8, io=8, hidden=16)
 
 
 def losses(workload: md.Workload, layout: str | None, **options: Any) -> list[float]:
-    records = train(workload, *place(workload, layout, None), **{"steps": 4, "eval_batches": 2, **options})
+    records = train(workload, *mesh_and_layout(workload, layout, None), **{"steps": 4, "eval_batches": 2, **options})
     return [record["loss"] for record in records if "loss" in record]
 
 
-def test_a_language_model_split_and_whole():
+def test_train_language_model_is_equal_sharded_and_unsharded():
     one = losses(LM, None)
     assert one[0] == pytest.approx(math.log(256), rel=0.15)
     assert one[-1] < one[0]
     assert losses(LM, "sequence") == pytest.approx(one, rel=2e-6)
 
 
-def test_a_loss_that_draws_gets_a_fresh_key_each_step():
+def test_train_passes_a_new_key_each_step():
     def loss(config: Any) -> Callable[..., md.Tensor]:
         dim = md.Dim("batch", config.batch)
 
@@ -46,23 +46,23 @@ def test_a_loss_that_draws_gets_a_fresh_key_each_step():
 
 
 @pytest.mark.parametrize("layout", MLP.layouts)
-def test_two_layers_under_every_layout_they_recommend(layout: str):
+def test_train_two_layers_under_every_named_layout(layout: str):
     assert losses(MLP, layout) == pytest.approx(losses(MLP, None), rel=2e-6)
 
 
-def test_a_workload_of_numbers_trains_on_noise():
-    records = list(train(MLP, *place(MLP, "data_model", None), steps=2, eval_batches=1))
+def test_train_uses_noise_for_float_inputs():
+    records = list(train(MLP, *mesh_and_layout(MLP, "data_model", None), steps=2, eval_batches=1))
     assert records[0]["data"] == {"kind": "noise", "fields": ["target", "x"]}
     assert "bits_per_byte" not in records[-2] and "bytes_per_second" not in records[-1]
 
 
-def test_noise_has_mean_zero_and_variance_one():
+def test_data_for_noise_has_mean_0_and_variance_1():
     noise = data_for(MLP.replace(batch=64, io=64), 0)("train", 1)["x"]
     assert abs(noise.mean()) < 0.05 and abs(noise.var() - 1) < 0.05
 
 
-def test_the_order_of_records_and_when_it_evaluates():
-    records = train(MLP, *place(MLP, None, None), steps=5, eval_every=2, eval_batches=1)
+def test_train_order_of_records():
+    records = train(MLP, *mesh_and_layout(MLP, None, None), steps=5, eval_every=2, eval_batches=1)
     assert [(r["event"], r.get("step")) for r in records] == [
         ("start", None),
         *[("step", 1), ("step", 2), ("eval", 2), ("step", 3), ("step", 4), ("eval", 4), ("step", 5), ("eval", 5)],
@@ -70,19 +70,19 @@ def test_the_order_of_records_and_when_it_evaluates():
     ]
 
 
-def test_no_steps_and_no_evaluation():
-    events = [r["event"] for r in train(MLP, *place(MLP, None, None), steps=0, eval_batches=0)]
+def test_train_zero_steps_and_no_evaluation():
+    events = [r["event"] for r in train(MLP, *mesh_and_layout(MLP, None, None), steps=0, eval_batches=0)]
     assert events == ["start", "end"]
 
 
-def test_evaluation_sees_the_same_text_whatever_the_seed():
+def test_train_evaluates_the_same_text_for_every_seed():
     one, other = (data_for(LM, seed)("held_out", 0)["tokens"] for seed in (0, 1))
     assert np.array_equal(one, other)
     assert losses(MLP, None, seed=0)[0] != losses(MLP, None, seed=1)[0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_names_its_step(bad: float):
+def test_train_non_finite_loss_names_its_step(bad: float):
     noise = data_for(MLP, 0)
 
     def batches(split: str, step: int) -> Mapping[str, np.ndarray]:
@@ -91,46 +91,46 @@ def test_a_loss_that_is_not_finite_names_its_step(bad: float):
 
     seen = []
     with pytest.raises(NonFiniteLoss, match=f"the loss of step 3 is {bad}\n  it was .* at step 2") as caught:
-        for record in train(MLP, *place(MLP, "data", None), steps=9, batches=batches):
+        for record in train(MLP, *mesh_and_layout(MLP, "data", None), steps=9, batches=batches):
             seen.append(record["event"])
     assert caught.value.exit_code == 5
     assert seen == ["start", "step", "step"]
 
 
-def test_an_illegal_layout_is_refused_before_anything_is_made():
+def test_train_checks_the_layout_first():
     records = train(MLP, md.Mesh("all:8"), md.Layout("batch:all; hidden:all"), steps=1)
     with pytest.raises(md.LayoutError, match="cannot split dim 'hidden' over mesh axis 'all'"):
         next(records)
 
 
-def test_what_there_is_no_data_for():
+def test_data_for_errors():
     def inputs(config: Any) -> dict[str, Any]:
         return {"picture": md.spec("height:4 width:4", "int32")}
 
-    with pytest.raises(md.MeshdslError, match=r"no data for mlp, whose batch is picture: int32\[height=4 width=4\]"):
+    with pytest.raises(md.MeshdslError, match=r"no data for mlp, whose inputs are picture: int32\[height=4 width=4\]"):
         data_for(dataclasses.replace(MLP, inputs=inputs), 0)
-    with pytest.raises(md.MeshdslError, match="a vocabulary of 100, and text is 256 bytes"):
+    with pytest.raises(md.MeshdslError, match="a vocabulary of 100, and text has 256 byte values"):
         data_for(LM.replace(vocab=100), 0)
 
 
-def test_the_stages_of_a_step_need_no_devices():
+def test_stages_work_without_devices():
     compiled, types = stages(LM.replace(batch=64), md.Mesh("rows:64 cols:4"), md.Layout(LM.layouts["data_model"][1]))
     assert compiled.program(*types).mesh.size == 256
 
 
-def test_the_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_demo_prints_equal_curves(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "SETTINGS", ["batch=8", "length=16", "d_model=32", "d_head=4", "d_ff=64"])
     monkeypatch.setattr(demo, "LAYOUTS", ("data", "data_model"))
     assert demo.main(["--steps", "3"]) == 0
     out = capsys.readouterr().out
-    for shown in ("step      data  data_model  difference", "Held-out text, in bits per byte: data 7"):
+    for shown in ("step      data  data_model  difference", "Eval loss, in bits per byte: data 7"):
         assert shown in out
     assert "all_reduce(sum) over cols" in out and "\x1b" not in out
 
 
-def test_the_demo_fails_when_curves_differ(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_demo_fails_if_curves_differ(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     curves: Callable[..., Any] = lambda workload, name, steps: ([2.0, 1.0 + 1e-4 * (name == "model")], 1.0)  # noqa: E731
-    monkeypatch.setattr(demo, "_trained", curves)
+    monkeypatch.setattr(demo, "_train", curves)
     assert demo.main(["--steps", "2"]) == 1
     captured = capsys.readouterr()
     assert "the layouts disagree by 1.0e-04, more than float32 rounding" in captured.err

@@ -23,13 +23,13 @@ def run(stream: io.StringIO, **options: float) -> str:
     return stream.getvalue()
 
 
-def test_off_a_terminal_one_plain_line_an_interval(monkeypatch: pytest.MonkeyPatch):
+def test_progress_prints_plain_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     text = run(io.StringIO(), interval=10.0)
     assert text == "train 3/10  loss 0.33\ntrain 6/10  loss 0.17\ntrain 9/10  loss 0.11\n"
 
 
-def test_on_a_terminal_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch):
+def test_progress_redraws_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TERM", raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     text = run(Terminal())
@@ -40,21 +40,21 @@ def test_on_a_terminal_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch):
     assert "\x1b[3" not in text, "no colours"
 
 
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch):
+def test_progress_prints_plain_lines_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", "dumb")
     assert "\r" not in run(Terminal(), interval=10.0)
 
 
-def test_a_narrow_terminal_is_never_overrun(monkeypatch: pytest.MonkeyPatch):
+def test_progress_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TERM", raising=False)
     monkeypatch.setenv("COLUMNS", "24")
     assert all(len(frame) < 24 for frame in run(Terminal()).split("\r\x1b[K"))
 
 
-def test_a_chart_says_where_curves_meet():
+def test_chart_shows_where_curves_meet():
     text = report.chart({"data": [4.0, 3.0, 2.0], "model": [4.0, 3.0, 2.0]}, width=3, height=3)
     assert text == " 4.00 │2\n 3.00 │ 2\n 2.00 │  2\n      └───"
 
 
-def test_a_flat_chart_is_drawn():
+def test_chart_of_constant_curves():
     assert report.chart({"data": [1.0, 1.0]}, height=2).splitlines()[0] == " 1.00 │dd"

@@ -44,7 +44,7 @@ def losses(records: Records) -> list[float]:
     return [r["loss"] for r in records if r["event"] == "step"]
 
 
-def test_resumed_at_a_random_step_and_on_other_layouts(tmp_path: Path):
+def test_resume_is_bitwise_equal_also_on_other_layouts(tmp_path: Path):
     step = random.SystemRandom().randrange(1, 6)
     whole = run(DATA, 7, keeping(tmp_path / "whole", 1), weight_update="sharded")
     first = run(DATA, step, keeping(tmp_path / "parts", 100), weight_update="sharded")
@@ -82,7 +82,7 @@ PHASES = [
 
 
 @pytest.mark.parametrize(("phase", "split", "at", "step"), PHASES, ids=[p[0] for p in PHASES])
-def test_a_signal_in_each_phase(tmp_path: Path, phase: str, split: str, at: int, step: int):
+def test_stop_saves_in_each_phase(tmp_path: Path, phase: str, split: str, at: int, step: int):
     stop = Stop()
     options: dict[str, Any] = {"steps": 6, "eval_every": 2, "eval_batches": 3, "stop": stop}
     with pytest.raises(Stopped, match=f"stopped by SIGTERM; step {step} is saved") as caught:
@@ -92,7 +92,7 @@ def test_a_signal_in_each_phase(tmp_path: Path, phase: str, split: str, at: int,
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_signal_before_anything_and_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stop_before_the_first_step_and_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stop = Stop()
     stop.note(signal.SIGINT)
     with pytest.raises(Stopped, match="SIGINT; step 0 is saved") as caught:
@@ -113,7 +113,7 @@ def test_a_signal_before_anything_and_while_saving(tmp_path: Path, monkeypatch: 
     assert saved(tmp_path / "a", 5) == saved(tmp_path / "b", 5)
 
 
-def test_the_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_stop_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch):
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     with Stop() as stop:
@@ -123,7 +123,7 @@ def test_the_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch):
         assert codes == [130]
 
 
-def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path):
+def test_resume_skips_corrupt_checkpoints(tmp_path: Path):
     run(ONE, 6, keeping(tmp_path, 2))
     for step in (6, 4, 2):
         part = tmp_path / f"step-{step:08d}" / "part-00000.bin"
@@ -138,7 +138,7 @@ def test_a_corrupt_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
             (tmp_path / "step-00000006").rename(tmp_path / f"aside-{step}")
     for part in tmp_path.glob("step-????????/part-00000.bin"):
         part.write_bytes(part.read_bytes() + b"\0")
-    with pytest.raises(md.CheckpointError, match="there is no sound checkpoint") as caught:
+    with pytest.raises(md.CheckpointError, match="there is no valid checkpoint") as caught:
         run(ONE, 6, keeping(tmp_path, 2))
     assert caught.value.exit_code == 4  # type: ignore[attr-defined]
 
@@ -148,7 +148,7 @@ def nan_at(*steps: int) -> Callable[[str, int], Any]:
     return lambda split, step: {k: v * (np.nan if step in steps else 1) for k, v in data(split, step).items()}
 
 
-def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path):
+def test_train_non_finite_step_changes_nothing(tmp_path: Path):
     records = run(ONE, 5, keeping(tmp_path, 1), batches=nan_at(3, 5), non_finite="skip")
     assert [(r["step"], r["loss"]) for r in records if r.get("skipped") and r["event"] == "step"] == [
         (3, None),
@@ -168,12 +168,12 @@ def test_a_step_that_is_not_finite_changes_nothing(tmp_path: Path):
 @pytest.mark.parametrize(
     ("resume", "seed", "message"),
     [
-        ("never", 0, "--resume never, and .* has checkpoints up to step 2"),
+        ("never", 0, "--resume never, but .* has checkpoints up to step 2"),
         ("auto", 1, "was trained with seed 0, and this run has 1"),
-        ("nowhere", 0, "auto, never or the path of a checkpoint, and there is no 'nowhere'"),
+        ("nowhere", 0, "auto, never or the path of a checkpoint; there is no 'nowhere'"),
     ],
 )
-def test_what_cannot_be_resumed(tmp_path: Path, resume: str, seed: int, message: str):
+def test_resume_errors(tmp_path: Path, resume: str, seed: int, message: str):
     keep = keeping(tmp_path, 2, resume)
     with md.Checkpoints(tmp_path) as checkpoints:
         like = {"params": {"w": md.tensor(np.zeros((3, 5), np.float32), "io hidden")}}
@@ -190,7 +190,7 @@ def _program() -> md.Program:
     return md.compile(f, *ONE).program({"w": md.spec("io:3 hidden:5")})
 
 
-def test_two_processes_stop_at_the_same_step(tmp_path: Path):
+def test_stop_of_two_processes_at_the_same_step(tmp_path: Path):
     """Process 1 alone gets the signal; both save one step and exit with 75. One process of one device goes on."""
     ended = two.stopped(tmp_path / "c", "step", 1, signal.SIGTERM, "--weight-update", "sharded")
     assert ended.codes == [75, 75], ended.said

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from ...errors import InternalError, Where
-from ...ir import Call, Cond, Control, Eqn, Graph, Scan, Var, While, cse, dce
+from ...ir import Because, Call, Cause, Cond, Control, Eqn, Graph, Scan, Var, While, cse, dce
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
@@ -27,6 +27,7 @@ __all__ = [
     "row_of",
 ]
 
+CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Eqn], None]  # adds one equation to the program being built
 Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
 
@@ -69,7 +70,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
             scope.define(v, how)
             if how.partial:
                 where = body.eqns[0].where if body.eqns else Where("", 0)
-                scope.reasons[v] = ("sum carried by the loop", where, True)
+                scope.reasons[v] = (CARRIED, where, True)
     scope.made_in.update(scope.home)
     for eqn in body.eqns:
         lower(scope, eqn)
@@ -188,7 +189,7 @@ def _add_loop(
     for i, (v, inner) in enumerate(zip(eqn.outs, program.outs, strict=True)):
         outs.append(scope.define(v, inner.sharding))
         if inner.sharding.partial:
-            reason = built.reasons.get(body.outs[i], ("sum carried by the loop", eqn.where, eqn.backward))
+            reason = built.reasons.get(body.outs[i], (CARRIED, eqn.where, eqn.backward))
             scope.reasons[v] = reason
     new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
     scope.eqns.append(new.with_control(body=program, consts=n_held))
@@ -222,7 +223,7 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
     for v, inner in zip(eqn.outs, body.outs, strict=True):
         if scope.home[v].partial:
-            scope.reasons[v] = built.reasons.get(inner, ("sum carried by the loop", eqn.where, eqn.backward))
+            scope.reasons[v] = built.reasons.get(inner, (CARRIED, eqn.where, eqn.backward))
     new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
     scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...dims import Dim, Shape, names, size_of
-from ...ir import Eqn, Labels, Op, Var
+from ...ir import Because, Cause, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import blocks
@@ -58,10 +58,14 @@ def _like(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
     return Var(replaced(x.shape, old, new), x.dtype, "", sharding)
 
 
-def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: str) -> Var:
+def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: Cause) -> Var:
     whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
     scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
     return whole
+
+
+def _summary(eqn: Eqn, what: str, dim: Dim) -> Cause:
+    return Cause(Because.SUMMARY, eqn.op.name, (dim.name,), what=what)
 
 
 def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -74,7 +78,7 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     sums, totals = Var(x.shape, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
     _add(scope, eqn, blocks.BLOCK_CUMSUM, [x], [sums], dim=dim, reverse=reverse)
     _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
-    totals = _gathered(scope, eqn, totals, parts, axes, f"a total for each block of {dim.name!r}")
+    totals = _gathered(scope, eqn, totals, parts, axes, _summary(eqn, "a total for", dim))
     _add(scope, eqn, blocks.ADD_PARTS, [sums, totals], outs, dim=dim, parts=parts, reverse=reverse, axes=axes)
 
 
@@ -88,7 +92,7 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
     y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
     _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
     for d, axes in cut.items():
-        y = _gathered(scope, eqn, y, parts[d], axes, f"a product for each block of {d.name!r}")
+        y = _gathered(scope, eqn, y, parts[d], axes, _summary(eqn, "a product for", d))
     _add(scope, eqn, eqn.operation, [y], outs, over=tuple(parts.values()))
 
 
@@ -103,7 +107,7 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     best = _like(x, over, parts, axes)
     found = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
     _add(scope, eqn, blocks.BLOCK_TOP_K, [x], found, over=over, parts=parts)
-    cause = f"the {k.size} best of each block of {over.name!r}"
+    cause = _summary(eqn, f"the {k.size} best of", over)
     values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in found)
     place = Var(outs[1].shape, outs[1].dtype, "", outs[1].sharding)
     _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ...dims import Dim, Shape
-from ...ir import Blocks, Eqn, Var
+from ...ir import Because, Blocks, Cause, Eqn, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.index_map import PLACE, ROWS, Moves, Table, replaced
@@ -196,7 +196,7 @@ def _zeros_used(rows: np.ndarray, parts: Sequence[_Part]) -> np.ndarray:
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
     """The whole dim on every device, where that sends no more than exchanging what moves."""
     whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
-    cause = f"{eqn.op} moves most of {dim.name!r}"
+    cause = Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,))
     scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
     return whole
 
@@ -245,6 +245,6 @@ def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length
     params = {"dim": dim, "rows": rows, "starts": tuple(starts), "axes": axes}
     scope.eqns.append(Eqn(ROWS, (x,), (cut,), params, eqn.where, eqn.backward))
     pairs = tuple(sorted((run.sender, run.receiver) for run in runs))
-    cause = f"{size} of {length} along {dim.name!r} for {eqn.op}"
+    cause = Cause(Because.ROWS, eqn.op.name, (dim.name,), amounts=(size, length))
     scope.eqns.append(Eqn(Exchange(rows.name, axes, pairs), (cut,), (came,), {}, eqn.where, eqn.backward, cause))
     return _Part(came, rows, first, size, float(np.mean([run.sender - run.receiver for run in runs])))

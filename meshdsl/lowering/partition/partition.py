@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ...control.region import LOCAL
 from ...dims import Dim, show
 from ...errors import MeshdslError, Where, at
-from ...ir import Eqn, Graph, Linear, Type, Var, cse, dce, verify, walk
+from ...ir import Because, Cause, Eqn, Graph, Linear, Type, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import BROADCAST
@@ -279,8 +279,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         kind = op.reduce if summed else "sum"
         outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
         if summed:
-            over = ", ".join(repr(label.rstrip("*")) for label in gone if assigned.get(label))
-            scope.reasons[v] = (f"{op.reduce} over {over} of {eqn.op}", eqn.where, eqn.backward)
+            over = tuple(label.rstrip("*") for label in gone if assigned.get(label))
+            cause = Cause(Because.REDUCES, op.name, over, what=op.reduce)
+            scope.reasons[v] = (cause, eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
     if ring is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from ...backend import Local, letters
 from ...control import SCAN
 from ...dims import Dim, Shape
-from ...ir import Eqn, Labels, Op, Product, Scan, Type, Var
+from ...ir import NO_CAUSE, Because, Cause, Eqn, Labels, Op, Product, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.blocks import RELABEL
@@ -77,7 +77,7 @@ def multiply_around(
     held, acc = Var(shape, v.dtype, "", sharding), Var(out.shape, out.dtype, "", out.sharding)
     turns = Var((Dim("turn", n - 1),), np.dtype(np.int32), "", Sharding())
 
-    def made(op: Any, ins: Sequence[Var], out: Var, cause: str = "", **params: Any) -> Eqn:
+    def made(op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
         return Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward, cause)
 
     turns_dim = turns.shape[0]
@@ -98,7 +98,7 @@ def multiply_around(
     inner, b, a, t = [clone(var) for var in ins], clone(held), clone(acc), Var((), turns.dtype, "", Sharding())
     sent, summed = clone(held), clone(acc)
     routes = tuple(((i + 1) % n, i) for i in range(n))
-    cause = f"{ring.dim.name!r} goes around for {eqn.op}: gathered, it would pass the limit"
+    cause = Cause(Because.RING, eqn.op.name, (ring.dim.name,))
     steps = (made(Exchange(block.name, ring.axes, routes), [b], sent, cause), product(inner, b, a, t, summed))
     body = Program((*inner, b, a, t), steps, (sent, summed), mesh=mesh, extents=extents)
     last, most = clone(held), clone(acc)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ...dims import Dim
 from ...errors import InternalError, Where
-from ...ir import Eqn, Graph, Var
+from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
@@ -46,7 +46,7 @@ class Reader:
     op: str
     where: Where
     backward: bool = False
-    cause: str = ""
+    cause: Cause = NO_CAUSE
 
 
 class Scope:
@@ -63,7 +63,7 @@ class Scope:
         self.received: set[Var] = set()  # versions that a collective made
         self.sent_for: set[Var] = set()  # graph values that needed something sent
         self.made_in: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
-        self.reasons: dict[Var, tuple[str, Where, bool]] = {}  # why a value is pending, and the line that made it so
+        self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and the line that made it so
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """A program variable for the first version of a graph value."""
@@ -134,18 +134,18 @@ class Scope:
             self.received.add(made)
         return made
 
-    def _cause(self, step: Step, eqn: Eqn | Reader) -> str:
+    def _cause(self, step: Step, eqn: Eqn | Reader) -> Cause:
         if eqn.cause:  # a pass asked for it and says why
             return eqn.cause
         match step:
             case AllGather():
-                return f"{eqn.op} needs {step.dim!r} whole"
+                return Cause(Because.WHOLE, str(eqn.op), (step.dim,))
             case AllToAll():
-                return f"{step.dim} -> {step.to} for {eqn.op}"
+                return Cause(Because.RESPLIT, str(eqn.op), (step.dim, step.to))
             case Permute():
-                return f"other order of axes for {eqn.op}"
+                return Cause(Because.OTHER_ORDER, str(eqn.op))
             case _:
-                return f"for {eqn.op}"
+                return Cause(Because.READ, str(eqn.op))
 
     def _born(self, v: Var, target: Sharding) -> Var:
         if target.partial and not self.is_zero(v):

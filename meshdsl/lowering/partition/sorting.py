@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...dims import Dim
-from ...ir import Collective, Eqn, Labels, Op, Var
+from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import sorted_blocks as blocks
@@ -59,10 +59,12 @@ class _Job:
     def length(self) -> int:
         return self.scope.setting.extents.padded(self.over) // self.n
 
-    def add(self, op: Op | Collective, ins: Sequence[Var], outs: Sequence[Var], cause: str = "", **params: object):
+    def add(
+        self, op: Op | Collective, ins: Sequence[Var], outs: Sequence[Var], cause: Cause = NO_CAUSE, **params: object
+    ):
         self.scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, self.eqn.where, self.eqn.backward, cause))
 
-    def each(self, items: Items, op: Collective, cause: str) -> Items:
+    def each(self, items: Items, op: Collective, cause: Cause) -> Items:
         """The same collective on the elements and on their places."""
         made = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
         for v, out in zip(items, made, strict=True):
@@ -98,21 +100,21 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
         if live.isdisjoint(eqn.outs):
             continue
         live.update(eqn.ins)
-        if not isinstance(eqn.op, Op):
+        if eqn.collective is not None:
             v = eqn.ins[0]
             local = math.prod(extents.local_shape(v.shape, v.sharding, mesh)) * v.dtype.itemsize
-            sent += eqn.op.bytes_sent(local, mesh)
+            sent += eqn.collective.bytes_sent(local, mesh)
     return sent
 
 
 def _by_gathering(job: _Job) -> bool:
     whole = job.x.sharding.with_split(job.over.name, ())
     x, *made = (Var(v.shape, v.dtype, "", whole) for v in (job.x, *job.outs))
-    cause = f"sort needs {job.over.name!r} whole; merging blocks would send more"
+    cause = Cause(Because.WHOLE, "sort", (job.over.name,), what="; merging blocks would send more")
     job.add(AllGather(job.over.name, job.axes), [job.x], [x], cause)
     job.add(job.eqn.op, [x], made, **job.eqn.params)
     for v, out in zip(made, job.outs, strict=True):
-        job.add(Slice(job.over.name, job.axes), [v], [out], "for sort")
+        job.add(Slice(job.over.name, job.axes), [v], [out], Cause(Because.READ, "sort"))
     return True
 
 
@@ -124,11 +126,16 @@ def _by_other_dim(job: _Job) -> bool:
     if to is None:
         return False
     out = AllToAll(job.over.name, to.name, job.axes)
-    (x,) = job.each([job.x], out, f"sort needs {job.over.name!r} whole, {to.name!r} is cut instead")
+    (x,) = job.each([job.x], out, Cause(Because.CUT_INSTEAD, "sort", (job.over.name, to.name)))
     made = [Var(v.shape, v.dtype, "", x.sharding) for v in job.outs]
     job.add(job.eqn.op, [x], made, **job.eqn.params)
     for v, result in zip(made, job.outs, strict=True):
-        job.add(AllToAll(to.name, job.over.name, job.axes), [v], [result], "and back")
+        job.add(
+            AllToAll(to.name, job.over.name, job.axes),
+            [v],
+            [result],
+            Cause(Because.BACK, "sort", (to.name, job.over.name)),
+        )
     return True
 
 
@@ -182,7 +189,8 @@ def _by_merges(job: _Job) -> bool:
             part[lower], part[upper] = -1, 1
         routes = tuple(sorted([*pairs, *((b, a) for a, b in pairs)]))
         exchange = Exchange(run.name, job.axes, routes)
-        came = job.each(items, exchange, f"merge {k + 1} of {len(rounds)} of the sorted blocks of {job.over.name!r}")
+        cause = Cause(Because.MERGE, "sort", (job.over.name,), amounts=(k + 1, len(rounds)))
+        came = job.each(items, exchange, cause)
         made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
         job.add(blocks.KEEP_PART, [*items, *came], made, run=run, part=tuple(part), axes=job.axes)
         items = made
@@ -199,12 +207,13 @@ def _by_columns(job: _Job) -> bool:
     run = Dim(f"{job.over.name}__run", n * length)
     items = _begin(job, run)
     for k, cyclic in enumerate((True, False)):
-        items = _dealt(job, items, run, cyclic, f"deal {k + 1} of 2 of the sorted blocks of {job.over.name!r}")
+        cause = Cause(Because.DEAL, "sort", (job.over.name,), amounts=(k + 1, 2))
+        items = _dealt(job, items, run, cyclic, cause)
     _finish(job, _joined(job, items, run, length), run)
     return True
 
 
-def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: str) -> Items:
+def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: Cause) -> Items:
     to, rest = Dim(f"{run.name}__to", job.n), Dim(f"{run.name}__rest", run.size // job.n)
     at = items[0].shape.index(run)
     shape = (*items[0].shape[:at], to, rest, *items[0].shape[at + 1 :])
@@ -226,9 +235,7 @@ def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
         cut = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
         for v, out in zip(items, cut, strict=True):
             job.add(ROWS, [v], [out], dim=run, rows=half, starts=(start,) * n, axes=job.axes)
-        return job.each(
-            cut, Exchange(half.name, job.axes, routes), f"the half of a neighbour's block of {job.over.name!r}"
-        )
+        return job.each(cut, Exchange(half.name, job.axes, routes), Cause(Because.HALF, "sort", (job.over.name,)))
 
     before = neighbour(length // 2, tuple((i, i + 1) for i in range(n - 1)))
     after = neighbour(0, tuple((i + 1, i) for i in range(n - 1)))

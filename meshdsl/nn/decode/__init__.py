@@ -1,15 +1,17 @@
-"""Searches for a sequence, one place at a time, by a step function that keeps what it has computed.
+"""Sequence decoding: greedy search, sampling and beam search, one position at a time, with a cache.
+
+Each search calls a step function of yours:
 
     step(tokens, cache, position, mask) -> (logits, cache)
 
-tokens, of dims batch and in beam search also beam, are those of the place before; `position` counts places from 0. The
-cache is a pytree of tensors; `mask` says which places of the memory each token may read, its own included. A search
-asks for an empty cache with `empty(dims)`, dims being those with which keys and values are kept: batch and memory, and
-where each beam has a memory of its own, beam. A step of `md.nn.cached_attention` fits all of them.
+`tokens` are the tokens of the previous position, with dim batch (beam search: batch and beam). `position` counts from
+0. `cache` is a pytree of tensors. `mask` is true for the memory positions that each token may attend to, including its
+own. A search creates the cache by calling `empty(dims)`, where `dims` are batch and memory, and also beam if each beam
+has its own memory. A step that uses `md.nn.cached_attention` works with every search.
 
-Beam search has two forms with equal results. "reorder" gives each beam a memory and moves it whenever a beam goes on
-from another one. "flat" (GShard, Lepikhin et al., 2020, appendix A.1) lays the beams of a sequence into one memory,
-place by place; nothing kept ever moves, only the mask [batch, beam, memory], which holds each beam's ancestors.
+Beam search has two forms with equal results. "reorder" gives each beam its own cache, and copies the parent's cache
+when a beam continues another one. "flat" (GShard, Lepikhin et al., 2020, appendix A.1) interleaves the beams of a
+sequence in one cache, which is never copied; the mask [batch, beam, memory] selects each beam's ancestors.
 """
 
 from .beams import FORMS, beam_search

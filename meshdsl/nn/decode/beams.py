@@ -9,7 +9,7 @@ import jax
 import meshdsl as md
 
 from ..precision import new_dim
-from .steps import WORST, Empty, Step, run, steps_of
+from .steps import NO_SCORE, Empty, Step, run, steps_of
 
 __all__ = ["FORMS", "beam_search"]
 
@@ -31,7 +31,7 @@ def beam_search(
     memory: str = "memory",
     dtype: str = "float32",
 ) -> tuple[md.Tensor, md.Tensor]:
-    """The best sequences, best first: ids [batch, beam, length] and scores [batch, beam].
+    """Beam search: returns ids [batch, beam, length] and scores [batch, beam], best beam first.
 
     >>> import numpy as np
     >>> import meshdsl as md
@@ -43,86 +43,88 @@ def beam_search(
     (array([[[3, 2, 0, 0],
             [2, 0, 0, 0]]], dtype=int32), array([[0.35, 0.3 ]]))
 
-    A score is the sum of log-probabilities over ((5 + places) / 6) ** alpha, the end being one of the places (GNMT,
-    Wu et al., 2016, section 7), added up in `dtype`. At each place the best 2 beam continuations are taken; those
-    that end compete with what has ended before, the others go on (as in Tensor2Tensor). Where nothing has ended, the
-    result is what goes on, without an end. A row that is not there has a score of -1e30. `form` is "flat" or
-    "reorder". Raises `ShapeError` for another form, and for a vocabulary of fewer than two.
+    A score is the sum of log-probabilities, accumulated in `dtype`, divided by ((5 + n) / 6) ** alpha, where n is the
+    number of tokens including `end` (GNMT, Wu et al., 2016, section 7). Each position considers the best
+    2 * beam.size continuations: those that end compete with the ended sequences, the others continue (as in
+    Tensor2Tensor). If no sequence of a batch element has ended, its unfinished sequences are returned. A row without a
+    sequence has score -1e30. `form` is "flat" or "reorder" (see `md.nn.decode`). Raises `ShapeError` for an unknown
+    form, and for a vocabulary of size 1.
     """
     if form not in FORMS:
-        raise md.ShapeError(f"beam search has no form {form!r}; there are: {', '.join(FORMS)}")
+        raise md.ShapeError(f"unknown form of beam search {form!r}; known: {', '.join(FORMS)}")
     batch, length, beam = (new_dim(d, f"the {n}") for d, n in ((batch, "batch"), (length, "length"), (beam, "beam")))
     flat = form == "flat"
-    places = md.Dim(memory, length.size * (beam.size if flat else 1))
-    twice = md.Dim("candidate", 2 * beam.size)
+    memory_dim = md.Dim(memory, length.size * (beam.size if flat else 1))
+    candidate = md.Dim("candidate", 2 * beam.size)
 
     def penalty(n: Any) -> Any:
         return ((5 + n) / 6) ** alpha
 
-    def place(carry: Any, t: md.Tensor) -> Any:
-        going, score, ended, ended_score, last, cache, seen = carry
+    def decode_position(carry: Any, t: md.Tensor) -> Any:
+        alive, score, ended, ended_score, last, cache, seen = carry
         if flat:
-            seen = seen | (md.broadcast(md.iota(places), [beam, places]) == t * beam.size + md.iota(beam))
-        logits, vocab, cache = run(step, last, cache, t, seen if flat else md.iota(places) <= t)
+            seen = seen | (md.broadcast(md.iota(memory_dim), [beam, memory_dim]) == t * beam.size + md.iota(beam))
+        logits, vocab, cache = run(step, last, cache, t, seen if flat else md.iota(memory_dim) <= t)
         total = md.log_softmax(md.cast(logits, dtype), vocab) + score
-        value, parent, token = _continuations(total, beam, vocab, twice)
-        here = md.broadcast(md.iota(length), [batch, twice, length]) == t
-        made = md.where(here, md.broadcast(token, here.dims), _picked(going, parent, beam))
+        value, parent, token = _continuations(total, beam, vocab, candidate)
+        is_position = md.broadcast(md.iota(length), [batch, candidate, length]) == t
+        candidates = md.where(is_position, md.broadcast(token, is_position.dims), _select(alive, parent, beam))
 
         ends = token == end
-        long = penalty(md.cast(t, dtype) + 1)
-        just = md.where(ends & (value > WORST / 2), value / long, WORST)
-        ended_score, best = md.top_k(_joined(ended_score, just, beam, twice), twice.name, beam)
-        ended = _picked(_joined(ended, made, beam, twice), best, twice)
+        length_penalty = penalty(md.cast(t, dtype) + 1)
+        just_ended = md.where(ends & (value > NO_SCORE / 2), value / length_penalty, NO_SCORE)
+        ended_score, best = md.top_k(_concat_ended(ended_score, just_ended, beam, candidate), candidate.name, beam)
+        ended = _select(_concat_ended(ended, candidates, beam, candidate), best, candidate)
 
-        score, best = md.top_k(md.where(ends, WORST, value), twice, beam)
-        going, last, parent = (_picked(x, best, twice) for x in (made, token, parent))
+        score, best = md.top_k(md.where(ends, NO_SCORE, value), candidate, beam)
+        alive, last, parent = (_select(x, best, candidate) for x in (candidates, token, parent))
         if flat:
-            seen = _picked(seen, parent, beam)
+            seen = _select(seen, parent, beam)
         else:
-            cache = jax.tree.map(lambda x: _moved(x, parent, beam), cache, is_leaf=_is_tensor)
-        return (going, score, ended, ended_score, last, cache, seen), None
+            cache = jax.tree.map(lambda x: _move_to_parent(x, parent, beam), cache, is_leaf=_is_tensor)
+        return (alive, score, ended, ended_score, last, cache, seen), None
 
     rows = [batch, beam]
-    none = md.broadcast(md.cast(padding, "int32"), [*rows, length])
-    first = md.broadcast(md.cast(start, "int32"), rows)
-    one = md.broadcast(md.cast(md.where(md.iota(beam) == 0, 0.0, WORST), dtype), rows)
-    nothing = md.broadcast(md.cast(False, "bool"), [*rows, places] if flat else [])
-    cache = empty((batch, places) if flat else (batch, beam, places))
-    carry = (none, one, none, md.broadcast(md.cast(WORST, dtype), rows), first, cache, nothing)
-    (going, score, ended, ended_score, *_), _ = md.scan(place, carry, md.iota(steps_of(length)), over="step")
-    any_ended = md.broadcast(md.max(ended_score, beam) > WORST / 2, rows)
+    no_tokens = md.broadcast(md.cast(padding, "int32"), [*rows, length])
+    start_tokens = md.broadcast(md.cast(start, "int32"), rows)
+    start_scores = md.broadcast(md.cast(md.where(md.iota(beam) == 0, 0.0, NO_SCORE), dtype), rows)
+    no_ancestors = md.broadcast(md.cast(False, "bool"), [*rows, memory_dim] if flat else [])
+    cache = empty((batch, memory_dim) if flat else (batch, beam, memory_dim))
+    no_scores = md.broadcast(md.cast(NO_SCORE, dtype), rows)
+    carry = (no_tokens, start_scores, no_tokens, no_scores, start_tokens, cache, no_ancestors)
+    (alive, score, ended, ended_score, *_), _ = md.scan(decode_position, carry, md.iota(steps_of(length)), over="step")
+    any_ended = md.broadcast(md.max(ended_score, beam) > NO_SCORE / 2, rows)
     score = md.where(any_ended, ended_score, score / penalty(length.size))
-    return md.where(md.broadcast(any_ended, ended.dims), ended, going), score
+    return md.where(md.broadcast(any_ended, ended.dims), ended, alive), score
 
 
 def _continuations(
     total: md.Tensor, beam: md.Dim, vocab: md.Dim, into: md.Dim
 ) -> tuple[md.Tensor, md.Tensor, md.Tensor]:
-    """The best continuations of all beams: their scores, the beams they come from and their tokens, [batch, into].
+    """The best continuations of all beams: scores, parent beams and tokens, each [batch, into].
 
-    Of each beam first, so that a vocabulary that is split is not gathered.
+    Takes the top k of each beam before the top k of all beams, so that a sharded vocabulary is not gathered.
     """
     if vocab.size < 2:
-        raise md.ShapeError(f"beam search chooses among tokens, and {vocab!r} has fewer than two")
+        raise md.ShapeError(f"beam search needs a vocabulary of at least two tokens, got {vocab!r}")
     each = md.Dim("continuation", min(into.size, vocab.size))
     value, token = (md.flatten(x, [beam, each], "choice") for x in md.top_k(total, vocab, each))
     value, choice = md.top_k(value, "choice", into)
     return value, choice // each.size, md.take(token, choice, "choice")
 
 
-def _picked(x: md.Tensor, which: md.Tensor, over: md.Dim) -> md.Tensor:
-    """The slices of x along `over` that `which` says, its dims first."""
+def _select(x: md.Tensor, which: md.Tensor, over: md.Dim) -> md.Tensor:
+    """The slices of x along `over` at the indices `which`; the dims of `which` come first."""
     return md.take(md.rename(x, **{over.name: "picked_from"}), which, "picked_from")
 
 
-def _moved(x: md.Tensor, parent: md.Tensor, beam: md.Dim) -> md.Tensor:
-    return md.transpose(_picked(x, parent, beam), x.dims) if beam in x.dims else x
+def _move_to_parent(x: md.Tensor, parent: md.Tensor, beam: md.Dim) -> md.Tensor:
+    return md.transpose(_select(x, parent, beam), x.dims) if beam in x.dims else x
 
 
-def _joined(ended: md.Tensor, just: md.Tensor, beam: md.Dim, twice: md.Dim) -> md.Tensor:
-    """What has ended before, and after it what has just ended."""
-    return md.concat([md.rename(ended, **{beam.name: twice.name}), just], twice.name)
+def _concat_ended(ended: md.Tensor, just_ended: md.Tensor, beam: md.Dim, candidate: md.Dim) -> md.Tensor:
+    """Concatenates the sequences that ended earlier and those that ended at this position."""
+    return md.concat([md.rename(ended, **{beam.name: candidate.name}), just_ended], candidate.name)
 
 
 def _is_tensor(x: object) -> bool:

@@ -1,4 +1,4 @@
-"""One sequence for each place of the batch: the likeliest token at each place, or one that is drawn."""
+"""Greedy search and sampling: one sequence per batch element."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import meshdsl as md
 
 from ..precision import new_dim
-from .steps import WORST, Empty, Step, run, steps_of
+from .steps import NO_SCORE, Empty, Step, run, steps_of
 
-__all__ = ["greedy", "likely", "sample"]
+__all__ = ["filter_logits", "greedy", "sample"]
 
 
 def greedy(
@@ -24,7 +24,7 @@ def greedy(
     padding: int = 0,
     memory: str = "memory",
 ) -> md.Tensor:
-    """Ids [batch, length]: at each place the likeliest, up to `end`, then padding.
+    """Greedy search: ids [batch, length], the most likely token at each position up to `end`, then padding.
 
     >>> import numpy as np
     >>> import meshdsl as md
@@ -34,7 +34,7 @@ def greedy(
     array([[3, 2, 0, 0]], dtype=int32)
     """
     ends = (start, end, padding)
-    return _each_place(step, empty, batch, length, lambda logits, vocab, t: md.argmax(logits, vocab), ends, memory)
+    return _decode(step, empty, batch, length, lambda logits, vocab, t: md.argmax(logits, vocab), ends, memory)
 
 
 def sample(
@@ -52,7 +52,7 @@ def sample(
     padding: int = 0,
     memory: str = "memory",
 ) -> md.Tensor:
-    """Ids [batch, length], drawn place by place; the random numbers are the same under every layout.
+    """Samples ids [batch, length], one position at a time; the samples are the same under every layout.
 
     >>> import meshdsl as md
     >>> def step(tokens, cache, position, mask):
@@ -61,37 +61,39 @@ def sample(
     >>> md.nn.decode.sample(step, lambda dims: (), batch, length, md.random.key(0), top_k=2).numpy()
     array([[4, 4, 4, 3, 3, 4]], dtype=int32)
 
-    Logits are divided by `temperature`; then all but the `top_k` largest are left out (Fan et al., 2018), then all but
-    the fewest whose probabilities together reach `top_p` (Holtzman et al., 2020). Equal logits stay or go together.
-    Raises `ShapeError` for a temperature, top_k or top_p that is not positive, and for top_p above 1.
+    Logits are divided by `temperature`. Then only the `top_k` largest are kept (Fan et al., 2018), and of these only
+    the smallest set whose probabilities sum to at least `top_p` (Holtzman et al., 2020). Equal logits are kept or
+    removed together. Raises `ShapeError` unless `temperature` and `top_k` are positive and 0 < top_p <= 1.
     """
     if not temperature > 0:
-        raise md.ShapeError(f"a temperature is positive, got {temperature}; md.nn.decode.greedy is what 0 tends to")
+        raise md.ShapeError(
+            f"temperature must be positive, got {temperature}; for temperature 0 use md.nn.decode.greedy"
+        )
     if (top_k is not None and (not isinstance(top_k, int) or top_k < 1)) or not 0 < top_p <= 1:
-        raise md.ShapeError(f"top_k is a whole number from 1, top_p lies above 0 and up to 1; got {top_k}, {top_p}")
+        raise md.ShapeError(f"top_k must be an integer from 1 and top_p in (0, 1]; got {top_k=}, {top_p=}")
 
     def choose(logits: md.Tensor, vocab: md.Dim, t: md.Tensor) -> md.Tensor:
-        logits = likely(logits / temperature, vocab, top_k, top_p)
+        logits = filter_logits(logits / temperature, vocab, top_k, top_p)
         noise = md.random.gumbel(md.random.fold_in(key, t), logits.dims, dtype=logits.dtype)
         return md.argmax(logits + noise, vocab)
 
-    return _each_place(step, empty, batch, length, choose, (start, end, padding), memory)
+    return _decode(step, empty, batch, length, choose, (start, end, padding), memory)
 
 
-def likely(logits: md.Tensor, vocab: md.Dim, top_k: int | None, top_p: float) -> md.Tensor:
-    """The logits, WORST where top_k or top_p leave them out."""
+def filter_logits(logits: md.Tensor, vocab: md.Dim, top_k: int | None, top_p: float) -> md.Tensor:
+    """The logits, with those that top_k or top_p removes set to NO_SCORE."""
     if top_k is not None and top_k < vocab.size:
         values, _ = md.top_k(logits, vocab, md.Dim("kept", top_k))
-        logits = md.where(logits >= md.min(values, "kept"), logits, WORST)
+        logits = md.where(logits >= md.min(values, "kept"), logits, NO_SCORE)
     if top_p < 1:
-        falling = -md.sort(-logits, vocab)
-        before = md.cumsum(md.softmax(falling, vocab), vocab, exclusive=True)
-        least = md.min(md.where(before < top_p, falling, -WORST), vocab)
-        logits = md.where(logits >= least, logits, WORST)
+        sorted_logits = -md.sort(-logits, vocab)
+        preceding = md.cumsum(md.softmax(sorted_logits, vocab), vocab, exclusive=True)
+        threshold = md.min(md.where(preceding < top_p, sorted_logits, -NO_SCORE), vocab)
+        logits = md.where(logits >= threshold, logits, NO_SCORE)
     return logits
 
 
-def _each_place(
+def _decode(
     step: Step,
     empty: Empty,
     batch: md.Dim,
@@ -100,23 +102,23 @@ def _each_place(
     ends: tuple[int, int, int],
     memory: str,
 ) -> md.Tensor:
-    """One sequence for each place of the batch, by `choose(logits, vocab, position)`."""
+    """One sequence per batch element; `choose(logits, vocab, position)` returns the next token."""
     batch, length = new_dim(batch, "the batch"), new_dim(length, "the length")
     start, end, padding = ends
-    places = md.Dim(memory, length.size)
+    memory_dim = md.Dim(memory, length.size)
 
-    def place(carry: Any, t: md.Tensor) -> Any:
+    def decode_position(carry: Any, t: md.Tensor) -> Any:
         last, done, cache = carry
-        logits, vocab, cache = run(step, last, cache, t, md.iota(places) <= t)
-        token = choose(_wide(logits), vocab, t)
+        logits, vocab, cache = run(step, last, cache, t, md.iota(memory_dim) <= t)
+        token = choose(_at_least_float32(logits), vocab, t)
         token = md.where(done, padding, token)
         return (token, done | (token == end), cache), token
 
     first = md.broadcast(md.cast(start, "int32"), [batch])
-    carry = (first, first == end, empty((batch, places)))
-    _, tokens = md.scan(place, carry, md.iota(steps_of(length)), over="step")
+    carry = (first, first == end, empty((batch, memory_dim)))
+    _, tokens = md.scan(decode_position, carry, md.iota(steps_of(length)), over="step")
     return md.rename(md.transpose(tokens, [batch, steps_of(length)]), step=length.name)
 
 
-def _wide(logits: md.Tensor) -> md.Tensor:
+def _at_least_float32(logits: md.Tensor) -> md.Tensor:
     return md.cast(logits, "float32") if logits.dtype.itemsize < 4 else logits

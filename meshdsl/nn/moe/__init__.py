@@ -1,7 +1,7 @@
-"""Mixture of experts: routing, dispatch, and the layer made of both.
+"""Mixture of experts: routing, dispatch, and the layer that uses both.
 
-Nothing here knows a mesh axis. A layout such as `batch:rows; expert:rows` splits the groups where tokens are and the
-experts where experts are; between the two the compiler puts an all_to_all.
+The code does not mention mesh axes. Under a layout such as `batch:rows; expert:rows`, token tensors are sharded by
+group and expert tensors by expert; the compiler inserts an all_to_all between the two.
 """
 
 from .assignment import Assignment, Choice, Picks, assign

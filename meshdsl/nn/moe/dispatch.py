@@ -1,9 +1,10 @@
-"""Moving tokens to their experts' slots and back: by masks, or by index, with equal results.
+"""Dispatch: copies tokens into their experts' slots and combines the results, by mask products or by index.
 
-The masks of GShard's Algorithm 2 cost tokens x experts x capacity x model operations. By index a slot reads the token
-that it holds and a token reads the slots that hold it, forward and backward alike: work linear in slots and tokens,
-and nothing is scattered but integers and weights. Gradients flow through weights and values only. What travels is in
-the dtype of the values; weights are rounded to it, and a token's slots are added in float32 at least.
+Both methods give equal results. The mask products of GShard's Algorithm 2 take tokens x experts x capacity x model
+operations. By index, each slot reads its token and each token reads its slots, in the forward and the backward pass;
+the work is linear in slots and tokens, and only integers and weights are scattered. Gradients flow through weights and
+values. Values are sent in their own dtype. Weights are rounded to that dtype; the sum over a token's slots is
+accumulated in at least float32.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import jax.numpy as jnp
 import meshdsl as md
 
 from .assignment import Assignment, Choice, Picks
-from .options import near
+from .options import suggest
 from .routing import masks
 
 __all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by"]
 
-# Places of the masks, tokens x experts x capacity of one group, from which index is faster: measured on CPU, forward
-# and backward, by benchmarks/dispatch.py. From 1024 to here neither is; below, einsum is.
+# "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity). Measured on CPU,
+# forward and backward, by benchmarks/dispatch.py: from 1024 to 4096 both take equal time, below that einsum is faster.
 INDEX_FROM = 4096
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """`send(x)`: values of tokens [groups, token, ...] to [groups, expert, capacity, ...], zeros in empty slots.
+    """Two functions, created by `dispatch_by`: `send` copies tokens to slots, `receive` combines slots to tokens.
 
-    `receive(y)` takes results back, each token's the sum of its slots' by weight; zeros for a dropped token.
-    `dispatch_by` makes it, and its example shows both.
+    `send(x)` maps [groups, token, ...] to [groups, expert, capacity, ...], with zeros in empty slots. `receive(y)` maps
+    back: each token is the weighted sum of its slots, and zero if the token was dropped.
 
     >>> import meshdsl as md
     >>> same = md.nn.moe.Dispatch(lambda x: x, lambda y: y)  # no experts
@@ -44,36 +45,36 @@ class Dispatch:
     receive: Callable[[md.Tensor], md.Tensor]
 
 
-def dispatch_by(method: str, found: Assignment) -> Dispatch:
-    """The dispatch of an assignment by "index", by "einsum", or by the faster of the two ("auto").
+def dispatch_by(method: str, assignment: Assignment) -> Dispatch:
+    """The dispatch functions for an assignment; `method` is "index", "einsum" or "auto".
 
     >>> import meshdsl as md
     >>> gates, x = md.tensor([[0.7, 0.3], [0.6, 0.4]], "token expert"), md.tensor([[1.0], [2.0]], "token model")
     >>> slot = md.Dim("slot", 1)
-    >>> found = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch")
-    >>> way = md.nn.moe.dispatch_by("index", found)
-    >>> way.send(x).numpy().tolist()  # expert 0 has token 0, expert 1 has none
+    >>> assignment = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch")
+    >>> dispatch = md.nn.moe.dispatch_by("index", assignment)
+    >>> dispatch.send(x).numpy().tolist()  # expert 0 has token 0, expert 1 has none
     [[[1.0]], [[0.0]]]
-    >>> way.receive(way.send(x))
+    >>> dispatch.receive(dispatch.send(x))
     tensor(float32[token=2 model=1], [[0.7]
      [0. ]])
 
-    "auto" is index from `INDEX_FROM` places of the masks (tokens x experts x capacity of one group) on, einsum for
-    fewer. Raises `ShapeError` for another method.
+    "auto" is "index" if tokens x experts x capacity of one group is at least `INDEX_FROM`, else "einsum". Raises
+    `ShapeError` for an unknown method.
     """
     if method == "auto":
-        places = found.tokens.size * found.experts.size * found.capacity.size
-        method = "index" if places >= INDEX_FROM else "einsum"
+        mask_size = assignment.tokens.size * assignment.experts.size * assignment.capacity.size
+        method = "index" if mask_size >= INDEX_FROM else "einsum"
     if method not in METHODS:
         known = ("auto", *METHODS)
-        raise md.ShapeError(f"no dispatch {method!r}; {near(method, known)}there are: {', '.join(known)}")
-    return METHODS[method](found)
+        raise md.ShapeError(f"unknown dispatch {method!r}; {suggest(method, known)}known: {', '.join(known)}")
+    return METHODS[method](assignment)
 
 
-def by_einsum(found: Assignment) -> Dispatch:
-    """Both ways as products with the masks (GShard, Algorithm 2)."""
-    combine, taken = masks(found)
-    token, expert, slot = found.tokens, found.experts, found.capacity
+def by_einsum(assignment: Assignment) -> Dispatch:
+    """Sends and receives by products with masks (GShard, Algorithm 2)."""
+    combine, taken = masks(assignment)
+    token, expert, slot = assignment.tokens, assignment.experts, assignment.capacity
     groups = [d for d in combine.dims if d not in (token, expert, slot)]
 
     def send(x: md.Tensor) -> md.Tensor:
@@ -88,79 +89,81 @@ def by_einsum(found: Assignment) -> Dispatch:
     return Dispatch(send, receive)
 
 
-def by_index(found: Assignment) -> Dispatch:
-    """Both ways as reads by index."""
-    return _picked(found, found.by) if isinstance(found.by, Picks) else _chosen(found, found.by)
+def by_index(assignment: Assignment) -> Dispatch:
+    """Sends and receives by reading at indices."""
+    return (
+        _picked(assignment, assignment.by) if isinstance(assignment.by, Picks) else _chosen(assignment, assignment.by)
+    )
 
 
 METHODS: dict[str, Callable[[Assignment], Dispatch]] = {"index": by_index, "einsum": by_einsum}
 
 
 def _wide(x: md.Tensor) -> Any:
-    """The dtype in which values are added."""
+    """The dtype in which values are summed."""
     return jnp.promote_types(x.dtype, "float32")
 
 
 def _sum(terms: Sequence[md.Tensor], dtype: Any) -> md.Tensor:
-    """Added in float32 at least, in a dtype of choice."""
-    wide = [md.cast(term, _wide(term)) for term in terms]
-    return md.cast(sum(wide[1:], wide[0]), dtype)
+    """The sum of the terms, accumulated in at least float32 and cast to `dtype`."""
+    widened = [md.cast(term, _wide(term)) for term in terms]
+    return md.cast(sum(widened[1:], widened[0]), dtype)
 
 
-def _chosen(found: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
-    """Where tokens choose: a token is in as many slots as it has choices, and a slot holds one token."""
-    token, expert, slot = found.tokens, found.experts, found.capacity
-    place = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)  # a slot of an expert
-    places = [md.where(c.kept, c.expert * slot.size + c.slot, place.size) for c in choices]
+def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
+    """Dispatch for routers where tokens choose: a token has one slot per kept choice, and a slot holds one token."""
+    token, expert, slot = assignment.tokens, assignment.experts, assignment.capacity
+    slot_dim = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)  # all slots of all experts
+    slot_indices = [md.where(c.kept, c.expert * slot.size + c.slot, slot_dim.size) for c in choices]
     weights = [c.weight for c in choices]
-    groups = [d for d in places[0].dims if d != token]
+    groups = [d for d in slot_indices[0].dims if d != token]
 
-    def in_slots(values: Sequence[md.Tensor], places: Sequence[md.Tensor]) -> md.Tensor:
-        """[groups, expert, slot]: for each slot the value of the choice that holds it, 0 in an empty one."""
-        slots = md.broadcast(md.cast(0, values[0].dtype), [*groups, place])
-        for at, value in zip(places, values, strict=True):
-            slots = md.put_add(slots, at, value, place)
-        return md.unflatten(slots, place, [expert, slot])
+    def in_slots(values: Sequence[md.Tensor], slot_indices: Sequence[md.Tensor]) -> md.Tensor:
+        """The value of each slot's choice [groups, expert, slot]; 0 for an empty slot."""
+        slots = md.broadcast(md.cast(0, values[0].dtype), [*groups, slot_dim])
+        for index, value in zip(slot_indices, values, strict=True):
+            slots = md.put_add(slots, index, value, slot_dim)
+        return md.unflatten(slots, slot_dim, [expert, slot])
 
-    def read(y: md.Tensor, places: Sequence[md.Tensor]) -> list[md.Tensor]:
-        """For each choice what its slot holds [groups, token, ...]; the last index reads zero."""
-        flat = md.flatten(y, [expert, slot], place)
-        return [md.take(flat, at, place) for at in places]
+    def read(y: md.Tensor, slot_indices: Sequence[md.Tensor]) -> list[md.Tensor]:
+        """The contents of each choice's slot [groups, token, ...]; zero for a choice without a slot."""
+        flat = md.flatten(y, [expert, slot], slot_dim)
+        return [md.take(flat, index, slot_dim) for index in slot_indices]
 
     def weighted(y: md.Tensor, weight: md.Tensor) -> md.Tensor:
         return md.cast(y, _wide(y)) * md.cast(md.cast(weight, y.dtype), _wide(y))
 
-    numbers = md.broadcast(md.iota(token) + 1, places[0].dims)
-    holder = in_slots([numbers] * len(places), places) - 1  # the token in each slot; -1 in an empty one
+    numbers = md.broadcast(md.iota(token) + 1, slot_indices[0].dims)
+    holder = in_slots([numbers] * len(slot_indices), slot_indices) - 1  # the token in each slot; -1 if empty
 
-    def send(x: md.Tensor, holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
+    def send(x: md.Tensor, holder: md.Tensor, slot_indices: list[md.Tensor]) -> md.Tensor:
         return md.take(x, holder, token)
 
     def send_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, None, None]:
-        places, dims = saved
-        return md.transpose(_sum(read(ct, places), ct.dtype), dims), None, None
+        slot_indices, dims = saved
+        return md.transpose(_sum(read(ct, slot_indices), ct.dtype), dims), None, None
 
-    def receive(y: md.Tensor, weights: list[md.Tensor], holder: md.Tensor, places: list[md.Tensor]) -> md.Tensor:
-        return _sum([weighted(v, w) for v, w in zip(read(y, places), weights, strict=True)], y.dtype)
+    def receive(y: md.Tensor, weights: list[md.Tensor], holder: md.Tensor, slot_indices: list[md.Tensor]) -> md.Tensor:
+        return _sum([weighted(v, w) for v, w in zip(read(y, slot_indices), weights, strict=True)], y.dtype)
 
     def receive_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, list[md.Tensor], None, None]:
-        y, weights, holder, places = saved
-        over = [d for d in y.dims if d not in (*groups, expert, slot)]
-        products = [md.cast(v, _wide(v)) * md.cast(ct, _wide(v)) for v in read(y, places)]
-        for_weights = [md.cast(md.sum(p, over), w.dtype) for p, w in zip(products, weights, strict=True)]
-        for_y = md.cast(weighted(md.take(ct, holder, token), in_slots(weights, places)), y.dtype)
+        y, weights, holder, slot_indices = saved
+        rest = [d for d in y.dims if d not in (*groups, expert, slot)]
+        products = [md.cast(v, _wide(v)) * md.cast(ct, _wide(v)) for v in read(y, slot_indices)]
+        for_weights = [md.cast(md.sum(p, rest), w.dtype) for p, w in zip(products, weights, strict=True)]
+        for_y = md.cast(weighted(md.take(ct, holder, token), in_slots(weights, slot_indices)), y.dtype)
         return md.transpose(for_y, y.dims), for_weights, None, None
 
-    sends = md.custom_vjp(send, lambda x, *at: (send(x, *at), (at[1], x.dims)), send_back)
+    sends = md.custom_vjp(send, lambda x, *args: (send(x, *args), (args[1], x.dims)), send_back)
     receives = md.custom_vjp(receive, lambda *xs: (receive(*xs), xs), receive_back)
-    return Dispatch(lambda x: sends(x, holder, places), lambda y: receives(y, weights, holder, places))
+    return Dispatch(lambda x: sends(x, holder, slot_indices), lambda y: receives(y, weights, holder, slot_indices))
 
 
-def _picked(found: Assignment, picks: Picks) -> Dispatch:
-    """Where experts choose: a token may be in the slots of any number of experts, so results are added to it."""
-    token = found.tokens
+def _picked(assignment: Assignment, picks: Picks) -> Dispatch:
+    """Dispatch for routers where experts choose: several experts may choose a token, so `receive` scatter-adds."""
+    token = assignment.tokens
     holder = md.where(picks.kept, picks.token, token.size)
-    groups = [d for d in picks.token.dims if d not in (found.experts, found.capacity)]
+    groups = [d for d in picks.token.dims if d not in (assignment.experts, assignment.capacity)]
 
     def receive(y: md.Tensor) -> md.Tensor:
         rest = [d for d in y.dims if d not in picks.token.dims]

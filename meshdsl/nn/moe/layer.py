@@ -10,7 +10,7 @@ from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, Precision, dim_of, new_dim
 from .assignment import assign
 from .dispatch import dispatch_by
-from .options import PRESETS, capacity_of, choices_of, near, resolve
+from .options import PRESETS, capacity_of, choices_of, resolve, suggest
 
 __all__ = ["moe_layer"]
 
@@ -43,7 +43,7 @@ def moe_layer(
     precision: Precision = FLOAT32,
     **options: Any,
 ) -> tuple[md.Tensor, md.Tensor]:
-    """A feed-forward layer of which each token uses the experts that its gate chooses: (y, auxiliary loss).
+    """A mixture-of-experts feed-forward layer; returns y, with the dims of x, and the auxiliary loss.
 
     >>> import meshdsl as md
     >>> expert, hidden = md.dims("expert:4 expert_hidden:32")
@@ -53,78 +53,81 @@ def moe_layer(
     >>> md.eval_shape(model.init, md.random.key(0), md.spec("batch:2 length:16 model:8"))["moe/gate"]
     float32[model=8 gate=4]
 
-    x is [groups, tokens, model]: every dim but `tokens` and `over` is batch-like, each of its places a group that is
-    routed by itself. y is zero where a token was dropped; add it to x. The loss to add to the model's is `aux_weight`
-    times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2 (ST-MoE, Zoph et al.,
-    2022), one number.
+    x is [groups, tokens, model]. Every dim other than `tokens` and `over` is a group dim: each of its elements is
+    routed separately. y is zero for dropped tokens; add y to x. Add the auxiliary loss, a scalar, to the model's loss:
+    it is `aux_weight` times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2
+    (ST-MoE, Zoph et al., 2022).
 
-    The router's product and softmax are float32. `router` and `options` are those of `md.nn.moe.route`, presets
-    included; the capacity is `capacity_of(tokens, experts)` by `capacity_formula` (the preset's; else "mesh_tf") with
-    the factor for training or evaluation. In training, with a key, inputs of the gate are multiplied by
-    U(1 - jitter, 1 + jitter), and a second choice may be refused at random.
+    The gate's product and softmax are computed in at least float32. `router` and `options` are those of
+    `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
+    preset's, else "mesh_tf") and `capacity_factor`, or `eval_capacity_factor` if `train` is false. In training with a
+    key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second choices may be rejected at
+    random.
 
-    Between the groups' side and the experts' side dims have other names, so that a layout may split both by one
-    axis: `batch` is `expert_batch` at the experts, and `gate` is what the gate calls experts. A layout
-    `batch:rows; expert:rows` exchanges slots by all_to_all, in the compute dtype; `expert_hidden:cols` splits each
-    expert. `dispatch` is "index", "einsum" or "auto", as in `md.nn.moe.dispatch_by`. `exchange` says what an
-    all_to_all sends: "padded", every slot; "ragged", only those up to an expert's last one that is taken (`md.ragged`),
-    to equal results. Ragged exchanges run on TPUs and GPUs.
+    Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
+    `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are
+    exchanged by all_to_all in the compute dtype; `expert_hidden:cols` shards each expert. `dispatch` is "index",
+    "einsum" or "auto" (see `md.nn.moe.dispatch_by`). `exchange` is "padded", to send every slot, or "ragged", to send
+    each expert's slots up to the last filled one (`md.ragged`); the results are equal. Ragged exchanges run on TPUs
+    and GPUs.
 
-    Raises `ShapeError` for unknown names; a program with a ragged exchange raises `LayoutError` when it is called on
-    CPU devices, and is simulated, costed and compiled for TPUs on any.
+    Raises `ShapeError` for unknown names. A program with a ragged exchange raises `LayoutError` when it is called on
+    CPU devices; simulation, cost and compilation for TPUs work on any machine.
     """
     if exchange not in EXCHANGES:
-        raise md.ShapeError(f"no exchange {exchange!r}; {near(exchange, EXCHANGES)}there are: {', '.join(EXCHANGES)}")
+        raise md.ShapeError(
+            f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
+        )
     if activation not in ACTIVATIONS:
-        raise md.ShapeError(f"no activation {activation!r}; there are: {', '.join(ACTIVATIONS)}")
+        raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
-    token, wide = dim_of(x, tokens), dim_of(x, over)
-    groups = [d for d in x.dims if d not in (token, wide)]
+    token, model_dim = dim_of(x, tokens), dim_of(x, over)
+    groups = [d for d in x.dims if d not in (token, model_dim)]
     gate = md.Dim("gate", expert.size)
     formula = capacity_formula or (PRESETS[router].capacity if router in PRESETS else "mesh_tf")
     k = choices_of(*resolve(router, options))
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
     slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
-    noise, coin = (None, None) if key is None or not train else md.random.split(key)
+    jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
-        logits = _logits(x, wide, gate, jitter if train else 0.0, noise, init, precision)
-        found = assign(
+        logits = _logits(x, model_dim, gate, jitter if train else 0.0, jitter_key, init, precision)
+        assignment = assign(
             md.softmax(logits, gate),
             tokens=token,
             experts=gate,
             capacity=slot,
             router=router,
-            uniforms=None if coin is None else md.random.uniform(coin, [*groups, token]),
+            uniforms=None if policy_key is None else md.random.uniform(policy_key, [*groups, token]),
             nonpadding=nonpadding,
             **options,
         )
-        loss = found.aux_loss * aux_weight
+        loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        way = dispatch_by(dispatch, found)
-        share = min(1.0, k * token.size / (gate.size * slot.size)) if isinstance(found.by, tuple) else 1.0
+        dispatcher = dispatch_by(dispatch, assignment)
+        share = min(1.0, k * token.size / (gate.size * slot.size)) if isinstance(assignment.by, tuple) else 1.0
 
-        def marked(slots: md.Tensor) -> md.Tensor:
-            return md.ragged(slots, found.used, slot, share) if exchange == "ragged" else slots
+        def mark_ragged(slots: md.Tensor) -> md.Tensor:
+            return md.ragged(slots, assignment.used, slot, share) if exchange == "ragged" else slots
 
-        there = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
-        sent = md.rename(marked(way.send(md.cast(x, precision.compute))), **there)
-        y = _experts(md.prefer(sent, expert), expert, inner, wide, activation, gated, init, precision)
-        back = marked(md.rename(md.prefer(y, expert), **{new: old for old, new in there.items()}))
-        return md.transpose(way.receive(back), x.dims), loss
+        expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
+        expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
+        y = _experts(md.prefer(expert_inputs, expert), expert, inner, model_dim, activation, gated, init, precision)
+        expert_outputs = mark_ragged(md.rename(md.prefer(y, expert), **{new: old for old, new in expert_names.items()}))
+        return md.transpose(dispatcher.receive(expert_outputs), x.dims), loss
 
 
 def _logits(
-    x: md.Tensor, wide: md.Dim, gate: md.Dim, jitter: float, key: md.Tensor | None, init: Any, precision: Precision
+    x: md.Tensor, model_dim: md.Dim, gate: md.Dim, jitter: float, key: md.Tensor | None, init: Any, precision: Precision
 ) -> md.Tensor:
-    """The router's logits [..., gate], in float32 at least."""
-    exact = "float64" if precision.reduce == "float64" else "float32"
-    w = md.param("gate", [wide, gate], init=init or md.init.lecun(fan_in=wide), dtype=precision.param)
-    x = md.cast(x, exact)
+    """The router's logits [..., gate], in at least float32."""
+    dtype = "float64" if precision.reduce == "float64" else "float32"
+    w = md.param("gate", [model_dim, gate], init=init or md.init.lecun(fan_in=model_dim), dtype=precision.param)
+    x = md.cast(x, dtype)
     if jitter and key is not None:
         x = x * md.random.uniform(key, x.dims, 1 - jitter, 1 + jitter)
-    return md.einsum(x, md.cast(w, exact), out=[*(d for d in x.dims if d != wide), gate])
+    return md.einsum(x, md.cast(w, dtype), out=[*(d for d in x.dims if d != model_dim), gate])
 
 
 def _mean_square(x: md.Tensor, nonpadding: md.Tensor | None) -> md.Tensor:
@@ -136,20 +139,22 @@ def _experts(
     x: md.Tensor,
     experts: md.Dim,
     hidden: md.Dim,
-    wide: md.Dim,
+    model_dim: md.Dim,
     activation: str,
     gated: bool,
     init: Any,
     precision: Precision,
 ) -> md.Tensor:
-    """Each expert's feed-forward layer on its own slots; dims as x."""
-    outer = [d for d in x.dims if d != wide]
+    """Applies each expert's feed-forward layer to its slots; keeps the dims of x."""
+    outer = [d for d in x.dims if d != model_dim]
     act = ACTIVATIONS[activation]
 
-    def product(y: md.Tensor, name: str, gone: md.Dim, made: md.Dim) -> md.Tensor:
-        w = md.param(name, [experts, gone, made], init=init or md.init.lecun(fan_in=gone), dtype=precision.param)
-        return md.cast(md.prefer(precision.einsum(y, w, out=[*outer, made]), experts), precision.compute)
+    def product(y: md.Tensor, name: str, input_dim: md.Dim, output_dim: md.Dim) -> md.Tensor:
+        w = md.param(
+            name, [experts, input_dim, output_dim], init=init or md.init.lecun(fan_in=input_dim), dtype=precision.param
+        )
+        return md.cast(md.prefer(precision.einsum(y, w, out=[*outer, output_dim]), experts), precision.compute)
 
-    y = product(x, "wi", wide, hidden)
-    y = act(product(x, "wi_gate", wide, hidden)) * y if gated else act(y)
-    return md.transpose(product(y, "wo", hidden, wide), x.dims)
+    y = product(x, "wi", model_dim, hidden)
+    y = act(product(x, "wi_gate", model_dim, hidden)) * y if gated else act(y)
+    return md.transpose(product(y, "wo", hidden, model_dim), x.dims)

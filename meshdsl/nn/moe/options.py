@@ -1,6 +1,6 @@
-"""What each router can be asked for, the presets that name public variants, and how many slots an expert has.
+"""The options of each router, presets for published variants, and capacity formulas.
 
-An option that a router does not have is an error, never ignored.
+Unknown options are errors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "near", "resolve"]
+__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "resolve", "suggest"]
 
 _POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
 _NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
 _AUX: tuple[Any, ...] = ("E2_mean", "paper", "none")
-_NUMBER, _WHOLE = "number from 0", "whole number"
-_GIVEN = object()  # a tensor
+_NUMBER, _INTEGER = "a number from 0", "an integer from 0"
+_GIVEN = object()  # any tensor
 
-# Of each router: the options with their defaults, and of each option what it may be.
+# ROUTERS: the options of each router and their defaults. _VALUES: the allowed values of each option.
 _TOP2 = {"policy": None, "threshold": 0.5, "normalize": "before"}
 ROUTERS: Mapping[str, Mapping[str, Any]] = {
     "gshard_paper": {**_TOP2, "rejected_second_uses_slot": True, "aux_scale": "paper"},
@@ -43,7 +43,7 @@ _VALUES: Mapping[str, Any] = {
     "score": ("top1", "sum"),
     "rejected_second_uses_slot": (False, True),
     "threshold": _NUMBER,
-    "k": _WHOLE,
+    "k": _INTEGER,
     "token_ids": _GIVEN,
     "table": _GIVEN,
     "ids": _GIVEN,
@@ -52,7 +52,7 @@ _VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A public variant: its router, the options that make it, and its formula for the capacity.
+    """A published variant: its router, its options, and its capacity formula.
 
     >>> import meshdsl as md
     >>> preset = md.nn.moe.PRESETS["tutel"]
@@ -68,66 +68,66 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     # GShard (Lepikhin et al., 2020), Algorithm 1
     "gshard": Preset("gshard_paper", "paper"),
-    # Mesh-TensorFlow's moe.py: a refused second choice takes no slot; weights normalised before capacity
+    # Mesh-TensorFlow's moe.py: a rejected second choice takes no slot; weights normalised before the capacity limit
     "mesh_tf": Preset("top2", "mesh_tf", {"normalize": "before", "threshold": 0.2}),
-    # DeepSpeed's top2gating, without its noise on the second choice: weights normalised over what was placed
+    # DeepSpeed's top2gating, without noise on the second choice: weights normalised over the choices that got a slot
     "deepspeed": Preset("top2", "deepspeed", {"policy": "all", "normalize": "after"}),
     # DeepSpeed's top1gating
     "deepspeed_top1": Preset("switch", "deepspeed"),
-    # Tutel's default gate: top 2, normalised before capacity
+    # Tutel's default gate: top 2, normalised before the capacity limit
     "tutel": Preset("top_k", "tutel", {"k": 2, "normalize": "before"}),
     # Tutel with batch_prioritized_routing: tokens ordered by their largest probability
     "tutel_prioritised": Preset("batch_prioritised", "tutel", {"k": 2, "normalize": "before"}),
     # Switch Transformer (Fedus et al., 2021), section 2
     "switch_transformer": Preset("switch", "switch"),
-    # Lancet (Jiang et al., 2024): Switch gates, and batch-prioritised ones
+    # Lancet (Jiang et al., 2024): Switch gates, and batch-prioritised gates
     "lancet": Preset("switch", "switch"),
     "lancet_prioritised": Preset("batch_prioritised", "switch", {"k": 1}),
-    # V-MoE (Riquelme et al., 2021), section 4: raw probabilities, order by the largest
+    # V-MoE (Riquelme et al., 2021), section 4: raw probabilities, tokens ordered by their largest
     "v_moe": Preset("batch_prioritised", "paper", {"k": 2, "normalize": "none"}),
 }
 
 
 def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The router and all its options, for the name of a router or of a preset.
+    """The router's name and all its options, given the name of a router or a preset and the options to override.
 
-    Raises `ShapeError` for an unknown router, option or value, with the nearest that exist.
+    Raises `ShapeError` for an unknown router, option or value, with the closest known name.
     """
     preset = PRESETS.get(router) if isinstance(router, str) else None
     if preset is not None:
         router, given = preset.router, {**preset.options, **given}
     if not isinstance(router, str) or router not in ROUTERS:
         raise md.ShapeError(
-            f"no router {router!r}; {near(str(router), [*ROUTERS, *PRESETS])}there are: {', '.join(ROUTERS)}\n"
-            f"  and the presets: {', '.join(PRESETS)}"
+            f"unknown router {router!r}; {suggest(str(router), [*ROUTERS, *PRESETS])}known: {', '.join(ROUTERS)}\n"
+            f"  presets: {', '.join(PRESETS)}"
         )
     known = ROUTERS[router]
     for name, value in given.items():
         if name not in known:
-            there = f"its options are: {', '.join(known)}" if known else "it has no options"
-            raise md.ShapeError(f"the router {router!r} has no option {name!r}; {near(name, known)}{there}")
+            known_options = f"its options are: {', '.join(known)}" if known else "it has no options"
+            raise md.ShapeError(f"the router {router!r} has no option {name!r}; {suggest(name, known)}{known_options}")
         allowed = _VALUES[name]
         if isinstance(allowed, tuple) and value not in allowed:
             shown = ", ".join(repr(v) for v in allowed if v is not None)
-            raise md.ShapeError(f"the option {name!r} of a router is {shown}; got {value!r}")
-        if allowed in (_NUMBER, _WHOLE) and not _is_number(value, whole=allowed is _WHOLE):
-            raise md.ShapeError(f"the option {name!r} of a router is a {allowed}; got {value!r}")
+            raise md.ShapeError(f"the router option {name!r} must be one of {shown}; got {value!r}")
+        if allowed in (_NUMBER, _INTEGER) and not _is_number(value, integer=allowed is _INTEGER):
+            raise md.ShapeError(f"the router option {name!r} must be {allowed}; got {value!r}")
     return router, {**known, **given}
 
 
-def _is_number(value: object, whole: bool = False) -> bool:
-    """Whether it is a number from 0, NaN not being one."""
-    kinds = int | np.integer if whole else int | float | np.integer | np.floating
+def _is_number(value: object, integer: bool = False) -> bool:
+    """Whether the value is a number (or an integer if `integer`) of at least 0; false for NaN and booleans."""
+    kinds = int | np.integer if integer else int | float | np.integer | np.floating
     return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= 0)
 
 
 def choices_of(router: str, options: Mapping[str, Any]) -> int:
-    """How many experts a token chooses, for a router and its options as `resolve` returns them."""
+    """The number of experts that each token chooses, for a router and its options as `resolve` returns them."""
     return 2 if router in ("gshard_paper", "top2") else options.get("k", 1)
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """The known name that is closest to this one, as a question, or nothing."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The text "did you mean 'x'? " for the closest known name, or an empty text."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
 
@@ -136,7 +136,7 @@ def _paper(tokens: int, experts: int, k: int, factor: float) -> int:
     return math.ceil(factor * k * tokens / experts)
 
 
-# Each formula: slots of one expert for one group of `tokens`, and the fewest it gives.
+# Each formula: the slots of one expert for one group of `tokens`, and its default minimum.
 _CAPACITY: Mapping[str, tuple[Any, int]] = {
     "paper": (_paper, 1),
     "mesh_tf": (lambda s, e, k, f: min(s, int(s * f / e)), 4),
@@ -149,7 +149,7 @@ _CAPACITY: Mapping[str, tuple[Any, int]] = {
 def capacity_of(
     tokens: int, experts: int, *, factor: float = 1.0, k: int = 2, formula: str = "paper", minimum: int | None = None
 ) -> int:
-    """How many slots each expert has for one group of so many tokens; never more than tokens.
+    """The number of slots that each expert has for one group of tokens; at most `tokens`.
 
     >>> from meshdsl.nn.moe import capacity_of
     >>> capacity_of(128, 8), capacity_of(128, 8, factor=2.0, formula="mesh_tf"), capacity_of(24, 16, formula="switch")
@@ -157,30 +157,31 @@ def capacity_of(
 
     Formulas, with S tokens, E experts and the capacity factor f: "paper" ceil(f k S / E) (GShard, where f is 1);
     "mesh_tf" int(f S / E), at least 4; "deepspeed" ceil(f k S / E), at least 4; "tutel" k int(f ceil(S / E));
-    "switch" int(f ceil(S / E)). `minimum` replaces the least of the formula. Parts of a group that is split take this
-    number of the whole group, never one of their own: computed from a part it would be another one.
-    Raises `ShapeError` for an unknown formula, and for a factor or k that is not positive.
+    "switch" int(f ceil(S / E)). `minimum` replaces the formula's minimum. If a group is processed in parts, compute the
+    capacity from the tokens of the whole group. Raises `ShapeError` for an unknown formula, and for a factor or k that
+    is not positive.
     """
     if formula not in _CAPACITY:
         raise md.ShapeError(
-            f"no formula {formula!r} for the capacity; {near(formula, _CAPACITY)}there are: {', '.join(_CAPACITY)}"
+            f"unknown capacity formula {formula!r}; {suggest(formula, _CAPACITY)}known: {', '.join(_CAPACITY)}"
         )
     if not _is_number(factor) or not 0 < factor < math.inf or k < 1 or experts < 1:
         raise md.ShapeError(
-            f"a capacity needs a positive factor, at least one choice and one expert; got {factor=}, {k=}, {experts=}"
+            f"capacity_of needs a positive factor, k >= 1 and experts >= 1; got {factor=}, {k=}, {experts=}"
         )
-    rule, least = _CAPACITY[formula]
-    return min(tokens, max(rule(tokens, experts, k, factor), least if minimum is None else minimum))
+    rule, default_minimum = _CAPACITY[formula]
+    return min(tokens, max(rule(tokens, experts, k, factor), default_minimum if minimum is None else minimum))
 
 
 def balanced_table(frequencies: Iterable[float], experts: int) -> np.ndarray:
-    """An expert for each token id (int32), most frequent first, each to the expert with least so far.
+    """A table [token id] of experts (int32) that balances their load, for the router "hash".
 
     >>> from meshdsl.nn.moe import balanced_table
     >>> balanced_table([5, 4, 3, 3, 2, 1], 2).tolist()
     [0, 1, 1, 0, 1, 0]
 
-    (Roller et al., "Hash Layers", 2021, section 3.) Ties go to the lower id and the lower expert.
+    Assigns token ids to the expert with the lowest load so far, most frequent ids first (Roller et al., "Hash Layers",
+    2021, section 3). Ties go to the lower id and the lower expert.
     """
     counts = np.asarray(list(frequencies), float)
     load, table = np.zeros(experts), np.zeros(len(counts), np.int32)

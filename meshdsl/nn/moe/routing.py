@@ -1,4 +1,4 @@
-"""Routing: which tokens go to which expert, into which slot, with which weight."""
+"""Routing: the expert, slot and weight of each token, as dense tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Routing", "masks", "route"]
 
 
 class Routing(NamedTuple):
-    """Where the tokens of each group go. Groups are the batch-like dims of the gates.
+    """The result of `route`. "groups" are the dims of the gates other than the token and the expert dim.
 
     >>> import meshdsl as md
     >>> gates = md.tensor([[0.7, 0.3], [0.4, 0.6]], "token expert")
@@ -20,10 +20,10 @@ class Routing(NamedTuple):
     >>> routing.combine.dims, md.sum(routing.combine, "slot").numpy().round(1).tolist()
     ((token=2, expert=2, slot=1), [[0.699999988079071, 0.0], [0.0, 0.6000000238418579]])
 
-    `combine` [groups, token, expert, capacity] holds the weight of a token in a slot, `dispatch` (boolean, same dims)
-    which slots are taken: a choice of weight zero takes one too. `aux_loss` is a number; `counts` [groups, expert] are
-    slots filled, `dropped` [groups, token] is true where a token has no slot, `used` [groups, expert] are the slots
-    that a later part of the batch finds taken (int32).
+    `combine` [groups, token, expert, capacity] holds the weight of each token in each slot. `dispatch` (boolean, same
+    dims) is true if the token has the slot, even with weight zero. `aux_loss` is a scalar. `counts` [groups, expert] is
+    the number of filled slots. `dropped` [groups, token] is true for tokens without a slot. `used` [groups, expert] is
+    the number of slots in use (int32), to pass to `route` with the next part of the batch.
     """
 
     combine: md.Tensor
@@ -46,7 +46,7 @@ def route(
     used: md.Tensor | None = None,
     **options: Any,
 ) -> Routing:
-    """The routing of gates [groups, token, expert], which are probabilities.
+    """Routes tokens to experts, given their gate probabilities [groups, token, expert].
 
     >>> import meshdsl as md
     >>> gates = md.tensor([[0.7, 0.3], [0.6, 0.4], [0.9, 0.1]], "token expert")
@@ -54,31 +54,31 @@ def route(
     >>> routing.dropped.numpy().tolist(), routing.counts.numpy().tolist()
     ([False, False, True], [2, 0])
 
-    Routers, each with its rule and, in brackets, its options:
+    Routers, with their options in brackets:
 
-    - "gshard_paper": GShard (Lepikhin et al., 2020), Algorithm 1; a refused second choice leaves a hole (as top2)
-    - "top2": a refused second choice takes no slot (policy, threshold, normalize, aux_scale, rejected_second_uses_slot)
-    - "switch": the largest probability, raw, in token order (Fedus et al., 2021) (aux_scale)
-    - "top_k": all j-th choices before any (j+1)-th (k, normalize, aux_scale)
-    - "batch_prioritised": top_k, tokens ordered by score (Riquelme et al., 2021) (score, and those of top_k)
-    - "expert_choice": each expert takes its best tokens (Zhou et al., 2022); not causal
-    - "hash": `table` [ids] of the token's id, without one the id mod experts; weight 1 (token_ids, table)
-    - "random": `ids` [groups, token], drawn by the caller; weight 1 (ids)
+    - "gshard_paper": GShard (Lepikhin et al., 2020), Algorithm 1; a rejected second choice uses a slot (as top2)
+    - "top2": a rejected second choice uses no slot (policy, threshold, normalize, aux_scale, rejected_second_uses_slot)
+    - "switch": the expert of largest probability, in token order (Fedus et al., 2021) (aux_scale)
+    - "top_k": k choices per token; all j-th choices get slots before any (j+1)-th (k, normalize, aux_scale)
+    - "batch_prioritised": top_k with tokens ordered by score (Riquelme et al., 2021) (score, and those of top_k)
+    - "expert_choice": each expert chooses its best tokens (Zhou et al., 2022); not causal
+    - "hash": expert `table[id]` of the token's id, or id mod experts without a table; weight 1 (token_ids, table)
+    - "random": expert `ids` [groups, token], drawn by the caller; weight 1 (ids)
 
-    A preset (`md.nn.moe.PRESETS`) is named in place of a router. `policy` says which second choices are taken: "all",
-    "threshold" (g2 > threshold) or "random" (g2 / threshold > u, u being `uniforms` [groups, token] and g2 the
-    normalised weight); without it, "random" where uniforms are given, else "all". `normalize` divides weights by the
-    sum of the chosen ones "before" or "after" capacity ("none": raw). `aux_scale` is "E2_mean" (E sum(f m), 1 when
-    balanced), "paper" (that over E^2) or "none"; it is computed for each group, then averaged. Tokens where
-    `nonpadding` [groups, token] is zero go nowhere, take no slot and are no part of the loss, whose means still divide
-    by all places.
+    `router` may also be a preset of `md.nn.moe.PRESETS`. `policy` selects which second choices are accepted: "all",
+    "threshold" (if g2 > threshold, g2 being the normalised weight) or "random" (if g2 / threshold > u, u being
+    `uniforms` [groups, token]). The default is "random" if `uniforms` are given, else "all". `normalize` divides each
+    weight by the sum of the token's chosen weights, "before" or "after" the capacity limit, or not ("none").
+    `aux_scale` is "E2_mean" (E sum(f m), 1 if balanced), "paper" (that divided by E^2) or "none"; the loss is averaged
+    over groups. Tokens with `nonpadding` [groups, token] zero are not routed: they use no slot and add nothing to the
+    loss, but its means still divide by the number of all tokens.
 
-    `used` [groups, expert] are slots taken by earlier parts of a batch: a token keeps its place if it is less than
-    capacity - used. It exists for routers of one choice in token order (switch, hash, random, top_k of 1): of others a
-    part cannot be routed without the rest. The capacity is that of the whole batch. Gates narrower than float32 are
-    taken as float32. Raises `ShapeError` for an unknown router, option or value, or one that does not go with others.
+    `used` [groups, expert] counts slots used by earlier parts of the batch: a token is kept if its slot index in this
+    part is less than capacity - used. Only routers with one choice in token order support it (switch, hash, random,
+    top_k with k=1). `capacity` is the capacity for the whole batch. Gates narrower than float32 are cast to float32.
+    Raises `ShapeError` for an unknown router, option or value, and for arguments that do not fit together.
     """
-    found = assign(
+    assignment = assign(
         gates,
         tokens=tokens,
         experts=experts,
@@ -89,26 +89,28 @@ def route(
         used=used,
         **options,
     )
-    combine, dispatch = masks(found)
-    return Routing(combine, dispatch, found.aux_loss, found.counts, found.dropped, found.used)
+    combine, dispatch = masks(assignment)
+    return Routing(combine, dispatch, assignment.aux_loss, assignment.counts, assignment.dropped, assignment.used)
 
 
-def masks(found: Assignment) -> tuple[md.Tensor, md.Tensor]:
-    """The weights and the taken slots as tensors [groups, token, expert, capacity] (GShard, Algorithm 2)."""
-    token, expert, slot = found.tokens, found.experts, found.capacity
-    if isinstance(found.by, Picks):
-        picks = found.by
+def masks(assignment: Assignment) -> tuple[md.Tensor, md.Tensor]:
+    """The weights and the dispatch mask, both [groups, token, expert, capacity] (GShard, Algorithm 2)."""
+    token, expert, slot = assignment.tokens, assignment.experts, assignment.capacity
+    if isinstance(assignment.by, Picks):
+        picks = assignment.by
         groups = [d for d in picks.token.dims if d not in (expert, slot)]
         dims = [*groups, token, expert, slot]
         taken = (md.broadcast(picks.token, dims) == md.iota(token)) & picks.kept
         return md.where(taken, picks.weight, 0), taken
-    first = found.by[0].expert
+    first = assignment.by[0].expert
     dims = [*(d for d in first.dims if d != token), token, expert, slot]
     weight: Any = 0
     taken: Any = None
-    for choice in found.by:
-        at_expert = (md.broadcast(choice.expert, dims[:-1]) == md.iota(expert)) & choice.kept
-        here = md.broadcast(at_expert, dims) & (md.broadcast(choice.slot, [*choice.slot.dims, slot]) == md.iota(slot))
-        weight = md.where(here, choice.weight, weight)
-        taken = here if taken is None else taken | here
+    for choice in assignment.by:
+        expert_mask = (md.broadcast(choice.expert, dims[:-1]) == md.iota(expert)) & choice.kept
+        slot_mask = md.broadcast(expert_mask, dims) & (
+            md.broadcast(choice.slot, [*choice.slot.dims, slot]) == md.iota(slot)
+        )
+        weight = md.where(slot_mask, choice.weight, weight)
+        taken = slot_mask if taken is None else taken | slot_mask
     return weight, taken

@@ -1,6 +1,6 @@
-"""The slots of choices: how many before it went to the same expert.
+"""Slot indices: a choice's slot is the number of earlier choices of the same expert.
 
-Slots are counted in int32, so they depend on no layout and on no order of additions (a bfloat16 count stops at 256).
+Counts are int32, so they are exact and the same under every layout (a bfloat16 count would stop at 256).
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ __all__ = ["slots_of"]
 
 
 def slots_of(
-    wanted: list[md.Tensor],
+    masks: list[md.Tensor],
     token: md.Dim,
     expert: md.Dim,
     capacity: md.Dim,
     used: md.Tensor | None = None,
     order: md.Tensor | None = None,
 ) -> tuple[list[md.Tensor], list[md.Tensor], md.Tensor]:
-    """The slot of each choice and whether it exists [groups, token], and the slots used then [groups, expert].
+    """The slot and `kept` mask of each choice, both [groups, token], and the slots used afterwards [groups, expert].
 
     >>> import meshdsl as md
     >>> from meshdsl.nn.moe.slots import slots_of
     >>> token, expert, slot = md.dims("token:3 expert:2 slot:2")
-    >>> wanted = md.one_hot(md.tensor([0, 0, 0], [token]), expert, "bool")
-    >>> (slots,), (kept,), used = slots_of([wanted], token, expert, slot)
+    >>> mask = md.one_hot(md.tensor([0, 0, 0], [token]), expert, "bool")
+    >>> (slots,), (kept,), used = slots_of([mask], token, expert, slot)
     >>> slots.numpy().tolist(), kept.numpy().tolist(), used.numpy().tolist()
     ([0, 1, 2], [True, True, False], [2, 0])
 
-    `wanted` has for each choice a mask [groups, token, expert] with at most one expert a token. All j-th choices come
-    before any (j+1)-th; a choice that finds no slot is counted too. Tokens come in their own order, or in that of
-    `order` [groups, token], the token that comes first, second, and so on.
+    `masks` holds a mask [groups, token, expert] per choice, with at most one expert per token. All j-th choices come
+    before any (j+1)-th. A choice beyond the capacity counts too. Tokens are taken by index, or in the order of the
+    token indices `order` [groups, token].
     """
     room = capacity.size if used is None else capacity.size - md.cast(used, "int32")
     before: md.Tensor | None = None
     slots: list[md.Tensor] = []
     keeps: list[md.Tensor] = []
-    for mask in wanted:
+    for mask in masks:
         ones = md.cast(mask, "int32")
-        place = _running(ones, token, order) - 1
-        place = place if before is None else place + before
+        slot_index = _running(ones, token, order) - 1
+        slot_index = slot_index if before is None else slot_index + before
         total = md.sum(ones, token)
         before = total if before is None else before + total
-        slots.append(md.sum(md.where(mask, place, 0), expert))
-        keeps.append(md.any(mask & (place < room), expert))
+        slots.append(md.sum(md.where(mask, slot_index, 0), expert))
+        keeps.append(md.any(mask & (slot_index < room), expert))
     assert before is not None
     after = before if used is None else before + md.cast(used, "int32")
     return slots, keeps, md.minimum(after, capacity.size)
 
 
 def _running(ones: md.Tensor, token: md.Dim, order: md.Tensor | None) -> md.Tensor:
-    """Running counts over the tokens, each counted with those before it."""
+    """Inclusive cumulative counts over the tokens, in the given order."""
     if order is None:
         return md.cumsum(ones, token)
     rank = f"{token.name}_rank"

@@ -18,7 +18,7 @@ from typing import Any
 from ...control import BARRIER
 from ...dims import Shape
 from ...errors import InternalError
-from ...ir import Eqn, Graph, Op, Scan, Type, Var, verify, walk
+from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Type, Var, verify, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
@@ -194,7 +194,7 @@ def _cut_around(
         before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
         ins[i], whole = cut, outs[i - held]
         outs[i - held] = Var(v.shape, v.dtype, whole.name)
-        cause = f"{cut.name or 'a weight'} leaves the loop"
+        cause = _cause(Because.WEIGHT_OUT_OF_LOOP, cut.name, whole.shape, cut.shape)
         after.append(Eqn(RENAME, (outs[i - held],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
     made = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
     return [*before, made, *after]
@@ -281,13 +281,14 @@ class _Rewrite:
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
             x, shape = self.leave(v, eqn), form.renamed(v.shape)
+            cause = _cause(Because.UPDATE, v.name, v.shape, shape)
             if self.sums.get(v) == form:
                 split = {to.name: axes for _, to, axes in form.dims}
                 split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in shape)}
                 params = {"shape": shape, "split": tuple(split.items())}
-                self.inside[v, form] = self.add(CUT, x, shape, eqn, "its update is split", params)
+                self.inside[v, form] = self.add(CUT, x, shape, eqn, cause, params)
             else:
-                self.inside[v, form] = self.rename(x, shape, eqn, "its update is split")
+                self.inside[v, form] = self.rename(x, shape, eqn, cause)
         return self.inside[v, form]
 
     def leave(self, v: Var, eqn: Eqn) -> Var:
@@ -295,12 +296,14 @@ class _Rewrite:
         if self.regather and eqn.backward and v in self.owner:
             if v not in self.again:
                 source = self.inside[v, self.owner[v]]
-                kept = self.add(BARRIER, source, source.shape, eqn, "", {})  # not the same as the forward pass's
-                self.again[v] = self.rename(kept, v.shape, eqn, f"{v.name or 'a weight'} is gathered again")
+                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # not the same as the forward pass's
+                cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, kept.shape)
+                self.again[v] = self.rename(kept, v.shape, eqn, cause)
             return self.again[v]
         if v in self.owner and v not in self.outside:
-            cause = f"{v.name or 'a weight'} is used here, its update is split"
-            self.outside[v] = self.rename(self.inside[v, self.owner[v]], v.shape, eqn, cause)
+            source = self.inside[v, self.owner[v]]
+            cause = _cause(Because.WEIGHT_READ, v.name, v.shape, source.shape)
+            self.outside[v] = self.rename(source, v.shape, eqn, cause)
         return self.outside.get(v, v)
 
     def by_layer(self, loop: Eqn, scan: Scan) -> dict[int, Var]:
@@ -313,13 +316,18 @@ class _Rewrite:
             if dim in self.inside[v, self.owner[v]].shape  # the layers themselves are not cut
         }
 
-    def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: str) -> Var:
+    def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: Cause) -> Var:
         return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
 
-    def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: str, params: Mapping[str, Any]) -> Var:
+    def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: Cause, params: Mapping[str, Any]) -> Var:
         made = Var(to, v.dtype, v.name)
         self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
         return made
+
+
+def _cause(kind: Because, weight: str, whole: Shape, cut: Shape) -> Cause:
+    """Why a weight is cut or gathered, with the dims that have a private name where it is cut."""
+    return Cause(kind, dims=tuple(d.name for d in whole if d not in cut), tensors=(weight,))
 
 
 def _scan_of(eqn: Eqn) -> Scan:
@@ -334,7 +342,7 @@ def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
     ins, eqns = list(body.ins), list[Eqn]()
     for i, stack in cut.items():
         row = Var(tuple(d for d in stack.shape if d != scan.dim), stack.dtype, stack.name)
-        cause = f"{stack.name or 'a weight'} is used in this layer, its update is split"
+        cause = _cause(Because.WEIGHT_IN_LAYER, stack.name, ins[i].shape, row.shape)
         eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
         ins[i] = row
     return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))

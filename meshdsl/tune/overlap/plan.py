@@ -33,6 +33,7 @@ from .weight_gradients import dw_schedule
 __all__ = ["MODES", "NO_OVERLAP", "Overlap", "OverlapPlan", "Window", "kernels_with_products", "plan_overlap"]
 
 MODES = ("none", "auto", "dw", "lancet", "list", "halves")
+SHOWN = 20  # windows that `print` shows, the longest
 STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # how long later parts wait, in units of a collective's time
 
 
@@ -152,7 +153,10 @@ class OverlapPlan:
             note = f"  rejected: {one.rejected}" if one.rejected else ""
             figures = f"{seconds(one.seconds):>9}  {seconds(one.exposed):>9} exposed  {show_bytes(one.peak_bytes):>9}"
             lines.append(f"  {one.name:<24} {figures}{note}")
-        lines += ["windows", *(f"  {i:>3}  {window}" for i, window in enumerate(self.windows))] if self.windows else []
+        longest = sorted(range(len(self.windows)), key=lambda i: -self.windows[i].seconds)[:SHOWN]
+        lines += ["windows"] * bool(longest) + [f"  {i:>3}  {self.windows[i]}" for i in sorted(longest)]
+        if len(self.windows) > SHOWN:
+            lines.append(f"       and {len(self.windows) - SHOWN} shorter ones")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

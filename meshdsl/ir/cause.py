@@ -1,0 +1,86 @@
+"""Why a collective is in a program, as data; the sentence that people read is derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["NO_CAUSE", "Because", "Cause"]
+
+
+class Because(Enum):
+    """The kinds of causes, each with its sentence."""
+
+    UNKNOWN = ""
+    REDUCES = "{what} over {dims} of {op}"  # `what`: sum, max or min
+    CARRIED = "sum carried by the loop"
+    WHOLE = "{op} needs {dim} whole{what}"  # `what`: why not otherwise
+    CUT_INSTEAD = "{op} needs {dim} whole, {to} is cut instead"
+    BACK = "and back"  # to the dim that was split before
+    RESPLIT = "{name} -> {to_name} for {op}"
+    OTHER_ORDER = "other order of axes for {op}"
+    READ = "for {op}"
+    ROWS = "{amounts[0]} of {amounts[1]} along {dim} for {op}"
+    MOST_ROWS = "{op} moves most of {dim}"
+    SUMMARY = "{what} each block of {dim}"  # `what`: a total for, a product for, the 3 best of
+    MERGE = "merge {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
+    DEAL = "deal {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
+    HALF = "the half of a neighbour's block of {dim}"
+    RING = "{dim} goes around for {op}: gathered, it would pass the limit"
+    UPDATE = "its update is split"
+    WEIGHT_READ = "{tensor} is used here, its update is split"
+    WEIGHT_IN_LAYER = "{tensor} is used in this layer, its update is split"
+    WEIGHT_AGAIN = "{tensor} is gathered again"
+    WEIGHT_OUT_OF_LOOP = "{tensor} leaves the loop"
+    COUNTS = "{first}, the counts"  # of the ragged exchange that `parts` explains
+    TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: tensors or numbers; `parts`: their causes
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why one collective is there: its kind, the operation and the dims concerned, and the tensors by name.
+
+    >>> cause = Cause(Because.REDUCES, op="einsum", dims=("io",), what="sum")
+    >>> print(cause)
+    sum over 'io' of einsum
+    >>> joined = Cause(Because.TOGETHER, amounts=(2,), what="tensors", parts=(cause, Cause(Because.READ, op="add")))
+    >>> print(joined)
+    2 tensors together: sum over 'io' of einsum, ...
+    >>> joined.about
+    ('io',)
+    """
+
+    kind: Because = Because.UNKNOWN
+    op: str = ""
+    dims: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    what: str = ""
+    amounts: tuple[int, ...] = ()
+    parts: tuple[Cause, ...] = ()  # of a joined collective: the causes of all its members
+
+    def __bool__(self) -> bool:
+        return self.kind is not Because.UNKNOWN
+
+    def __str__(self) -> str:
+        names = [*self.dims, "", ""]
+        return self.kind.value.format(
+            op=self.op,
+            what=self.what,
+            amounts=self.amounts,
+            dims=", ".join(map(repr, self.dims)),
+            dim=repr(names[0]),
+            to=repr(names[1]),
+            name=names[0],
+            to_name=names[1],
+            tensor=next(iter(self.tensors), "") or "a weight",
+            first=str(self.parts[0]) if self.parts else "",
+            more=", ..." if len(self.parts) > 1 else "",
+        )
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The dims that cause it, those of the members of a joined collective included."""
+        return tuple(dict.fromkeys([*self.dims, *(dim for part in self.parts for dim in part.about)]))
+
+
+NO_CAUSE = Cause()
