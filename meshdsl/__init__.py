@@ -40,7 +40,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
-    "control": ("checkpoint", "cond", "name", "scan", "while_loop"),
+    "control": ("accumulate", "checkpoint", "cond", "name", "scan", "while_loop"),
     "control.region": ("local",),
     "params": ("Model", "eval_shape", "layers", "model", "param", "scope"),
     "layouts": ("Layout", "Mesh", "Sharding"),

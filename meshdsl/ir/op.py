@@ -62,6 +62,7 @@ class Linear(StrEnum):
     SECOND = "second"
     BRANCHES = "branches"  # all but the first, together
     PADDED = "padded"  # all together, when the fill is zero
+    WIDENING = "widening"  # the only one, where the result's dtype holds every value of it
 
 
 class Fuses(StrEnum):

@@ -25,7 +25,7 @@ from .asynchrony import FENCE, Start, emit_fence
 from .casts import varying
 from .program import Program
 
-__all__ = ["block", "emit", "partition_spec"]
+__all__ = ["block", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 
@@ -46,7 +46,7 @@ def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) 
     out_specs = [partition_spec(v.shape, v.sharding) for v in program.outs]
 
     def device(*xs: Any) -> list[Any]:
-        return _run(program, xs)
+        return run_equations(program, xs)
 
     return jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
@@ -56,7 +56,8 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
     return [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vars]
 
 
-def _run(program: Graph, ins: Sequence[Any]) -> list[Any]:
+def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
+    """The results of a program's equations on arrays: inside `shard_map`, one device's blocks."""
     assert isinstance(program, Program)
     env: Env = dict(zip(program.ins, ins, strict=True))
     planned = any(isinstance(eqn.op, Start) for eqn in program.eqns)
@@ -100,7 +101,7 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
     trips = loop.trips
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
-        carry, rows = loop.results(_run(loop.body, [*held, *carry, *rows]))
+        carry, rows = loop.results(run_equations(loop.body, [*held, *carry, *rows]))
         return _varying(carry, carries), list(rows)
 
     # the stacked dim may be stored with padding
@@ -114,15 +115,15 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
 def _while(loop: While, xs: Sequence[Any]) -> list[Any]:
     held, first = loop.inputs(xs)
     return lax.while_loop(
-        lambda carry: _run(loop.test, [*held, *carry])[0],
-        lambda carry: _varying(_run(loop.body, [*held, *carry]), loop.body.outs),
+        lambda carry: run_equations(loop.test, [*held, *carry])[0],
+        lambda carry: _varying(run_equations(loop.body, [*held, *carry]), loop.body.outs),
         _varying(first, loop.body.outs),
     )
 
 
 def _cond(branch: Cond, xs: Sequence[Any]) -> list[Any]:
     def arm(graph: Graph) -> Callable[..., list[Any]]:
-        return lambda *args: _varying(_run(graph, args), graph.outs)
+        return lambda *args: _varying(run_equations(graph, args), graph.outs)
 
     return lax.cond(xs[0], arm(branch.yes), arm(branch.no), *xs[1:])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import meshdsl as md
 
@@ -15,20 +16,34 @@ class Precision:
     """Parameters are stored in `param`; products take operands in `compute` and accumulate in `reduce`.
 
     `reduce` is also the dtype of normalisations, of softmax and of partial sums that devices all-reduce, so it
-    affects the bytes sent.
+    affects the bytes sent. `gradient` is the dtype in which cotangents enter the products of the backward
+    pass, which accumulate in float32: `compute` if it is None, as in mixed-precision training; "float32" keeps
+    cotangents exact, at the speed of float32 products.
 
     >>> import meshdsl as md
     >>> md.nn.Precision(compute="bfloat16")
-    Precision(param='float32', compute='bfloat16', reduce='float32')
+    Precision(param='float32', compute='bfloat16', reduce='float32', gradient=None)
     """
 
     param: str = "float32"
     compute: str = "float32"
     reduce: str = "float32"
+    gradient: str | None = None
 
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
-        """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
-        return md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
+        """The product of operands in `compute`, with the sum in `reduce`; the result is in `reduce`."""
+        y = md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
+        gradient = md.spec([], self.gradient or self.compute).dtype
+        return _with_cotangent_in(y, gradient) if gradient.itemsize < y.dtype.itemsize else y
+
+
+def _with_cotangent_in(y: md.Tensor, dtype: Any) -> md.Tensor:
+    """The same tensor, with its cotangent rounded to a dtype."""
+
+    def rounded(_: None, ct: md.Tensor) -> tuple[md.Tensor]:
+        return (md.cast(md.cast(ct, dtype), ct.dtype),)
+
+    return md.custom_vjp(lambda y: y, lambda y: (y, None), rounded)(y)
 
 
 FLOAT32 = Precision()

@@ -161,6 +161,7 @@ CAST = Op(
     type=lambda x, *, dtype: Type(x.shape, dtype),
     kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+    linear=Linear.WIDENING,
     fuses=Fuses.MAP,
     cheap=True,
 )

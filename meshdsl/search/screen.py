@@ -34,6 +34,7 @@ from ..lowering.partition.partition import (
     preferences,
     shard_splits,
 )
+from ..lowering.partition.row_dims import row_dims
 from ..lowering.partition.scope import Scope, Setting
 from ..schedule.bucket_collectives import bucket_collectives
 from .bound import RuleBound, loops
@@ -63,7 +64,8 @@ class Screen:
         self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
         self.dims = tuple(dict.fromkeys(d.name for v in _values(self.cone) for d in v.shape))
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
-        self.demand = Demand(graph, is_body=False)
+        self.rows = row_dims(graph)
+        self.demand = Demand(graph)
         self.costs: dict[Program, tuple[float, float]] = {}  # of a body: seconds and bytes sent
         self.bounds: dict[Any, float] = {}
 
@@ -85,7 +87,7 @@ class Screen:
     def _scope(self, layout: Layout) -> Scope:
         ruled = layout.on(self.mesh)
         extents = extents_of(self.mesh, ruled, self.shards)
-        setting = Setting(self.mesh, ruled, extents, self.hints, self.gather_limit, {}, memo=self.memo)
+        setting = Setting(self.mesh, ruled, extents, self.hints, self.gather_limit, {}, self.rows, memo=self.memo)
         return Scope(setting, self.graph, self.demand)
 
     def _bound(self, layout: Layout, least: tuple[float, dict[int, float]], objective: str, enough: float) -> float:

@@ -17,7 +17,8 @@ import numpy as np
 import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import Dim, Shape, names
-from meshdsl.ir import Graph
+from meshdsl.ir import Eqn, Graph
+from meshdsl.passes.unmade import unmade_values
 from meshdsl.values import Tensor
 from tests.laws import INDICES, run
 
@@ -457,6 +458,13 @@ def draw(seed: int) -> Case:
     return replace(case, rules=draw_layout(rng, case.mesh, tensors(md.compile(f, "", "").graph(*args))))
 
 
+def sent_though_unmade(program: Graph) -> list[Eqn]:
+    """The collectives of a program, those of its loops included, that send a value made of nothing."""
+    unmade = unmade_values(program)
+    found = [eqn for eqn in program.eqns if eqn.sends and eqn.ins[0] in unmade]
+    return found + [sent for eqn in program.eqns for sub in eqn.graphs().values() for sent in sent_though_unmade(sub)]
+
+
 def judge(case: Case) -> str:
     """ok; illegal, when the layout is; large, when sums may not be exact; or what is wrong."""
     f, args = case.program()
@@ -466,11 +474,14 @@ def judge(case: Case) -> str:
     if any(x.dtype.kind == "f" and not (np.abs(x) < LIMIT).all() for x in wanted):
         return "large"
     try:
-        got = md.simulate(compiled.program(*args), *arrays)
+        program = compiled.program(*args)
+        got = md.simulate(program, *arrays)
     except md.LayoutError:
         return "illegal"
     except Exception as error:  # whatever it is, it is a finding
         return f"{type(error).__name__}: {error}"
+    if sent := sent_though_unmade(program):
+        return f"sends {sent[0].ins[0]!r}, which every device can make"
     different = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not same_bits([a], [b])]
     return f"results {different} differ" if different else "ok"
 

@@ -9,8 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshdsl as md
+from models.transformer import lm
 
 MICRO = md.Dim("micro", 2)
 ZEROS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
@@ -20,6 +23,8 @@ ZEROS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "itself less itself": lambda p: p - p,
     "NumPy's": lambda p: md.tensor(np.zeros(p.shape), p.dims),
     "chosen": lambda p: md.where(p == p, 0.0, md.cast(0, p.dtype)),
+    "a whole number": lambda p: md.broadcast(md.cast(0, p.dtype), p.dims),
+    "cast from another dtype": lambda p: md.cast(md.broadcast(md.cast(0, "bfloat16"), p.dims), p.dtype),
     "a cast": lambda p: md.cast(md.cast(p, "float32") * 0, p.dtype),
 }
 
@@ -104,3 +109,57 @@ def test_a_sum_that_begins_with_something_is_no_weight():
     with pytest.raises(md.LayoutError, match="has nothing to shard") as error:
         md.compile(step, "x:4", "batch:x", weight_update="sharded").program(*arguments())
     assert "its gradient is not a sum over devices" in str(error.value)
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_accumulate_in_bfloat16_reduces_each_weight_once(mode: str, reduce: str) -> None:
+    workload = lm.replace(
+        layers=3, batch=16, length=8, d_model=16, d_ff=32, vocab=64, heads=4, d_head=4, compute_dtype="bfloat16",
+        reduce_dtype=reduce,
+    )  # fmt: skip
+    loss, adam = workload.loss(workload.config), md.optim.adam(1e-3)
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, grads = md.accumulate(lambda part: md.value_and_grad(loss)(params, part), batch, steps=4)
+        return *adam.update(jax.tree.map(lambda g: g / 4, grads), state, params), value / 4
+
+    compiled = md.compile(step, "rows:4", "batch:rows", weight_update=mode)
+    specs = workload.specs()
+    records = compiled.program(*specs).collectives
+    assert all(r.count == 1 for r in records), [r for r in records if r.count > 1]
+    kinds = Counter(r.kind for r in records)
+    weights = len(jax.tree.leaves(specs[0]))
+    if mode == "replicated":
+        assert kinds == {"all_reduce": weights + 1}  # and the loss
+    else:
+        assert kinds == {"reduce_scatter": weights, "all_gather": weights, "all_reduce": 1}
+        assert all(d.sharded for d in compiled.weight_update.decisions)
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["x:1", "x:2", "x:4", "x:2 y:2", "x:3"]), st.booleans())
+def test_accumulate_is_the_sum_over_the_batch_and_sends_no_more(steps: int, mesh: str, both: bool) -> None:
+    def loss(params: dict[str, md.Tensor], x: md.Tensor) -> md.Tensor:
+        return md.sum(md.square(md.einsum(md.tanh(md.einsum(x, params["w"], out="batch h")), params["v"], out="batch")))
+
+    def parts(params: Any, x: md.Tensor) -> Any:
+        return md.accumulate(lambda part: md.value_and_grad(loss)(params, part), x, steps)
+
+    layout = "batch:x,y" if both and "y" in mesh else "batch:x"
+    whole, accumulated = (md.compile(f, mesh, layout).program(*arguments()) for f in (md.value_and_grad(loss), parts))
+    arrays = [x.numpy() for x in jax.tree.leaves(arguments())]
+    for a, b in zip(*(md.simulate(program, *arrays) for program in (whole, accumulated)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11)
+    if (16 // steps) % md.Mesh(mesh).count(tuple(layout.removeprefix("batch:").split(","))) == 0:
+        sent = [sorted((r.kind, r.bytes, r.count) for r in program.collectives) for program in (whole, accumulated)]
+        assert sent[0] == sent[1]
+
+
+def test_accumulate_of_what_it_cannot_cut_says_so() -> None:
+    x = md.tensor(np.ones((6, 2)), "batch io")
+    with pytest.raises(md.ShapeError, match="batch=6 into 4 equal parts\n  give a number of steps that divides 6"):
+        md.accumulate(lambda part: md.sum(part), x, steps=4)
+    with pytest.raises(md.ShapeError, match="no dim 'rows'"):
+        md.accumulate(lambda part: md.sum(part), x, steps=2, over="rows")
+    with pytest.raises(md.ShapeError, match="booleans have no sum"):
+        md.accumulate(lambda part: md.any(part > 0), x, steps=2)

@@ -3,7 +3,8 @@
 With `--groups` each is shared by a random group of devices, and tensors below a random limit travel together.
 
 Every optimizer, on a model whose weights are uneven and tiny, under random meshes and layouts, in float64: parameters,
-state and gradient norm after some steps. The last line is JSON; the exit status is 1 on any difference.
+state and gradient norm after some steps; and exactly the parameters have decisions. The last line is JSON; the exit
+status is 1 on any difference.
 """
 
 from __future__ import annotations
@@ -103,6 +104,14 @@ def difference(one: Any, other: Any) -> float:
     return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)), initial=0)) for a, b in pairs)
 
 
+def undecided(compiled: md.Compiled, params: Any) -> set[str]:
+    """Parameters without a decision, and decisions about anything else."""
+    paths = {
+        "/".join(["params", *(str(key.key) for key in path)]) for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    }
+    return paths ^ {d.weight for d in compiled.weight_update.decisions}
+
+
 def layouts(seed: int) -> Iterator[tuple[str, str]]:
     """Random ones that split the batch; some are illegal."""
     rng = random.Random(seed)
@@ -150,6 +159,7 @@ def main() -> int:
                 continue
             done += 1
             sharded += sum(d.sharded for d in compiled.weight_update.decisions)
+            wrong += bool(undecided(compiled, start()[0]))
             worst = max(worst, difference(right, got))
         wrong += worst > TOLERANCE
         line = {"optimizer": name, "layouts": done, "illegal": illegal, "weights_sharded": sharded, "worst": worst}

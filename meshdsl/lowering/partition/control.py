@@ -14,7 +14,7 @@ from ...ir import Because, Call, Cause, Cond, Control, Eqn, Graph, Scan, Var, Wh
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
-from .demand import Demand
+from .demand import Body, Demand
 from .scope import Reader, Scope
 
 __all__ = [
@@ -35,7 +35,7 @@ Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equa
 def as_given(scope: Scope, v: Var) -> Given:
     """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
     if v in scope.lazy:
-        return scope.lazy[v]
+        return scope.unmade_sharding(v) if scope.lazy[v].ins else scope.lazy[v]
     whole = scope.whole_version(v)
     return whole if whole is not None else scope.home[v].whole()
 
@@ -55,14 +55,15 @@ def as_stacked(scope: Scope, v: Var) -> Given:
     return given.with_split(v.shape[0].name, ())
 
 
-def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower) -> Scope:
+def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
     zero = [
         v
         for v, g in zip(body.ins, given, strict=True)
         if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
     ]
-    pending = [v for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial]
-    demand = outer.once(("demand", body, *zero, None, *pending), lambda: Demand(body, True, zero, pending))
+    pending = {v: g.partial for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial}
+    key = ("demand", body, use, *zero, None, *pending.items())
+    demand = outer.once(key, lambda: Demand(body, use, zero, pending))
     scope = Scope(outer.setting, body, demand)
     for v, how in zip(body.ins, given, strict=True):
         if isinstance(how, Eqn):
@@ -81,7 +82,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower) -> S
 def natural(scope: Scope, v: Var) -> Sharding:
     """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
     if v in scope.lazy:
-        return Sharding()
+        return scope.unmade_sharding(v) if scope.lazy[v].ins else Sharding()
     return scope.whole_version(v) or scope.home[v]
 
 
@@ -118,14 +119,15 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
     start = [as_given(scope, v) for v in eqn.ins[consts : consts + carries]]
     zero = [scope.is_zero(v) for v in eqn.ins[consts : consts + carries]]
+    use = Body(consts, carries, loop.trips, scope.demand.deferred_results(eqn, loop, scope.setting))
     memo = scope.setting.memo
-    key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), *held, *start, *rows, *zero)
-    fixed, built, program = scope.once(key, lambda: _solve(scope, eqn, loop, held, rows, lower))
+    key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), use, *held, *start, *rows, *zero)
+    fixed, built, program = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
     _add_loop(scope, eqn, loop, program, held, fixed, rows, built)
 
 
 def _solve(
-    scope: Scope, eqn: Eqn, loop: Scan, held: Sequence[Given], rows: Sequence[Given], lower: Lower
+    scope: Scope, eqn: Eqn, loop: Scan, use: Body, held: Sequence[Given], rows: Sequence[Given], lower: Lower
 ) -> tuple[list[Sharding], Scope, Program]:
     """The carry's shardings, the body built with them, and its program."""
     body, consts, carries = loop.body, loop.consts, loop.carries
@@ -135,7 +137,7 @@ def _solve(
     ]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry, *inner_rows], lower)
+        return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
 
     fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
     if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
@@ -219,7 +221,7 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry], lower)
+        return _build(scope, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
         given: list[Given] = [*held, *carry]

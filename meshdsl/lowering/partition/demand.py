@@ -1,156 +1,340 @@
-"""When to finish a pending sum: now, or after the linear operations that follow.
+"""When to finish a pending sum: at once, or after the linear operations that follow.
 
-Waiting pays when what is reduced later is smaller (a sum over it), shared (two pending sums added), or outside a
-loop; it costs when several consumers would each reduce something. The least that can be reduced later is a minimum
-cut between the value and the operations that need it whole, each value on the way weighing its bytes.
+Deferring pays when the value that is reduced later is smaller (a sum over it), shared (two pending sums added), or
+outside a loop. It costs when several consumers would each reduce something, when an operation makes the value larger,
+or when the other operand of a product is split over the same axes and needs the complete sum anyway. The cheapest
+choice for all values of a graph at once is a minimum cut: each value is either needed complete, and then reduced for
+the bytes it has there, or computed from complete operands, which then are needed complete themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
-from ...dims import size_of
-from ...ir import Eqn, Graph, Linear, Reduce, Var
+from ...control import KEEP
+from ...dims import Shape
+from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
+from ...layouts import Extents, Layout, Mesh
 from ...ops.contraction import BROADCAST
+from ...ops.elementwise import CAST
+from ...passes.narrow_products import widens
+from ...passes.unmade import unmade_values
 from ...trace import FULL
+from ..labels import labels_of, vanishing
+from .min_cut import INFINITE, FlowGraph
 
-__all__ = ["Demand", "may_stay_pending"]
+__all__ = ["Body", "Demand", "may_stay_pending"]
+
+AxisSet = frozenset[str]
+NONE: AxisSet = frozenset()
+UNIT = 4  # capacity of one byte; a collective more counts as one byte more
+
+
+class Setting(Protocol):
+    """The part of `scope.Setting` that decides where sums are finished."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def extents(self) -> Extents: ...
+
+
+@dataclass(frozen=True)
+class Body:
+    """How a loop uses its body: `carries` inputs, after the constants, are replaced by the first results in each of
+    `trips`; the other results are stacked. The results numbered in `deferred` are left pending outside too.
+    """
+
+    consts: int
+    carries: int
+    trips: int
+    deferred: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class _Region:
+    """Values connected by operations through which a sum can stay pending, whatever the layout."""
+
+    eqns: list[Eqn] = field(default_factory=list[Eqn])  # that make or read one of the values, in order
+    values: set[Var] = field(default_factory=set[Var])
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """Every dim whose axes matter."""
+        bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
+        inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
+        return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.shape))
 
 
 class Demand:
-    """What becomes of the pending sums of one graph, judged on the graph alone: which values could be pending at all.
+    """Which pending sums of one graph are finished where they are made, and which later.
 
-    `zero` and `pending` are inputs known to be zeros not yet stored, and inputs that arrive pending.
+    `body` is given for a loop body. `zero` are inputs known to be zeros not yet stored; `pending` gives the axes of
+    inputs that arrive pending. Splits are estimated from the layout's rules, so a decision depends on the axes of
+    `dims(v)` and on nothing else; an estimate that turns out wrong costs bytes, never correctness.
     """
 
-    def __init__(self, graph: Graph, is_body: bool, zero: Collection[Var] = (), pending: Collection[Var] = ()):
-        self.users: dict[Var, list[Eqn]] = {}
-        self.needed: set[Var] = set() if is_body else set(graph.outs)  # a body's results may leave it pending
+    def __init__(
+        self,
+        graph: Graph,
+        body: Body | None = None,
+        zero: Collection[Var] = (),
+        pending: Mapping[Var, Sequence[str]] | None = None,
+    ):
+        self.graph, self.body = graph, body
         self.zero = set(zero)
-        self.floor: dict[Var, float] = {v: self.now(v) for v in pending}  # of every value that could be pending
-        self.maker: dict[Var, Eqn] = {}
+        self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
+        self.unmade = unmade_values(graph)  # every device makes these in any sharding
+        self.users: dict[Var, list[Eqn]] = {}
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
                 self.users.setdefault(v, []).append(eqn)
-            self._classify(eqn)
-        self._waits: dict[Var, bool] = {}
+            if (eqn.op is FULL and eqn.params["value"] == 0) or (
+                eqn.op.name == "broadcast" and eqn.ins[0] in self.zero
+            ):
+                self.zero.update(eqn.outs)
+        self._regions: dict[Var, _Region] | None = None
+        self._estimates: dict[object, _Estimate] = {}
+        self._bodies: dict[Eqn, Demand] = {}
 
-    def _classify(self, eqn: Eqn) -> None:
-        op = eqn.operation
-        if (op is FULL and eqn.params["value"] == 0) or (op is BROADCAST and eqn.ins[0] in self.zero):
-            self.zero.update(eqn.outs)
-        before = [self.floor[v] for v in dict.fromkeys(eqn.ins) if v in self.floor and self._passes(eqn, v)]
-        starts = op.reduce is Reduce.SUM or eqn.control is not None
-        for v in eqn.outs:
-            self.maker[v] = eqn
-            if starts or before:  # the bytes of the cheapest point at which this sum could have been finished
-                self.floor[v] = self.now(v) if starts or not before else min(self.now(v), sum(before))
+    def _is_zero(self, eqn: Eqn) -> bool:
+        if eqn.op is FULL:
+            return bool(eqn.params["value"] == 0)
+        return eqn.op in (BROADCAST, CAST) and eqn.ins[0] in self.zero
 
-    def _passes(self, eqn: Eqn, v: Var) -> bool:
-        """Whether a pending v may go through the operation, given what its other operands could be."""
-        if not may_stay_pending(eqn, v):
+    def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
+        """Whether v should be left pending for the operations that can take it so.
+
+        `pending` gives the axes over which v and other values are known to be pending, none where they are complete.
+        """
+        region = self.regions.get(v)
+        if region is None:
             return False
-        if eqn.operation.linear not in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+        estimate = self.estimate(region, setting)
+        known = {x: frozenset(axes) for x, axes in pending.items() if x in region.values}
+        if any(estimate.axes.get(x, NONE) != axes for x, axes in known.items()):
+            key = (estimate, *known.items())
+            estimate = self._remembered(key, lambda: _Estimate(self, region, setting, known))
+        return v in estimate.deferred
+
+    def estimate(self, region: _Region, setting: Setting) -> _Estimate:
+        """Where the sums of a region can be pending under a layout."""
+        key = (region, tuple([setting.layout.axes(d) for d in region.dims]))
+        return self._remembered(key, lambda: _Estimate(self, region, setting, {}))
+
+    def _remembered(self, key: object, make: Callable[[], _Estimate]) -> _Estimate:
+        if key not in self._estimates:
+            self._estimates[key] = make()
+        return self._estimates[key]
+
+    def of_body(self, loop: Eqn, scan: Scan) -> Demand:
+        """The demand of a scan's body, whose carries start as the loop's operands do."""
+        if loop not in self._bodies:
+            body, consts = scan.body, scan.consts
+            zero = [v for v, x in zip(body.ins[consts:], loop.ins[consts:], strict=True) if x in self.zero]
+            self._bodies[loop] = Demand(body, Body(consts, scan.carries, scan.trips), zero)
+        return self._bodies[loop]
+
+    def deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
+        """The stacked results of a scan that, arriving pending, would be left pending here."""
+        inside = self.of_body(loop, scan)
+        found: set[int] = set()
+        for i, (v, out) in enumerate(zip(inside.graph.outs, loop.outs, strict=True)):
+            region = inside.regions.get(v) if i >= scan.carries else None
+            axes = inside.estimate(region, setting).axes.get(v, NONE) if region is not None else NONE
+            if axes and self.should_defer(out, {out: tuple(axes)}, setting):
+                found.add(i)
+        return frozenset(found)
+
+    def loop_dims(self, loop: Eqn, scan: Scan) -> tuple[str, ...]:
+        """The dims whose axes decide `deferred_results`."""
+        inside = self.of_body(loop, scan)
+        return tuple(d for v in inside.graph.outs for d in inside.dims(v)) + tuple(
+            d for v in loop.outs for d in self.dims(v)
+        )
+
+    def dims(self, v: Var) -> tuple[str, ...]:
+        """The dims whose axes decide about a value."""
+        region = self.regions.get(v)
+        return region.dims if region is not None else ()
+
+    @property
+    def regions(self) -> dict[Var, _Region]:
+        """The region of every value that could be pending under some layout."""
+        if self._regions is None:
+            self._regions = self._connected()
+        return self._regions
+
+    def _connected(self) -> dict[Var, _Region]:
+        leader: dict[Var, Var] = {v: v for v in self.arriving}
+
+        def find(v: Var) -> Var:
+            while leader[v] is not v:
+                leader[v] = leader[leader[v]]
+                v = leader[v]
+            return v
+
+        for eqn in self.graph.eqns:
+            through = [v for v in dict.fromkeys(eqn.ins) if v in leader and may_stay_pending(eqn, v)]
+            if through or eqn.operation.reduce is Reduce.SUM or eqn.control is not None:
+                for v in eqn.outs:
+                    leader[v] = find(through[0]) if through else v
+                for v in through:
+                    leader[find(v)] = find(eqn.outs[0])
+        regions: dict[Var, _Region] = {}
+        for v in leader:
+            regions.setdefault(find(v), _Region()).values.add(v)
+        of = {v: region for region in regions.values() for v in region.values}
+        for eqn in self.graph.eqns:
+            for region in dict.fromkeys(of[v] for v in (*eqn.ins, *eqn.outs) if v in of):
+                region.eqns.append(eqn)
+        return of
+
+
+class _Estimate:
+    """One region under one layout: over which axes each value can be pending, and what finishing it sends."""
+
+    def __init__(self, demand: Demand, region: _Region, setting: Setting, known: Mapping[Var, AxisSet]):
+        self.demand, self.region, self.setting = demand, region, setting
+        self.axes: dict[Var, AxisSet] = {v: axes for v, axes in demand.arriving.items() if v in region.values}
+        self.maker: dict[Var, Eqn] = {}
+        self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
+        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation itself leaves a sum
+        for eqn in region.eqns:
+            self.through[eqn] = through = self._through(eqn)
+            self.gone[eqn] = gone = self._gone(eqn)
+            for i, v in enumerate(eqn.outs):
+                inner = self._leaving(eqn, i) if isinstance(eqn.control, Scan) else NONE
+                axes = known.get(v, gone.union(inner, *(self.axes[x] for x in through)))
+                if v in region.values and axes:
+                    self.axes[v] = axes
+                    self.maker[v] = eqn
+        self.axes |= {v: axes for v, axes in known.items() if axes}
+
+    @cached_property
+    def deferred(self) -> frozenset[Var]:
+        """The values that stay pending where they may: the minimum cut.
+
+        A value on the source's side is needed complete. For the result of a linear operation there is a second node,
+        on the source's side where the operation runs on complete operands: then the result is complete for nothing.
+        """
+        flow = FlowGraph()
+        for v, axes in self.axes.items():
+            eqn = self.maker.get(v)
+            through = self.through[eqn] if eqn is not None else ()
+            if through and eqn is not None:
+                own = self.cost(v, self.gone[eqn])
+                flow.add(v, (eqn, v), max(self.cost(v, axes) - own, 1))
+                for x in through:
+                    flow.add((eqn, v), x)
+                if own:
+                    flow.add(v, "paid", own)
+            else:
+                flow.add(v, "paid", self.cost(v, axes))
+        for v in self.axes:
+            if self._needed(v):
+                flow.add("needed", v)
+        for i, v, price in self._leaves_body():
+            flow.add("needed", ("result", i))
+            flow.add(("result", i), v, price)
+        side = flow.sink_side("needed", "paid")
+        return frozenset(v for v in self.axes if v in side)
+
+    def _needed(self, v: Var) -> bool:
+        if self.demand.body is None and v in self.demand.graph.outs:
             return True
-        others = eqn.ins[1:] if eqn.operation.linear is Linear.BRANCHES else eqn.ins
-        return all(x in self.floor or x in self.zero for x in others)
+        return any(v not in self.through[eqn] for eqn in self.demand.users.get(v, ()) if not _ignores(eqn, v))
 
-    def now(self, v: Var) -> float:
-        """The bytes reduced when the sum is finished here; one collective more counts as one byte more."""
-        return float(size_of(v.shape) * v.dtype.itemsize + 1)
+    def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
+        """Results of a loop body that can leave it pending, with what reducing them outside costs for each trip."""
+        body, graph = self.demand.body, self.demand.graph
+        for i, v in enumerate(graph.outs) if body is not None else ():
+            if v not in self.axes or body is None:
+                continue
+            price = self.cost(v, self.axes[v])
+            if i >= body.carries:  # outside as many bytes in fewer collectives; or it is added up there first
+                yield i, v, 1 if i in body.deferred else max(price - UNIT // 2, 1)
+                continue
+            start = graph.ins[body.consts + i]
+            adds_up = start in self.demand.zero or start in self.demand.arriving
+            yield i, v, max(price // max(body.trips, 1), 1) if adds_up else INFINITE
 
-    def waits(self, v: Var) -> bool:
-        """Whether leaving the sum pending reduces fewer bytes than finishing it."""
-        if v not in self._waits:
-            self._waits[v] = self._least_later(v) < self.now(v)
-        return self._waits[v]
+    def _through(self, eqn: Eqn) -> tuple[Var, ...]:
+        """The operands that can stay pending through an operation; of two that cannot both, the larger."""
+        can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and may_stay_pending(eqn, v)]
+        if not can:
+            return ()
+        linear = eqn.operation.linear
+        if linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+            others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins
+            alike = len({self.axes[v] for v in can}) == 1
+            return tuple(can) if alike and all(v in can or v in self.demand.zero for v in others) else ()
+        chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
+        axes = self.axes[chosen]
+        others = [v for v in eqn.ins if v is not chosen and v not in self.demand.unmade]
+        if any(axes & self._split(v.shape) for v in others):
+            return ()
+        contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
+        if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
+            return ()  # the complete sum is split over these axes, and so is the work on it
+        return (chosen,)
 
-    def _least_later(self, v: Var) -> float:
-        """The minimum cut below v, by augmenting paths; at least `now(v)` is not told apart."""
-        reached, order = {v}, [v]
-        onward: dict[Var, list[Var]] = {}
-        sinks: set[Var] = set()
-        for x in order:
-            onward[x] = []
-            if x in self.needed:
-                sinks.add(x)
-            for eqn in self.users.get(x, ()):
-                if not self._passes(eqn, x):
-                    sinks.add(x)
-                    continue
-                onward[x] += eqn.outs
-                order += [out for out in eqn.outs if out not in reached]
-                reached.update(eqn.outs)
-        if v in sinks:
-            return self.now(v)
-        room = {x: self._weight(x, reached) for x in order}
-        room[v] = float("inf")
-        return _flow(v, onward, sinks, room, self.now(v))
+    def _split(self, shape: Shape) -> AxisSet:
+        """The axes that the layout has for these dims."""
+        return frozenset(axis for d in shape for axis in self.setting.layout.axes(d.name))
 
-    def _weight(self, x: Var, reached: set[Var]) -> float:
-        """The bytes of finishing x, shared with the sums from elsewhere that it includes."""
-        eqn = self.maker.get(x)
-        if eqn is None or eqn.operation.linear is not Linear.JOINT:
-            return self.now(x)
-        floors = {y: self.floor[y] for y in eqn.ins if y in self.floor}
-        ours = sum(n for y, n in floors.items() if y in reached)
-        return self.now(x) * ours / sum(floors.values()) if ours else self.now(x)
+    def _gone(self, eqn: Eqn) -> AxisSet:
+        if eqn.operation.reduce is not Reduce.SUM or eqn.control is not None:
+            return NONE
+        labels = labels_of(eqn)
+        gone = set(vanishing(labels))
+        return self._split(
+            tuple(d for v, names in zip(eqn.ins, labels.ins, strict=True) for d in v.shape if names.get(d.name) in gone)
+        )
+
+    def _leaving(self, eqn: Eqn, i: int) -> AxisSet:
+        """The axes over which a loop may leave this result pending."""
+        if not isinstance(eqn.control, Scan):
+            return NONE
+        inside = self.demand.of_body(eqn, eqn.control)
+        out = inside.graph.outs[i]
+        region = inside.regions.get(out)
+        return inside.estimate(region, self.setting).axes.get(out, NONE) if region is not None else NONE
+
+    def cost(self, v: Var, axes: AxisSet) -> int:
+        """The bytes that one device sends to finish v: scattered over axes that the layout has for it, else to all."""
+        if not axes:
+            return 0
+        mesh, extents, layout = self.setting.mesh, self.setting.extents, self.setting.layout
+        used: set[str] = set(axes)
+        size = v.dtype.itemsize
+        scattered = 1
+        for d in v.shape:
+            cut = layout.axes(d.name)
+            free = [axis for axis in cut if axis not in used]
+            used.update(free)
+            size *= -(-extents.padded(d) // mesh.count(tuple(free)))
+            scattered *= mesh.count(tuple(axis for axis in cut if axis in axes))
+        n = mesh.count(tuple(axes))
+        scattered = min(scattered, n)
+        left = n // scattered
+        sent = (scattered - 1) / scattered * size + 2 * (left - 1) / left * (size / scattered)
+        return int(UNIT * (sent + 1))
 
 
-def _flow(source: Var, onward: dict[Var, list[Var]], sinks: set[Var], room: dict[Var, float], enough: float) -> float:
-    """The maximum flow from the source to the sinks, through values with limited room."""
-    through: dict[tuple[Var, Var], float] = {}
-    back: dict[Var, list[Var]] = {}
-    total = 0.0
-    while total < enough:
-        # a state is (value, inside): entered, and having paid for passing, or not (undoing an earlier path)
-        parent: dict[tuple[Var, bool], tuple[Var, bool] | None] = {(source, True): None}
-        queue = [(source, True)]
-        end = None
-        for state in queue:
-            x, paid = state
-            if paid and x in sinks:
-                end = state
-                break
-            steps: list[tuple[Var, bool]] = [(x, True)] if not paid and room[x] > 0 else []
-            if paid:
-                steps += [(y, False) for y in onward.get(x, ())]
-                steps += [(x, False)] if any(through.get((w, x), 0) > 0 for w in back.get(x, ())) else []
-            else:
-                steps += [(w, True) for w in back.get(x, ()) if through.get((w, x), 0) > 0]
-            for step in steps:
-                if step not in parent:
-                    parent[step] = state
-                    queue.append(step)
-        if end is None:
-            return total
-        path = [end]
-        while (before := parent[path[-1]]) is not None:
-            path.append(before)
-        path.reverse()
-        amount = enough - total
-        for (a, a_paid), (b, b_paid) in pairwise(path):
-            if a is b and b_paid:
-                amount = min(amount, room[b])
-            elif a is not b and not a_paid and b_paid:
-                amount = min(amount, through[(b, a)])
-        for (a, a_paid), (b, b_paid) in pairwise(path):
-            if a is b:
-                room[b] += -amount if b_paid else amount
-            elif a_paid:
-                through[(a, b)] = through.get((a, b), 0) + amount
-                back.setdefault(b, []).append(a)
-            else:
-                through[(b, a)] -= amount
-        total += amount
-    return total
+def _ignores(eqn: Eqn, v: Var) -> bool:
+    """Whether an equation does not need v at all: of a kept value and the one computed again, it takes the latter."""
+    return eqn.op is KEEP and eqn.ins[1] is not v
 
 
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
     """Whether the operation is linear in this operand, as far as the graph alone can tell."""
-    op = eqn.operation
-    match op.linear:
+    match eqn.operation.linear:
         case Linear.JOINT:
             return True
         case Linear.PADDED:
@@ -163,5 +347,7 @@ def may_stay_pending(eqn: Eqn, v: Var) -> bool:
             return eqn.ins[1] is v and eqn.ins[0] is not v
         case Linear.BRANCHES:
             return eqn.ins[0] is not v
+        case Linear.WIDENING:
+            return widens(v.dtype, eqn.outs[0].dtype)
         case _:
             return False

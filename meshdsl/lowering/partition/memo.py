@@ -12,7 +12,7 @@ none of the operations that read more than that: see `memoisable`. The first pro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,6 +60,7 @@ class Memo:
         self._made: dict[Any, Any] = {}
         self._changes: dict[Any, _Change | None] = {}
         self._names: dict[Eqn, tuple[str, ...]] = {}
+        self._operands: dict[Eqn, tuple[Var, ...]] = {}
 
     def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T:
         """The value of `make` for this key; raises `IllegalError` where making it finds a problem."""
@@ -80,6 +81,17 @@ class Memo:
             names = self._names[eqn] = tuple(dict.fromkeys(d.name for shape in shapes for d in shape))
         return tuple([layout.rules.get(d) for d in names])
 
+    def operands(self, scope: Scope, eqn: Eqn) -> tuple[Var, ...]:
+        """The operands of an equation, and the values made of nothing that they may be computed from."""
+        found = self._operands.get(eqn)
+        if found is None:
+            values = list(dict.fromkeys(eqn.ins))
+            for v in values:  # grows
+                maker = scope.demand.unmade.get(v)
+                values += [x for x in maker.ins if x not in values] if maker is not None else []
+            found = self._operands[eqn] = tuple(values)
+        return found
+
     def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None:
         """Lower an equation, or apply what lowering it did before from the same state.
 
@@ -88,10 +100,12 @@ class Memo:
         if eqn.control is not None:  # its bodies are remembered, not what is around them
             _legal(scope, lambda: lower(scope, eqn))
             return
-        key = (eqn, self.rules(eqn, scope.setting.layout), *[_state(scope, v) for v in eqn.ins])
+        defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]
+        states = [_state(scope, v) for v in self.operands(scope, eqn)]
+        key = (eqn, self.rules(eqn, scope.setting.layout), *defers, *states)
         if key not in self._changes:
             self._changes[key] = None
-            self._changes[key] = _watched(scope, eqn, lower)
+            self._changes[key] = _watched(scope, eqn, (*self.operands(scope, eqn), *eqn.outs), lower)
             return
         change = self._changes[key]
         if change is None:
@@ -115,12 +129,11 @@ def _legal(scope: Scope, make: Callable[[], T]) -> T:
 
 def _state(scope: Scope, v: Var) -> Any:
     home: Sharding | None = scope.home.get(v)
-    waits = home is not None and bool(home.partial) and scope.demand.waits(v)
-    return tuple(scope.versions.get(v, ())), home, scope.lazy.get(v), scope.reasons.get(v), waits
+    return tuple(scope.versions.get(v, ())), home, scope.lazy.get(v), scope.reasons.get(v)
 
 
 def _restore(scope: Scope, v: Var, state: Any) -> None:
-    versions, home, lazy, reason, _ = state
+    versions, home, lazy, reason = state
     if versions:
         scope.versions[v] = list(versions)
     if home is not None:
@@ -131,9 +144,9 @@ def _restore(scope: Scope, v: Var, state: Any) -> None:
         scope.reasons[v] = reason
 
 
-def _watched(scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> _Change:
+def _watched(scope: Scope, eqn: Eqn, touched: Sequence[Var], lower: Callable[[Scope, Eqn], None]) -> _Change:
     n, received = len(scope.eqns), set(scope.received)
     _legal(scope, lambda: lower(scope, eqn))
-    values = tuple((v, _state(scope, v)) for v in dict.fromkeys((*eqn.ins, *eqn.outs)))
+    values = tuple((v, _state(scope, v)) for v in dict.fromkeys(touched))
     sends = any(v in scope.sent_for for v in eqn.outs)
     return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)

@@ -17,6 +17,7 @@ from ...ir import Because, Cause, Eqn, Graph, Linear, Type, Var, cse, dce, verif
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import BROADCAST
+from ...ops.elementwise import CAST
 from ...ops.placement import PREFER, SHARD
 from ...ops.reshape import RENAME
 from ...trace import FULL
@@ -31,6 +32,7 @@ from .expansions import EXPANSIONS
 from .index_map import move
 from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
+from .row_dims import row_dims
 from .scope import Reader, Scope, Setting
 
 __all__ = [
@@ -72,7 +74,13 @@ def partition(
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
     setting = Setting(
-        mesh, layout, extents_of(mesh, layout, shard_splits(graph)), preferences(graph), gather_limit, problems
+        mesh,
+        layout,
+        extents_of(mesh, layout, shard_splits(graph)),
+        preferences(graph),
+        gather_limit,
+        problems,
+        row_dims(graph),
     )
     scope = Scope(setting, graph)
     ins, outs = lower_graph(scope, results)
@@ -184,12 +192,15 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
     op = eqn.operation
     if eqn.control is not None:
         lower_control(scope, eqn, eqn.control, lower)
-    elif not eqn.ins:
-        scope.lazy[eqn.outs[0]] = eqn
     elif op is BROADCAST and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
         born = scope.lazy[eqn.ins[0]]
         params = {**born.params, "shape": eqn.outs[0].shape}
         scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif op is CAST and scope.is_zero(eqn.ins[0]):
+        params = {**scope.lazy[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
+        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+    elif eqn.outs[0] in scope.demand.unmade and (eqn.outs[0].shape or not eqn.ins):
+        scope.lazy[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)
     elif op is RENAME and views.padded_otherwise(scope, eqn):
@@ -201,12 +212,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
     op = eqn.operation
-    waiting = [
-        v
-        for v in dict.fromkeys(eqn.ins)
-        if scope.home.get(v, Sharding()).partial and scope.home[v].kind == "sum" and scope.whole_version(v) is None
-    ]
-    if not waiting or not all(may_stay_pending(eqn, v) and scope.demand.waits(v) for v in waiting):
+    waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
+    if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
     axes = scope.home[waiting[0]].partial
     if any(scope.home[v].partial != axes for v in waiting):
@@ -268,7 +275,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     expansion = EXPANSIONS.get(op)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
-    claims = _claims(scope, eqn, labels, pending)
+    moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
+    sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.lazy for v in eqn.ins)
+    claims = Claims() if sent_for_nothing else _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
     gone = vanishing(labels)
 
@@ -317,14 +326,13 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if expansion is not None and expansion.needed(scope, eqn, assigned):
         expansion.build(scope, eqn, ins, assigned, outs)
         return
-    moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
     if moves is not None and assigned.get(moves.out.name):
         move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
     else:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
-        if None in names.values() and not scope.home[v].partial:
-            scope.shard_free_dims(v, eqn)
+        if (None in names.values() or sent_for_nothing) and not scope.home[v].partial:
+            scope.shard_free_dims(v, eqn)  # each device has all of it, and takes its part
 
 
 def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:

@@ -40,8 +40,8 @@ def _preferred(scope: Scope, eqn: Eqn, v: Var) -> Sharding:
         used = {axis for cut in split.values() for axis in cut}
         split[d] = tuple(axis for axis in axes if axis not in used)
     target = Sharding.of(split)
-    pending = home.partial and scope.demand.waits(v)
-    if pending and not set(home.partial) & set(target.split_axes) and scope.whole_version(v) is None:
+    pending = scope.is_pending(v) and scope.should_defer(v, eqn)
+    if pending and not set(home.partial) & set(target.split_axes):
         return Sharding.of(dict(target.split), home.partial, home.kind)
     return target
 
@@ -63,8 +63,7 @@ def keep(scope: Scope, eqn: Eqn) -> None:
     kept, again = eqn.ins
     chosen = kept if again in scope.sent_for else again
     if again in scope.home and scope.home[again].partial:
-        waits = scope.home[again].kind == "sum" and scope.demand.waits(again) and scope.whole_version(again) is None
-        chosen = again if waits else kept
+        chosen = again if scope.is_pending(again) and scope.should_defer(again, eqn) else kept
     (out,) = eqn.outs
     if chosen in scope.lazy:
         scope.lazy[out] = scope.lazy[chosen]

@@ -1,8 +1,8 @@
 """A `Scope` is a program (or a loop body) being built: which sharded versions of each graph value exist, and how to
 get another.
 
-Reshards are shared: every step of a plan is a version that later consumers may start from. Values without operands
-(numbers, constants, iota) are born where they are needed, in the sharding needed, for nothing.
+Reshards are shared: every step of a plan is a version that later consumers may start from. Values made of nothing
+(`passes.unmade`) are made where they are read, in the sharding needed there; they are never sent.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
     gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
+    row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     memo: Memo | None = None  # of a search, which lowers one graph under many layouts
 
@@ -59,7 +60,7 @@ class Scope:
     def __init__(self, setting: Setting, graph: Graph, demand: Demand | None = None):
         self.setting = setting
         self.graph = graph
-        self.demand = demand or Demand(graph, is_body=False)
+        self.demand = demand or Demand(graph)
         self.eqns: list[Eqn] = []
         self.versions: dict[Var, list[Var]] = {}
         self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
@@ -84,6 +85,16 @@ class Scope:
     def is_zero(self, v: Var) -> bool:
         """Whether the value is zeros that are not stored yet, and so may be pending over any axes."""
         return v in self.lazy and self.lazy[v].op is FULL and self.lazy[v].params["value"] == 0
+
+    def should_defer(self, v: Var, eqn: Eqn) -> bool:
+        """Whether an operand whose sum is pending should stay so for the operations that can take it pending."""
+        pending = {x: self.home[x].partial if self.is_pending(x) else () for x in eqn.ins if x in self.home}
+        return self.demand.should_defer(v, pending, self.setting)
+
+    def is_pending(self, v: Var) -> bool:
+        """Whether a value is a sum that no version of it has finished."""
+        home = self.home.get(v)
+        return home is not None and bool(home.partial) and home.kind == "sum" and self.whole_version(v) is None
 
     def whole_version(self, v: Var) -> Sharding | None:
         """The sharding of a version with nothing pending, if one exists."""
@@ -152,10 +163,18 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
-        made = Var(v.shape, v.dtype, v.name, target)
-        self.eqns.append(dataclasses.replace(self.lazy[v], outs=(made,)))
+        eqn = self.lazy.get(v) or self.demand.unmade[v]
+        ins = tuple(self._born(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
+        made = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
+        self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(made,)))
         self.versions[v].append(made)
         return made
+
+    def unmade_sharding(self, v: Var) -> Sharding:
+        """The layout's sharding of a value made of nothing, where no operation decides; replicated if contested."""
+        wanted = self.canonical(v.shape)
+        used = [axis for axes in wanted.values() for axis in axes]
+        return Sharding.of(wanted) if len(used) == len(set(used)) else Sharding()
 
     def masked(self, x: Var, over: tuple[Dim, ...], fill: object, eqn: Eqn) -> Var:
         """The value with the padding of these dims replaced by an identity."""
@@ -171,9 +190,12 @@ class Scope:
         """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
         home = self.home[v]
         split = dict(home.split)
+        scanned = self.setting.row_dims.get(v, frozenset[str]())
         for d in v.shape:
             axes = self.setting.layout.axes(d.name)
-            if d.name not in split and not any(axis in cut for cut in split.values() for axis in axes):
+            if d.name in split or d.name in scanned:
+                continue
+            if not any(axis in cut for cut in split.values() for axis in axes):
                 split[d.name] = axes
         target = Sharding.of(split)
         if target != home:

@@ -73,27 +73,39 @@ class Policy:
 def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
-    Weights are the inputs that results of the same path and type replace (`params/w` and `0/w`), of the first argument
-    that has such; and what a loop carries from step to step, where its body updates it. With `placed.regather` the
-    backward pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time (ZeRO,
-    stage 3: Rajbhandari et al., 2020).
+    Weights are the arguments that results of the same path and type replace (`params/w` and `0/w`), of the first one
+    that has such; and the arguments that a loop over steps carries, where its body updates them. With `placed.regather`
+    the backward pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time
+    (ZeRO, stage 3: Rajbhandari et al., 2020).
     """
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
     weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root or "/" not in v.name]
-    looped, in_loops, decided = _in_loops(placed, policy)
-    if in_loops:  # what a loop updates is not updated again around it
-        private = _private(in_loops)
-        layout = Layout({**placed.layout.rules, **private}, overrides=placed.layout.overrides)
-        return verify(looped, "shard_updates"), layout, tuple(decided)
-    chosen, decisions = _decide(placed, pairs, weights, policy, {v: v.name for v in placed.graph.ins})
-    if not chosen:
-        return placed.graph, placed.layout, (*decided, *decisions)
-    return (
-        verify(_rewritten(placed, pairs, chosen), "shard_updates"),
-        _with_private(placed, chosen),
-        tuple(decisions),
-    )
+    looped, in_loops, updated = _in_loops(placed, policy)
+    around = dataclasses.replace(placed, graph=looped, layout=_with_rules(placed.layout, _private(in_loops)))
+    names = {v: v.name for v in placed.graph.ins}
+    left = [(v, out) for v, out in weights if v.name not in updated]  # a loop's weights are not updated again around it
+    chosen, decisions = _decide(around, pairs, left, policy, names)
+    decisions = (*(d for d in updated.values() if d is not None), *decisions)
+    _check_decided(weights, decisions, chosen, updated)
+    if not in_loops and not chosen:
+        return placed.graph, placed.layout, decisions
+    graph = _rewritten(around, pairs, chosen) if chosen else looped
+    layout = _with_private(around, chosen) if chosen else around.layout
+    return verify(graph, "shard_updates"), layout, decisions
+
+
+def _check_decided(
+    weights: Sequence[tuple[Var, Var]],
+    decisions: Sequence[Decision],
+    chosen: Sequence[Update],
+    updated: Mapping[str, Decision | None],
+) -> None:
+    """Every weight has a decision of its own, or is the optimizer's state of one that has."""
+    decided = {d.weight for d in decisions} | set(updated) | {v.name for update in chosen for v in update.carried}
+    missing = [v.name for v, _ in weights if v.name not in decided]
+    if missing:
+        raise InternalError(f"shard_updates decided nothing about the weights {', '.join(missing)}")
 
 
 def _decide(
@@ -127,13 +139,18 @@ def _decide(
     return chosen, decisions
 
 
-def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], list[Decision]]:
-    """Loops over steps: what they carry is cut before the first step, and gathered after the last."""
+def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict[str, Decision | None]]:
+    """Cut the weights of loops over steps before the first step, and gather them after the last.
+
+    Gives the graph, the updates that are cut, and, by name, the arguments that such a loop updates, with the decision
+    (None for the optimizer's state). Only an argument can be a weight: a backward loop carries cotangents, which are
+    pending sums that change from layer to layer too.
+    """
     eqns: list[Eqn] = []
     every: list[Update] = []
-    decisions: list[Decision] = []
+    updated: dict[str, Decision | None] = {}
     for eqn in placed.graph.eqns:
-        if not isinstance(eqn.control, Scan):
+        if not isinstance(eqn.control, Scan) or eqn.backward:
             eqns.append(eqn)
             continue
         held, n, body = eqn.control.consts, eqn.control.carries, eqn.control.body
@@ -146,12 +163,17 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], list
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
         gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
-        weights = [(v, out) for v, out in pairs if gradients.intersection(pending_sums(inside, body, out).all())]
-        chosen, found = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
-        decisions += found
+        weights = [
+            (v, out)
+            for v, out in pairs
+            if outer[v] in placed.graph.ins and gradients.intersection(pending_sums(inside, body, out).all())
+        ]
+        chosen, decisions = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
         eqns += _cut_around(eqn, eqn.control, inside, pairs, chosen) if chosen else [eqn]
         every += chosen
-    return placed.graph.replace(eqns=tuple(eqns)), every, decisions
+        updated |= {outer[v].name: None for update in chosen for v in update.carried if outer[v] in placed.graph.ins}
+        updated |= {d.weight: d for d in decisions}
+    return placed.graph.replace(eqns=tuple(eqns)), every, updated
 
 
 def _differentiates(eqn: Eqn) -> bool:
@@ -324,6 +346,10 @@ def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
         eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
         ins[i] = row
     return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))
+
+
+def _with_rules(layout: Layout, rules: Mapping[str, Axes]) -> Layout:
+    return Layout({**layout.rules, **rules}, overrides=layout.overrides) if rules else layout
 
 
 def _private(chosen: Sequence[Update]) -> dict[str, Axes]:

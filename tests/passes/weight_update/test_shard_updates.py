@@ -12,7 +12,7 @@ import pytest
 import meshdsl as md
 from models.mlp import mlp
 from models.transformer import lm
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start
+from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
 
 CASES = [
     ("adam", "x:8", "batch:x"),
@@ -28,6 +28,36 @@ def test_a_sharded_update_is_the_replicated_one(name: str, mesh: str, layout: st
     got, compiled = run(OPTIMIZERS[name](), mesh, layout, "sharded", steps=3)
     assert difference(right, got) <= TOLERANCE
     assert all(d.sharded for d in compiled.weight_update.decisions)
+    assert not undecided(compiled, start()[0])
+
+
+@pytest.mark.parametrize("layout", [name for name in lm.layouts if "batch" in lm.layouts[name][1]])
+@pytest.mark.parametrize("remat", [False, True])
+def test_shard_updates_decides_about_every_parameter_and_about_no_activation(layout: str, remat: bool) -> None:
+    workload = lm.replace(layers=3, batch=8, length=8, d_model=16, d_ff=32, vocab=64, remat=remat)
+    specs = workload.specs()
+    step = md.compile(workload.train_step(), *workload.layouts[layout], weight_update="sharded", donate=(0, 1))
+    step.program(*specs)
+    assert not undecided(step, specs[0])
+    assert all(d.sharded for d in step.weight_update.decisions)
+
+
+def test_weights_updated_in_a_loop_and_weights_updated_around_it_are_all_sharded() -> None:
+    def descend(params: Any, batch: Any) -> Any:
+        grads = md.grad(loss)(params, batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    def step(params: Any, batch: Any) -> Any:
+        looped, _ = md.scan(lambda p, _: (descend(p, batch), 0.0), params["looped"], None, over=md.Dim("step", 3))
+        return {"looped": looped, "once": descend(params["once"], batch)}
+
+    params, batch = start()
+    params = {"looped": params, "once": params}
+    steps = [md.compile(step, "x:4 y:2", "batch:x hidden:y", weight_update=mode) for mode in ("replicated", "sharded")]
+    right, got = (jax.tree.map(lambda x: x.numpy(), f(params, batch)) for f in steps)
+    assert difference(right, got) <= TOLERANCE
+    assert not undecided(steps[1], params)
+    assert all(d.sharded for d in steps[1].weight_update.decisions)
 
 
 def adam_mlp() -> md.Workload:

@@ -1,0 +1,47 @@
+"""Products of wide copies of narrow values take the narrow values: every number is the same, and the units are faster.
+
+The gradient of a product of bfloat16 values that is summed in float32 multiplies one operand with a float32 cotangent,
+and promotes that operand to float32. Where the cotangent is only a copy of a bfloat16 value, both enter the product as
+bfloat16; the dtype of the sum stays.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..ir import Eqn, Graph, Linear, Reduce, Var, verify
+from ..ops.elementwise import CAST, kind
+
+__all__ = ["narrow_products", "widens"]
+
+
+@lru_cache
+def widens(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether a cast between these floats is exact for every number."""
+    return kind(narrow) == kind(wide) == "f" and jnp.promote_types(narrow, wide) == wide
+
+
+def narrow_products(graph: Graph) -> Graph:
+    """The graph in which products whose operands are all copies of values of one narrower float take those values."""
+    return verify(_rewritten(graph), "narrow_products")
+
+
+def _rewritten(graph: Graph) -> Graph:
+    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        ins = eqn.ins
+        if eqn.operation.linear is Linear.EACH and eqn.operation.reduce is Reduce.SUM:
+            sources = tuple(_source(v, made) for v in ins)
+            ins = sources if len({v.dtype for v in sources}) == 1 else ins
+        eqns.append(eqn.replace(ins=ins).map_graphs(_rewritten))
+    return graph.replace(eqns=tuple(eqns))
+
+
+def _source(v: Var, made: dict[Var, Eqn]) -> Var:
+    """The value of which v is a wider copy, or v."""
+    eqn = made.get(v)
+    return eqn.ins[0] if eqn is not None and eqn.op is CAST and widens(eqn.ins[0].dtype, v.dtype) else v

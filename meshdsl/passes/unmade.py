@@ -1,0 +1,90 @@
+"""Values made of nothing: numbers, constants, iotas, and what cheap operations make of these alone (masks, tables).
+
+Every device can make its own part of such a value in any sharding, so none is ever sent: `lowering` makes them where
+they are read. Loops that read one make it inside, for the same reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
+
+__all__ = ["made_inside_loops", "unmade_values"]
+
+CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
+
+
+def unmade_values(graph: Graph) -> dict[Var, Eqn]:
+    """The values of a graph that are made of nothing, with the equations that make them."""
+    found: dict[Var, Eqn] = {}
+    for eqn in graph.eqns:
+        if not eqn.ins or (isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in found for v in eqn.ins)):
+            found.update((v, eqn) for v in eqn.outs)
+    return found
+
+
+def _is_cheap(eqn: Eqn) -> bool:
+    """Whether equal dims of operands and result are split alike, and computing it again costs next to nothing."""
+    op = eqn.operation
+    if eqn.control is not None or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
+        return False
+    if op.linear is Linear.EACH and op.reduce is Reduce.SUM:  # an outer product, where nothing is summed over
+        return all(d in eqn.outs[0].shape for v in eqn.ins for d in v.shape)
+    return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
+
+
+def made_inside_loops(graph: Graph) -> Graph:
+    """The graph in which scans make the constants that are made of nothing themselves."""
+    return verify(_rewritten(graph), "made_inside_loops")
+
+
+def _rewritten(graph: Graph) -> Graph:
+    unmade = unmade_values(graph)
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        if isinstance(eqn.control, Scan):
+            eqn = _with_constants_inside(eqn, eqn.control, unmade)
+        eqns.append(eqn.map_graphs(_rewritten))
+    return graph.replace(eqns=tuple(eqns))
+
+
+def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn:
+    body, consts = scan.body, scan.consts
+    moved = [i for i, v in enumerate(loop.ins[:consts]) if v in unmade and unmade[v].ins]
+    if not moved:
+        return loop
+    inside: dict[Var, Var] = {}
+    before = [_copied(unmade[v], inside) for v in _needed([loop.ins[i] for i in moved], unmade)]
+    renamed = {body.ins[i]: inside[loop.ins[i]] for i in moved}
+    eqns = [dataclasses.replace(e, ins=tuple(renamed.get(v, v) for v in e.ins)) for e in body.eqns]
+    kept = [i for i in range(len(loop.ins)) if i not in moved]
+    new = body.replace(
+        ins=tuple(body.ins[i] for i in kept),
+        eqns=(*before, *eqns),
+        outs=tuple(renamed.get(v, v) for v in body.outs),
+    )
+    inputs = tuple(loop.ins[i] for i in kept)
+    return loop.replace(ins=inputs).with_control(body=new, consts=consts - len(moved))
+
+
+def _needed(values: Iterable[Var], unmade: dict[Var, Eqn]) -> list[Var]:
+    """These values and all that they are made of, each after its operands."""
+    order: dict[Var, None] = {}
+
+    def visit(v: Var) -> None:
+        if v not in order:
+            for x in unmade[v].ins:
+                visit(x)
+            order[v] = None
+
+    for v in values:
+        visit(v)
+    return list(order)
+
+
+def _copied(eqn: Eqn, inside: dict[Var, Var]) -> Eqn:
+    (out,) = eqn.outs
+    inside[out] = Var(out.shape, out.dtype, out.name)
+    return dataclasses.replace(eqn, ins=tuple(inside[v] for v in eqn.ins), outs=(inside[out],))
