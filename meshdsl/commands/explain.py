@@ -112,8 +112,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _explain(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
     """Explain one collective, one dim or all dims, with the cost of every layout that differs in one dim."""
-    from ..report.layout_edits import edits_text, layout_edits
     from ..report import explain
+    from ..report.layout_edits import edits_text, layout_edits
     from ..train import Progress
 
     title = step_title(options, workload)
