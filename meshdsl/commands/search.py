@@ -8,7 +8,7 @@ import math
 import sys
 from typing import Any
 
-from .common import OK, command, config_options, positive, say, workload_of, write
+from .common import OK, command, config_options, positive, print_json, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 
 __all__ = ["add"]
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
         names = ["best", "second", "third", "fourth"]
         write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
     if options.json:
-        say({"command": "search", **found.to_dict(), **({"with_overrides": more.to_dict()} if more else {})})
+        print_json({"command": "search", **found.to_dict(), **({"with_overrides": more.to_dict()} if more else {})})
     else:
         print(found if more is None else f"{found}\n\n{more}")
     return OK
