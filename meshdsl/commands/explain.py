@@ -1,61 +1,61 @@
-"""`meshdsl explain`: the program of a step; why it sends what it sends; what one change of the layout would do."""
+"""`meshdsl explain`: the program of a step, the reason for each collective, and the effect of layout changes."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from .common import OK, command, placed, say, workload_options
+from .common import OK, command, print_json, workload_mesh_layout, workload_options
 from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
+    """Add the subcommand and its options."""
     parser = command(
-        commands, "explain", run, "print a step as a program; say why a collective is there, and what would remove it"
+        commands, "explain", run, "print a step as a program; explain why a collective exists, and what would remove it"
     )
     workload_options(parser)
     cost_options(parser, html=False)
     overlap_option(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--program", action="store_true", help="the program and nothing else")
-    what.add_argument("--graph", action="store_true", help="the graph before any layout, and nothing else")
-    what.add_argument(
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--program", action="store_true", help="print only the program")
+    view.add_argument("--graph", action="store_true", help="print only the graph, before any layout is applied")
+    view.add_argument(
         "--collective",
-        type=_named,
+        type=_nonempty,
         metavar="WHICH",
-        help="one collective, by its number in `analyze` or by the line that asks for it, such as model.py:77",
+        help="explain one collective, given by its number in `analyze` or its source line, such as model.py:77",
     )
-    what.add_argument(
-        "--dim", type=_named, metavar="NAME", help="one dim: what it costs, and every other place to map it to"
+    view.add_argument(
+        "--dim", type=_nonempty, metavar="NAME", help="explain the cost of one dim, and of mapping it to other axes"
     )
-    what.add_argument(
-        "--window", type=int, metavar="N", help="one window of an overlap plan, by its number in `analyze`"
+    view.add_argument(
+        "--window", type=int, metavar="N", help="explain one window of an overlap plan, by its number in `analyze`"
     )
-    what.add_argument("--moves", action="store_true", help="every change of where one dim is mapped, ranked")
+    view.add_argument("--moves", action="store_true", help="rank every change that maps one dim to other axes")
 
 
-def _named(text: str) -> str:
+def _nonempty(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("a name is needed, got ''")
+        raise argparse.ArgumentTypeError("must not be empty")
     return text
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was asked for."""
+    """Print the requested view; returns 3 if the layout does not fit in memory."""
     _check(options)
-    workload, mesh, layout = placed(options)
+    workload, mesh, layout = workload_mesh_layout(options)
     compiled, arguments = step_of(options, workload, mesh, layout)
     if options.collective or options.dim or options.moves:
-        return _why(options, workload, compiled, arguments)
+        return _explain(options, workload, compiled, arguments)
     from ..train import report
 
     if options.graph:
         text = str(compiled.graph(*arguments))
         if options.json:
-            say({"command": "explain", "graph": text})
+            print_json({"command": "explain", "graph": text})
         else:
             print(text)
         return OK
@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
     if options.window is not None:
         return _window(options, compiled.overlap)
     if options.json:
-        beside = {} if options.program else {"collectives": report.collectives(program)}
-        say({"command": "explain", "program": str(program), **beside})
+        extra = {} if options.program else {"collectives": report.collectives(program)}
+        print_json({"command": "explain", "program": str(program), **extra})
         return OK
     print(program)
     if not options.program:
@@ -74,46 +74,44 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window(options: argparse.Namespace, plan: Any) -> int:
-    """One window of the plan: the collective, and the products that run meanwhile."""
+    """Print one window of the overlap plan: the collective, and the products that run at the same time."""
     from ..train import UsageError
 
     if not 0 <= options.window < len(plan.windows):
         raise UsageError(
-            f"there is no window {options.window}: the plan {plan.chosen!r} has {len(plan.windows)}, numbered from 0\n"
+            f"no window {options.window}: the plan {plan.chosen!r} has {len(plan.windows)} windows, numbered from 0\n"
             "  `meshdsl analyze` with the same options lists them"
         )
     window = plan.windows[options.window]
     if options.json:
-        say({"command": "explain", "window": window.to_dict()})
+        print_json({"command": "explain", "window": window.to_dict()})
     else:
         print(window, *(f"  {op}  # {where}" for op, where in window.inside), sep="\n")
     return OK
 
 
 def _check(options: argparse.Namespace) -> None:
-    """An option that does nothing for what is asked is a mistake."""
+    """Raises `UsageError` for options that have no effect on the requested view."""
     from ..train import UsageError
 
     if options.collective or options.dim or options.moves:
         return
     if options.window is not None and options.overlap == "none":
-        raise UsageError(
-            "--window is a window of an overlap plan; choose one with --overlap, for example --overlap auto"
-        )
-    decides = options.weight_update == "auto" or options.overlap != "none"
-    machine = options.machine if not decides or options.graph else None
-    idle = {"--machine": machine, "--memory": options.memory, "--place": options.place}
-    why = "a program is the same on every machine; they go with --collective, --dim or --moves"
+        raise UsageError("--window needs an overlap plan; choose one with --overlap, for example --overlap auto")
+    uses_machine = options.weight_update == "auto" or options.overlap != "none"
+    machine = options.machine if not uses_machine or options.graph else None
+    unused = {"--machine": machine, "--memory": options.memory, "--place": options.place}
+    reason = "the program is the same on every machine; use them with --collective, --dim or --moves"
     if options.graph:
         update = options.weight_update != "replicated"
-        idle |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
-        why = "--graph is the step before any of it"
-    if named := [name for name, value in idle.items() if value not in (None, [], False)]:
-        raise UsageError(f"{', '.join(named)} would change nothing here: {why}")
+        unused |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
+        reason = "--graph shows the step before a layout is applied"
+    if given := [name for name, value in unused.items() if value not in (None, [], False)]:
+        raise UsageError(f"{', '.join(given)} has no effect here: {reason}")
 
 
-def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
-    """One collective, one dim, or all dims: each with the layouts that are one change away."""
+def _explain(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
+    """Explain one collective, one dim or all dims, with the cost of every layout that differs in one dim."""
     from ..report import explain
     from ..report.layout_edits import edits_text, layout_edits
     from ..train import Progress
@@ -121,7 +119,7 @@ def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: A
     title = step_title(options, workload)
     report = report_of(options, compiled, arguments, title)
     numbers = explain.find(report, options.collective) if options.collective else []
-    among = [explain.check_dim(report, options.dim)] if options.dim else explain.dims_behind(report, numbers)
+    changed_dims = [explain.check_dim(report, options.dim)] if options.dim else explain.dims_behind(report, numbers)
 
     def recost(layout: Any) -> Any:
         return report_of(options, compiled.under(compiled.mesh, layout), arguments, title)
@@ -132,15 +130,15 @@ def _why(options: argparse.Namespace, workload: Any, compiled: Any, arguments: A
             bar.total = of
             bar.update(done)
 
-        found = layout_edits(report, recost, among or None, progress)
+        edits = layout_edits(report, recost, changed_dims or None, progress)
     if options.json:
-        say({"command": "explain", **explain.to_dict(report, numbers, found)})
+        print_json({"command": "explain", **explain.to_dict(report, numbers, edits)})
         return exit_code(report)
     if options.dim:
-        texts = [explain.dim_text(report, options.dim, found)]
+        texts = [explain.dim_text(report, options.dim, edits)]
     elif numbers:
-        texts = [explain.collective_text(report, number, found) for number in numbers]
+        texts = [explain.collective_text(report, number, edits) for number in numbers]
     else:
-        texts = [edits_text(found, top=40)]
+        texts = [edits_text(edits, top=40)]
     print("\n\n".join([explain.binding_text(report), *texts]))
     return exit_code(report)
