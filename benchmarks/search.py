@@ -1,8 +1,8 @@
-"""How long a search takes and what it looks at: python -m benchmarks.search
+"""Time and number of candidates of layout searches: python -m benchmarks.search
 
-One JSON line for each space: the train step of the language model over ten dims and two or three mesh axes, one axis
-for each dim or several, on a TPU v5e. Seconds are of the search after tracing, on the wall clock and of the processor;
-`best_after` is when the best was found, and `gap` is 0 where every layout was costed or excluded by a bound.
+Prints a JSON line for each search space: the train step of the language model on TPU v5e, with ten dims and two or
+three mesh axes, and one or several axes per dim. Seconds are wall-clock and CPU time of the search, without tracing.
+`best_after` is the time until the best layout was found. `gap` is 0 if every layout was costed or excluded by a bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import meshdsl as md
 from models import transformer
 
-SPACES = (  # a mesh, and whether a dim may take several axes
+SPACES = (  # a mesh, and whether a dim may be sharded over several axes
     ("x:2 y:4", False),
     ("x:2 y:4", True),
     ("x:4 y:4 z:4", False),
@@ -24,7 +24,7 @@ SPACES = (  # a mesh, and whether a dim may take several axes
 
 
 def measure(mesh: str, several: bool) -> dict[str, object]:
-    """One search without single changes, to its end or for five minutes; what is traced is traced before."""
+    """Times one search of at most five minutes, without neighbours of the best layout; tracing is done before."""
     workload = transformer.lm.replace(batch=64, queries_per_key=4)  # `group` is the tenth dim
     step, args = md.compile(workload.train_step(), mesh, donate=(0, 1)), workload.specs()
     step.graph(*args)
@@ -35,23 +35,23 @@ def measure(mesh: str, several: bool) -> dict[str, object]:
             seen.append((now.seconds, now.best.seconds))
 
     wall, processor = time.perf_counter(), time.process_time()
-    found = md.search(step, *args, mesh=mesh, several=several, time_limit=300, progress=progress)
+    result = md.search(step, *args, mesh=mesh, several=several, time_limit=300, progress=progress)
     return {
         "figure": "search",
         "mesh": mesh,
         "several_axes": several,
-        **vars(found.counts),
-        "gap": found.gap,
-        "best_after": round(next((t for t, seconds in seen if seconds == found.best.seconds), found.seconds), 2),
+        **vars(result.counts),
+        "gap": result.gap,
+        "best_after": round(next((t for t, seconds in seen if seconds == result.best.seconds), result.seconds), 2),
         "seconds": round(time.perf_counter() - wall, 2),
         "processor_seconds": round(time.process_time() - processor, 2),
-        "best": str(found.best.layout),
-        "best_step_seconds": found.best.seconds,
+        "best": str(result.best.layout),
+        "best_step_seconds": result.best.seconds,
     }
 
 
 def main() -> None:
-    """The spaces whose numbers are given, from 0, or all."""
+    """Run the spaces with the given indices (default: all)."""
     for number in map(int, sys.argv[1:] or range(len(SPACES))):
         print(json.dumps(measure(*SPACES[number])), flush=True)
 

@@ -15,15 +15,15 @@ __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
-    """Declare the command."""
-    parser = command(commands, "search", run, "find the best layouts for a machine, and say why others are worse")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument(
-        "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; give several to choose from"
+    """Add the subcommand and its options."""
+    parser = command(commands, "search", run, "find the best layouts for a machine, and show why others are slower")
+    mesh_group = parser.add_mutually_exclusive_group(required=True)
+    mesh_group.add_argument(
+        "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; repeat to search several meshes"
     )
-    where.add_argument("--devices", type=positive, metavar="N", help="every mesh of so many devices")
+    mesh_group.add_argument("--devices", type=positive, metavar="N", help="search every mesh of N devices")
     parser.add_argument(
-        "--layout", default="", metavar="RULES", help="rules that every layout keeps, such as 'batch:rows'"
+        "--layout", default="", metavar="RULES", help="rules that every candidate must contain, such as 'batch:rows'"
     )
     config_options(parser)
     cost_options(parser)
@@ -31,34 +31,34 @@ def add(commands: Any) -> None:
         "--objective",
         choices=["seconds", "peak_bytes", "wire_bytes"],
         default="seconds",
-        help="quantity to minimise (default: the seconds of a step)",
+        help="quantity to minimise (default: seconds per step)",
     )
     parser.add_argument(
-        "--dims", metavar="NAMES", help="the dims that may be split, such as 'batch heads' (default: all)"
+        "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"
     )
-    parser.add_argument("--axes", metavar="NAMES", help="the mesh axes to split over (default: all)")
-    parser.add_argument("--one-axis", action="store_true", help="a dim takes one axis at most")
-    parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only the mesh's")
+    parser.add_argument("--axes", metavar="NAMES", help="mesh axes to shard over (default: all)")
+    parser.add_argument("--one-axis", action="store_true", help="shard each dim over at most one axis")
+    parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only in mesh order")
     parser.add_argument(
         "--time-limit",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="stop after so many seconds with the best so far and its gap (default 60; 0: search to the end)",
+        help="stop after SECONDS; the result is the best layout so far and its gap (default 60; 0: no limit)",
     )
     parser.add_argument(
         "--patience",
         type=_seconds,
         default=6.0,
         metavar="SECONDS",
-        help="stop after so many seconds without anything better (default 6; 0: go on, to prove the best)",
+        help="stop after SECONDS without a better layout (default 6; 0: continue until the best layout is proven)",
     )
-    parser.add_argument("--front", action="store_true", help="also show the trade of time against memory")
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="how many of the best to show (default 5)")
+    parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
     parser.add_argument(
         "--overrides",
         action="store_true",
-        help="then look for splits of single parameters beyond the best layout's rules (can take minutes)",
+        help="then search overrides of single parameters on top of the best layout (can take minutes)",
     )
 
 
@@ -68,12 +68,12 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"seconds from 0 are needed, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a finite number of seconds, at least 0; got {text!r}")
     return seconds
 
 
 def _show_progress(progress: Any) -> None:
-    """One line on stderr, written over itself; nothing where that is no terminal."""
+    """Overwrite one line on stderr with the progress, if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
 
@@ -84,17 +84,17 @@ def _end_progress() -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Search, and print the best layouts."""
+    """Search and print the best layouts."""
     import meshdsl as md
 
     from ..train import UsageError
 
     if options.one_axis and options.orders:
-        raise UsageError("--orders would change nothing: with --one-axis a dim has one axis at most")
+        raise UsageError("--orders has no effect with --one-axis: a dim has at most one axis")
     workload = workload_of(options)
     fixed = md.Layout(options.layout)
     compiled, arguments = step_of(options, workload, md.Mesh("all:1"), md.Layout(""))
-    found = md.search(
+    result = md.search(
         compiled,
         *arguments,
         mesh=options.mesh,
@@ -115,29 +115,37 @@ def run(options: argparse.Namespace) -> int:
         assignment=assignment_of(options),
     )
     _end_progress()
-    found = dataclasses.replace(found, title=step_title(options, workload))
-    more = None
+    result = dataclasses.replace(result, title=step_title(options, workload))
+    overrides = None
     if options.overrides:
-        more = md.search_overrides(
+        overrides = md.search_overrides(
             compiled,
             *arguments,
-            mesh=found.best.mesh,
-            layout=found.best.layout,
+            mesh=result.best.mesh,
+            layout=result.best.layout,
             machine=machine_of(options),
             limit=options.memory,
             objective=options.objective,
-            tensors="params/*" if options.forward else None,  # an evaluation updates nothing
+            tensors="params/*"
+            if options.forward
+            else None,  # the default, updated arguments, has none in an evaluation step
             assignment=assignment_of(options),
         )
-        more = dataclasses.replace(more, title=found.title)
+        overrides = dataclasses.replace(overrides, title=result.title)
     if options.html:
         from ..report.html import page
 
-        entries = [found.best, *found.runners_up[:3]]
+        entries = [result.best, *result.runners_up[:3]]
         names = ["best", "second", "third", "fourth"]
         write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
     if options.json:
-        print_json({"command": "search", **found.to_dict(), **({"with_overrides": more.to_dict()} if more else {})})
+        print_json(
+            {
+                "command": "search",
+                **result.to_dict(),
+                **({"with_overrides": overrides.to_dict()} if overrides else {}),
+            }
+        )
     else:
-        print(found if more is None else f"{found}\n\n{more}")
+        print(result if overrides is None else f"{result}\n\n{overrides}")
     return OK
