@@ -26,8 +26,7 @@ from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, calle
 from .ir import Graph, Type, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
-from .lowering.emit import emit, partition_spec
-from .lowering.ragged import check_platform
+from .lowering.emit import check_platform, emit, partition_spec
 from .pipeline import Options, Stage, State, begin, run
 from .report.evaluate import cost as report
 from .report.report import Report

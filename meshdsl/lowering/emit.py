@@ -8,7 +8,7 @@ Nothing is decided here. `check_vma=True` stays on: JAX checks our shardings by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,13 +19,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend import Block, Jax, Local
 from ..dims import Shape
-from ..ir import Cond, Eqn, Graph, Scan, Var, While
+from ..errors import LayoutError, at
+from ..ir import Cond, Eqn, Graph, Scan, Var, While, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import FENCE, Start, emit_fence
 from .casts import varying
 from .program import Program
+from .ragged import RaggedAllToAll
 
-__all__ = ["block", "emit", "partition_spec", "run_equations", "shardings"]
+__all__ = ["block", "check_platform", "emit", "partition_spec", "run_equations"]
 
 Env = dict[Var, Any]
 
@@ -131,3 +133,20 @@ def _cond(branch: Cond, xs: Sequence[Any]) -> list[Any]:
 def _varying(xs: Sequence[Any], vars: Sequence[Var]) -> list[Any]:
     """Typed as varying over the axes of these values: JAX wants one type for a carry, and for both arms."""
     return [varying(x, v.sharding.varying) for x, v in zip(xs, vars, strict=True)]
+
+
+def check_platform(program: Program, platforms: Iterable[str]) -> None:
+    """Raise `LayoutError` where the program has a ragged exchange and the devices are CPUs."""
+    if "cpu" not in platforms:
+        return
+    for eqn, _ in walk(program):
+        if isinstance(eqn.op, RaggedAllToAll):
+            raise at(
+                LayoutError(
+                    f"a program with a ragged exchange cannot run on CPU devices: '{eqn.op}'\n"
+                    "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for CPU knows\n"
+                    "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and the TPU's "
+                    "compiler (md.compile_for) take this one"
+                ),
+                eqn.where,
+            )

@@ -16,6 +16,7 @@ from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
 from .asynchrony import Start
+from .ragged import RaggedAllToAll
 
 __all__ = ["CollectiveRecord", "Program"]
 
@@ -129,9 +130,14 @@ class CollectiveRecord:
     asynchronous: bool = False  # started here, and waited for later
 
     @property
+    def at_most(self) -> bool:
+        """Whether the bytes are an upper bound, as only filled slots are sent."""
+        return isinstance(self.op, RaggedAllToAll)
+
+    @property
     def size(self) -> str:
         """The bytes for people; a ragged exchange sends what is filled, at most all of it."""
-        return f"{'at most ' if self.kind == 'ragged_all_to_all' else ''}{show_bytes(self.bytes)}"
+        return f"{'at most ' if self.at_most else ''}{show_bytes(self.bytes)}"
 
     def __str__(self) -> str:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")

@@ -10,7 +10,7 @@ to its place: nothing is packed before or unpacked after. How many of its slots 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +20,14 @@ import numpy as np
 from jax import lax
 
 from ..dims import Shape, names
-from ..errors import InternalError, LayoutError, at
-from ..ir import Blocks, walk
+from ..errors import InternalError
+from ..ir import Blocks
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import varying
 from .collectives import AllToAll
-from .program import Program
 
-__all__ = ["RaggedAllToAll", "check_platform"]
+__all__ = ["RaggedAllToAll"]
 
 Array = Any  # a JAX value inside shard_map
 
@@ -137,20 +136,3 @@ class RaggedAllToAll:
 def _back(order: Sequence[int]) -> tuple[int, ...]:
     """The order that undoes one."""
     return tuple(order.index(i) for i in range(len(order)))
-
-
-def check_platform(program: Program, platforms: Iterable[str]) -> None:
-    """Raise `LayoutError` where the program has a ragged exchange and the devices are CPUs."""
-    if "cpu" not in platforms:
-        return
-    for eqn, _ in walk(program):
-        if isinstance(eqn.op, RaggedAllToAll):
-            raise at(
-                LayoutError(
-                    f"a program with a ragged exchange cannot run on CPU devices: '{eqn.op}'\n"
-                    "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for CPU knows\n"
-                    "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and the TPU's "
-                    "compiler (md.compile_for) take this one"
-                ),
-                eqn.where,
-            )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...control import KEEP
 from ...control.region import LOCAL
@@ -22,9 +22,7 @@ from ...ir import Eqn, Graph, Var, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.ragged import RAGGED
-
-if TYPE_CHECKING:
-    from .scope import Scope
+from .scope import Scope
 
 __all__ = ["IllegalError", "Memo", "memoisable"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ...dims import Dim
 from ...errors import InternalError, Where
@@ -21,12 +21,21 @@ from ...ops.masking import MASK, identity
 from ...trace import FULL
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
 from .demand import Demand
-from .memo import Memo
 from .planner import cost, plan
 
 __all__ = ["Reader", "Scope", "Setting"]
 
 T = TypeVar("T")
+
+
+class Remembers(Protocol):
+    """The part of `memo.Memo` that building a program uses."""
+
+    def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T: ...
+
+    def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]: ...
+
+    def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Setting:
     problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
     row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
-    memo: Memo | None = None  # of a search, which lowers one graph under many layouts
+    memo: Remembers | None = None  # of a search, which lowers one graph under many layouts
 
 
 @dataclass(frozen=True)
