@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from ..report.html import page
 
-        write(options.html, page(_beside(options, report)))
+        write(options.html, page(_reports_of(options, report)))
     if options.trace:
         from ..report.trace_events import trace_events
 
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     return exit_code(report)
 
 
-def _beside(options: argparse.Namespace, report: Any) -> dict[str, Any]:
-    """The reports of one page: the layout; with an overlap plan, the step without it comes first."""
+def _reports_of(options: argparse.Namespace, report: Any) -> dict[str, Any]:
+    """The reports of the HTML page, by name. With an overlap plan, the step without overlap comes first."""
     if options.overlap == "none":
         return {options.layout or "layout": report}
     mode, options.overlap = options.overlap, "none"

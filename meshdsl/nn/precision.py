@@ -16,9 +16,9 @@ class Precision:
     """Parameters are stored in `param`; products take operands in `compute` and accumulate in `reduce`.
 
     `reduce` is also the dtype of normalisations, of softmax and of partial sums that devices all-reduce, so it
-    affects the bytes sent. `gradient` is the dtype in which cotangents enter the products of the backward
-    pass, which accumulate in float32: `compute` if it is None, as in mixed-precision training; "float32" keeps
-    cotangents exact, at the speed of float32 products.
+    affects the bytes sent. `gradient` is the dtype to which the cotangents of products are rounded; the products of
+    the backward pass accumulate in float32. None stands for `compute`, as in mixed-precision training; with "float32"
+    cotangents are not rounded, and the backward pass has the speed of float32 products.
 
     >>> import meshdsl as md
     >>> md.nn.Precision(compute="bfloat16")
@@ -31,14 +31,14 @@ class Precision:
     gradient: str | None = None
 
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
-        """The product of operands in `compute`, with the sum in `reduce`; the result is in `reduce`."""
+        """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
         y = md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
         gradient = md.spec([], self.gradient or self.compute).dtype
         return _with_cotangent_in(y, gradient) if gradient.itemsize < y.dtype.itemsize else y
 
 
 def _with_cotangent_in(y: md.Tensor, dtype: Any) -> md.Tensor:
-    """The same tensor, with its cotangent rounded to a dtype."""
+    """The same tensor; in the backward pass its cotangent is rounded to `dtype`."""
 
     def rounded(_: None, ct: md.Tensor) -> tuple[md.Tensor]:
         return (md.cast(md.cast(ct, dtype), ct.dtype),)
