@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..ir import Op
 from .ledger import Line
 from .machine import Machine
 
-__all__ = ["TRANSCENDENTAL", "Roofline", "roofline"]
-
-TRANSCENDENTAL = frozenset(["exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "erf_inv", "sigmoid", "power"])
+__all__ = ["Roofline", "roofline"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
             computing = seconds_of(line.flops, line.dtype)
             products += computing
         else:
-            slow = machine.transcendental and line.op in TRANSCENDENTAL
+            slow = machine.transcendental and _transcendental(line)
             computing = line.flops / (machine.transcendental if slow else machine.vector)
             vector += computing
         alone.append(max(computing, memory * line.hbm_bytes / whole if whole else 0.0))
@@ -64,3 +63,7 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
     least = max(full, vector, whole / machine.hbm_bandwidth)
     return Roofline(products, vector, memory, machine.launch, least, weights)
+
+
+def _transcendental(line: Line) -> bool:
+    return isinstance(line.eqn.op, Op) and line.eqn.op.transcendental

@@ -121,6 +121,7 @@ class Op:
     inside_blocks: bool = False  # mixes elements inside each device's block of a dim that it passes; lowering makes it
     shardings: Callable[..., Sequence[Sharding]] | None = None  # (equation) -> of its results, where no labels say it
     product: Product = Product.NONE
+    transcendental: bool = False  # some machines compute it slower than other elementwise operations
     cheap: bool = False  # costs less to compute again in a backward loop than to keep for every trip
     literal: bool = False  # every element of the result is the parameter `value`
     stops_gradient: bool = False  # its results count as constants

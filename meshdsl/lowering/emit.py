@@ -27,7 +27,7 @@ from .casts import varying
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["block", "check_platform", "emit", "partition_spec", "run_equations"]
+__all__ = ["block", "check_platform", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 

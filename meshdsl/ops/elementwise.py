@@ -72,6 +72,7 @@ def _unary(
     linear: Linear = Linear.NONE,
     flops: int = 1,
     cheap: bool = False,
+    slow: bool = False,
     stops_gradient: bool = False,
     shown: bool = True,  # a public name of the package
 ) -> Callable[[Any], Tensor]:
@@ -93,6 +94,7 @@ def _unary(
         flops=cost,
         fuses=Fuses.MAP,
         cheap=cheap,
+        transcendental=slow,
         stops_gradient=stops_gradient,
     )
     widens = "f" in kinds and "i" not in kinds
@@ -221,10 +223,10 @@ def bitcast(x: Tensor, dtype: Any) -> Tensor:
     return bind1(_BITCAST, x, dtype=np.dtype(jnp.dtype(dtype)))
 
 
-exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,))
-log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,))
-log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),))
-expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),))
+exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,), slow=True)
+log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,), slow=True)
+log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),), slow=True)
+expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),), slow=True)
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci", cheap=True)
@@ -234,18 +236,21 @@ negative = _unary(
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
-sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),))
-cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),))
-tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),))
-erf = _unary("erf", lambda xp: xp.erf, lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),), kinds="f")
+sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),), slow=True)
+cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),), slow=True)
+tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),), slow=True)
+erf = _unary(
+    "erf", lambda xp: xp.erf, lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),), kinds="f", slow=True
+)
 erf_inv = _unary(
     "erf_inv",
     lambda xp: xp.erf_inv,
     lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),),
     kinds="f",
+    slow=True,
     shown=False,
 )
-sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f")
+sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f", slow=True)
 relu = _unary("relu", lambda xp: lambda x: xp.maximum(x, 0), lambda ct, x, out: (where(out > 0, ct, 0),), kinds="fi")
 floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
 ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
@@ -354,6 +359,7 @@ def _binary(
     linear: Linear = Linear.NONE,
     inexact: bool = False,
     cheap: bool = False,
+    slow: bool = False,
     kinds: str = "fcib",
     shown: bool = False,  # a public name of the package
 ) -> Callable[[Any, Any], Tensor]:
@@ -363,7 +369,9 @@ def _binary(
         _check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
-    op = _RECORDS[name] = Op(name, infer, _aligned(function), vjp, linear=linear, fuses=Fuses.MAP, cheap=cheap)
+    op = _RECORDS[name] = Op(
+        name, infer, _aligned(function), vjp, linear=linear, fuses=Fuses.MAP, cheap=cheap, transcendental=slow
+    )
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -406,7 +414,11 @@ minimum = _binary(
     "minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)), kinds="fib", shown=True
 )
 _power = _binary(
-    "power", lambda xp: xp.power, lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)), kinds="fci"
+    "power",
+    lambda xp: xp.power,
+    lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)),
+    kinds="fci",
+    slow=True,
 )
 equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL, cheap=True)
 not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL, cheap=True)

@@ -31,7 +31,6 @@ import numpy as np
 
 from ..control import KEEP
 from ..cost.machine import Machine
-from ..cost.roofline import TRANSCENDENTAL
 from ..ir import Eqn, Fuses, Graph, Product, Scan, Var, While, cse, dce, operations
 from ..layouts.layout import matches
 from ..lowering.partition.expansions import EXPANSIONS
@@ -213,7 +212,7 @@ def _work(graph: Graph, trips: int = 1, loop: int | None = None) -> Iterator[_Wo
         if kind:
             flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
             dtype = (eqn.ins if kind != "vector" else eqn.outs)[0].dtype
-            yield _Work(kind, flops, dtype, str(eqn.op) in TRANSCENDENTAL, trips, loop)
+            yield _Work(kind, flops, dtype, eqn.operation.transcendental, trips, loop)
 
 
 def _kind(eqn: Eqn) -> str:

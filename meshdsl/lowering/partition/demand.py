@@ -94,9 +94,7 @@ class Demand:
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
                 self.users.setdefault(v, []).append(eqn)
-            if (eqn.op is FULL and eqn.params["value"] == 0) or (
-                eqn.op.name == "broadcast" and eqn.ins[0] in self.zero
-            ):
+            if self._is_zero(eqn):
                 self.zero.update(eqn.outs)
         self._regions: dict[Var, _Region] | None = None
         self._estimates: dict[object, _Estimate] = {}
