@@ -32,7 +32,7 @@ from ..lowering import Program
 from ..lowering.asynchrony import Start
 from ..lowering.emit import emit, partition_spec
 from ..units import show_bytes
-from .diff import Change, changes
+from .diff import CompilerDiff, changes
 from .hlo import Performed, performed
 from .windows import CompiledWindow, compiled_windows
 
@@ -101,7 +101,7 @@ class Compilation:
     message: str  # the compiler's own, of a program that does not fit
     memory: CompiledMemory | None  # None of a program that does not fit
     collectives: tuple[Performed, ...]  # of the compiled program
-    changes: tuple[Change, ...]  # those beside the program's own, by kind and mesh axes
+    changes: tuple[CompilerDiff, ...]  # those beside the program's own, by kind and mesh axes
     windows: tuple[CompiledWindow, ...]  # of an overlap plan
     seconds: float  # of the compilation
 

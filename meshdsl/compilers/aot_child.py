@@ -18,7 +18,7 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def place(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
+def map_mesh(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
     """The devices as a grid of these sizes, neighbours along each axis neighbours in the torus; and how it was made."""
     cores = any(device.core_on_chip for device in devices)
     slices = {getattr(device, "slice_index", 0) or 0 for device in devices}
@@ -40,7 +40,7 @@ def run(directory: Path) -> dict[str, Any]:
     devices, sizes = list(topology.devices), tuple(request["sizes"])
     if len(devices) != np.prod(sizes, dtype=int):
         return {"devices": len(devices)}
-    grid, order = place(devices, sizes)
+    grid, order = map_mesh(devices, sizes)
     mesh = Mesh(grid, tuple(request["axes"]))
 
     def sharding(spec: list[Any]) -> NamedSharding:

@@ -13,11 +13,11 @@ from ..units import show_bytes
 from .hlo import Performed
 from .stablehlo import Groups, groups_of, stated
 
-__all__ = ["Change", "changes"]
+__all__ = ["CompilerDiff", "changes"]
 
 
 @dataclass(frozen=True)
-class Change:
+class CompilerDiff:
     """The collectives of one kind over some mesh axes, as the program states and as the compiler performs them."""
 
     kind: str
@@ -58,7 +58,7 @@ class _Sum:
         self.asynchronous += count * asynchronous
 
 
-def changes(program: Program, compiled: Iterable[Performed]) -> tuple[Change, ...]:
+def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDiff, ...]:
     """Every kind and axes that either side has, with what the compiler changed in words."""
     ours: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     theirs: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
@@ -68,7 +68,7 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[Change, ..
         if one.bytes:
             theirs[one.kind, _plain(one.kind, one.groups)].add(one.count, one.bytes, one.dtype, one.asynchronous)
     names = _names(program.mesh)
-    found: list[Change] = []
+    found: list[CompilerDiff] = []
     for kind, groups in sorted({*ours, *theirs}):
         a, b = ours[kind, groups], theirs[kind, groups]
         axes = names.get(groups) or f"{len(groups)} groups of {len(groups[0])}"
@@ -77,7 +77,7 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[Change, ..
         reduced = {"reduce_scatter": "all_reduce", "all_reduce": "reduce_scatter"}.get(kind, "")
         other = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
         words = _words(kind, a, b, other)
-        found.append(Change(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
+        found.append(CompilerDiff(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
     return tuple(found)
 
 

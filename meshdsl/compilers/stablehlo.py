@@ -24,7 +24,7 @@ from ..lowering.collectives import Permute
 from ..lowering.partition.index_map import Exchange
 from ..lowering.program import CollectiveRecord
 
-__all__ = ["Groups", "Sent", "groups_of", "read", "stated"]
+__all__ = ["Groups", "HloCollective", "groups_of", "read", "stated"]
 
 Groups = tuple[tuple[int, ...], ...]
 KINDS = {"collective_permute": "permute"}  # the others have our names
@@ -33,7 +33,7 @@ REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min"}
 
 
 @dataclass(frozen=True, order=True)
-class Sent:
+class HloCollective:
     """One collective of one device: what it does, among whom, and the bytes of the larger of operand and result."""
 
     kind: str
@@ -49,7 +49,7 @@ class Sent:
 
 @dataclass
 class _Function:
-    sent: Counter[Sent] = field(default_factory=Counter)
+    sent: Counter[HloCollective] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -59,7 +59,7 @@ class _Loop:
     trips: int
 
 
-def read(text: str) -> Counter[Sent]:
+def read(text: str) -> Counter[HloCollective]:
     """Every collective of the module with how often one device runs it.
 
     >>> read("func.func public @main(%arg0: tensor<4xf32>) {\\n}")
@@ -69,7 +69,7 @@ def read(text: str) -> Counter[Sent]:
     """
     functions = _functions(text)
 
-    def total(name: str) -> Counter[Sent]:
+    def total(name: str) -> Counter[HloCollective]:
         found = Counter(functions[name].sent)
         for callee, times in functions[name].calls.items():
             found.update({one: times * n for one, n in total(callee).items()})
@@ -123,7 +123,7 @@ def _functions(text: str) -> dict[str, _Function]:
     return functions
 
 
-def _sent(line: str, types: str, reduction: str) -> Sent:
+def _sent(line: str, types: str, reduction: str) -> HloCollective:
     kind = re.search(r'"stablehlo\.(\w+)"|custom_call @(\w+)', line)
     groups = re.search(r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", line)
     if kind is None or groups is None:
@@ -137,7 +137,7 @@ def _sent(line: str, types: str, reduction: str) -> Sent:
     sizes = [math.prod(map(int, re.findall(r"\d+", dims))) * itemsize for dims, _ in tensors]
     rows = _numbers(groups[1], int(groups[2]), int(groups[3]))
     name = kind[1] or kind[2]
-    return Sent(KINDS.get(name, name), reduction, tuple(sorted(rows)), dtype, max(sizes))
+    return HloCollective(KINDS.get(name, name), reduction, tuple(sorted(rows)), dtype, max(sizes))
 
 
 def _numbers(text: str, rows: int, columns: int) -> Groups:
@@ -159,14 +159,14 @@ def _dtype(element: str) -> str:
     return "bool" if element == "i1" else f"{DTYPES[match[1]]}{match[2]}"
 
 
-def stated(program: Program) -> Counter[Sent]:
+def stated(program: Program) -> Counter[HloCollective]:
     """What the program says it sends. A collective of no bytes is emitted as nothing."""
-    found: Counter[Sent] = Counter()
+    found: Counter[HloCollective] = Counter()
     for record in program.collectives:
         if record.bytes and record.count:
             reduction = getattr(record.op, "kind", "")
             groups = _groups(record, program.mesh)
-            found[Sent(record.kind, reduction, groups, record.dtype.name, record.bytes)] += record.count
+            found[HloCollective(record.kind, reduction, groups, record.dtype.name, record.bytes)] += record.count
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..lowering import Program
-from .stablehlo import Sent, read, stated
+from .stablehlo import HloCollective, read, stated
 
 __all__ = ["Compared", "Verification", "verify"]
 
@@ -19,7 +19,7 @@ __all__ = ["Compared", "Verification", "verify"]
 class Compared:
     """One collective, and how often one device runs it: as the program states and as the text has it."""
 
-    sent: Sent
+    sent: HloCollective
     stated: int
     emitted: int
 
@@ -99,7 +99,7 @@ def verify(text: str, program: Program) -> Verification:
 
     Raises `InternalError` for a collective of the text that meshdsl cannot read.
     """
-    ours: Counter[Sent] = stated(program)
+    ours: Counter[HloCollective] = stated(program)
     theirs = Counter({one: n for one, n in read(text).items() if one.bytes and n})
     both = [Compared(one, ours[one], theirs[one]) for one in sorted({*ours, *theirs})]
     same = tuple(one for one in both if one.stated == one.emitted)

@@ -10,11 +10,11 @@ from ..units import show_bytes
 from .ledger import Line
 from .timeline import Cost
 
-__all__ = ["Sent", "dims_of", "record_of"]
+__all__ = ["CommGroup", "dims_of", "record_of"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class CommGroup:
     """The collectives of one kind that one or several dims cause over some mesh axes."""
 
     kind: str

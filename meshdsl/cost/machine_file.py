@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MeshdslError, nearest
-from .network import KINDS, Level, Network, Table
+from .network import KINDS, Level, Network, TimeTable
 
 __all__ = ["MachineError", "read"]
 
@@ -216,7 +216,7 @@ class _Checks:
             else math.inf,
         )
 
-    def measured(self, key: str, given: Mapping[str, Any], levels: Sequence[Level]) -> Table:
+    def measured(self, key: str, given: Mapping[str, Any], levels: Sequence[Level]) -> TimeTable:
         self.names(key, given, MEASURED)
         for name in MEASURED:
             if name not in given:
@@ -233,7 +233,7 @@ class _Checks:
         points = self.pairs(f"{key}.points", given["points"], "bytes, seconds") if "points" in given else []
         if any(later < sooner for (_, sooner), (_, later) in pairwise(points)):
             self.wrong(f"{key}.points", "more bytes take less time; smooth the measurements (cost.network.monotone)")
-        return Table(kind, counts, tuple(points))
+        return TimeTable(kind, counts, tuple(points))
 
     def sources(self, value: Any) -> dict[str, str]:
         return {key: self.text(f"sources.{key}", text) for key, text in self.table("sources", value).items()}

@@ -18,9 +18,9 @@ from ..layouts import Mesh
 from ..lowering import CollectiveRecord
 from ..lowering.ragged import RaggedAllToAll
 from .placing import Parts, assigned, by_default
-from .transfer import KINDS, Group, Level, Point, Table, read, table_of
+from .transfer import KINDS, Group, Level, Point, TimeTable, read, table_of
 
-__all__ = ["KINDS", "Level", "Network", "Placement", "Table", "full_bytes", "monotone", "place", "timed_as"]
+__all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place", "timed_as"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Network:
 
     levels: tuple[Level, ...]
     launch: float = 0.0
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TimeTable, ...] = ()
 
     @property
     def size(self) -> int:

@@ -12,13 +12,13 @@ from itertools import product
 
 from ..errors import LayoutError, nearest
 
-__all__ = ["Part", "Parts", "assigned", "by_default"]
+__all__ = ["AxisFactor", "Parts", "assigned", "by_default"]
 
 Levels = tuple[dict[str, int], ...]  # of each level, its hardware axes with their greatest sizes, major to minor
 
 
 @dataclass(frozen=True)
-class Part:
+class AxisFactor:
     """`size` members along one hardware axis, `stride` apart."""
 
     level: int
@@ -30,11 +30,11 @@ class Part:
         return f"{self.axis}:{self.size}" + (f" step {self.stride}" if self.stride > 1 else "")
 
 
-Parts = Mapping[str, tuple[Part, ...]]
-Placed = tuple[dict[str, tuple[Part, ...]], Levels, tuple[str, ...]]  # parts, the slice in use, notes
+Parts = Mapping[str, tuple[AxisFactor, ...]]
+ShardedGraph = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...]]  # parts, the slice in use, notes
 
 
-def by_default(levels: Levels, sizes: Mapping[str, int]) -> Placed:
+def by_default(levels: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
     """Row-major, the minor mesh axis innermost, on the slice that cuts the fewest hardware axes."""
     candidates = [_fill(used, sizes) for used in _slices(levels, math.prod(sizes.values()))]
     if not candidates:
@@ -75,15 +75,15 @@ def _shapes(greatest: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
     return [shape for shape in product(*along) if math.prod(shape) == members]
 
 
-def _fill(used: Levels, sizes: Mapping[str, int]) -> Placed:
+def _fill(used: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
     """Hand out the slice to the mesh axes, the minor one first, from the innermost hardware axis outwards."""
     hardware = [(level, axis) for level, axes in enumerate(used) for axis in reversed(axes)]
     left = {at: used[at[0]][at[1]] for at in hardware}
     taken = dict.fromkeys(hardware, 1)
-    parts: dict[str, tuple[Part, ...]] = {}
+    parts: dict[str, tuple[AxisFactor, ...]] = {}
     notes: list[str] = []
     for name, size in reversed(list(sizes.items())):
-        mine: list[Part] = []
+        mine: list[AxisFactor] = []
         wanted = size
         for at in hardware:
             common = math.gcd(wanted, left[at])
@@ -91,13 +91,13 @@ def _fill(used: Levels, sizes: Mapping[str, int]) -> Placed:
                 continue
             if common < min(wanted, left[at]):
                 notes.append(f"mesh axis {name}:{size} does not factor the hardware axis {at[1]}: a best effort")
-            mine.append(Part(*at, size=common, stride=taken[at]))
+            mine.append(AxisFactor(*at, size=common, stride=taken[at]))
             wanted, left[at], taken[at] = wanted // common, left[at] // common, taken[at] * common
         parts[name] = tuple(reversed(mine))
     return {name: parts[name] for name in sizes}, used, tuple(notes)
 
 
-def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> Placed:
+def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> ShardedGraph:
     """The placement that the user wrote down; raises `LayoutError` with every problem of it."""
     homes = {axis: level for level, axes in enumerate(levels) for axis in axes}
     problems = [f"the mesh has no axis {name!r} of more than one device; {nearest(name, sizes)}" for name in assignment
@@ -117,9 +117,9 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
             else:
                 wanted.append((name, axis, size))
     taken = dict.fromkeys(homes, 1)
-    parts: dict[str, tuple[Part, ...]] = dict.fromkeys(sizes, ())
+    parts: dict[str, tuple[AxisFactor, ...]] = dict.fromkeys(sizes, ())
     for name, axis, size in reversed(wanted):
-        parts[name] = (Part(homes[axis], axis, size, taken[axis]), *parts[name])
+        parts[name] = (AxisFactor(homes[axis], axis, size, taken[axis]), *parts[name])
         taken[axis] *= size
     for axis, n in taken.items():
         if n > levels[homes[axis]][axis]:

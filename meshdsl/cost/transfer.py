@@ -26,9 +26,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .placing import Part
+from .placing import AxisFactor
 
-__all__ = ["KINDS", "Group", "Level", "Point", "Table", "read", "table_of"]
+__all__ = ["KINDS", "Group", "Level", "Point", "TimeTable", "read", "table_of"]
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # each is all_gathers: two, one and one
@@ -63,7 +63,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Table:
+class TimeTable:
     """What one collective took. `group` is its devices in each level, inner to outer: (4, 2) is 4 in each of 2."""
 
     kind: str
@@ -126,7 +126,7 @@ class Group:
     tiers: tuple[Tier, ...]  # of the levels with more than one member
 
     @staticmethod
-    def of(levels: Sequence[Level], used: Sequence[Mapping[str, int]], parts: Sequence[Part]) -> Group:
+    def of(levels: Sequence[Level], used: Sequence[Mapping[str, int]], parts: Sequence[AxisFactor]) -> Group:
         """The group whose members lie along `parts`; `used` is the members in use along each hardware axis."""
         counts: list[int] = []
         tiers: list[Tier] = []
@@ -164,7 +164,7 @@ class Group:
         return 2 * gather if kind == "all_reduce" else gather
 
 
-def table_of(tables: Sequence[Table], kind: str, counts: tuple[int, ...]) -> Table | None:
+def table_of(tables: Sequence[TimeTable], kind: str, counts: tuple[int, ...]) -> TimeTable | None:
     """The table of this kind and group; for want of one, that of another ring collective of the group."""
     group = _trimmed(counts)
     there = {table.kind: table for table in tables if _trimmed(table.group) == group}

@@ -40,16 +40,16 @@ Names = Mapping[str, "str | None"]
 class Labels:
     """Which dims of the operands and results of one operation are split together: those with equal labels.
 
-    A dim whose label is None must be whole. A label in `exact` can be split only where every dim that has it divides
-    without padding. A label in `fresh` takes the layout's axes whatever the operand brings, where the dims
-    that have it are padded alike; one in `mapped` does so when the layout has a rule for it.
+    A dim whose label is None must be replicated. A label in `must_divide` can be split only where every dim that has it
+    divides without padding. A label in `from_layout` takes the layout's axes whatever the operand brings, where the
+    dims that have it are padded alike; a label in `from_layout_if_ruled` does so when the layout has a rule for it.
     """
 
     ins: tuple[Names, ...]
     outs: tuple[Names, ...]
-    exact: frozenset[str] = frozenset()
-    fresh: frozenset[str] = frozenset()
-    mapped: frozenset[str] = frozenset()
+    must_divide: frozenset[str] = frozenset()
+    from_layout: frozenset[str] = frozenset()
+    from_layout_if_ruled: frozenset[str] = frozenset()
 
 
 class Linear(StrEnum):

@@ -35,7 +35,7 @@ def coordinates(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh.axes, map(int, np.unravel_index(i, sizes)), strict=True)) for i in range(mesh.size)]
 
 
-def place(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
+def index_along(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
     """A device's row-major place along these axes."""
     index = 0
     for axis in axes:
@@ -58,7 +58,7 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     for at in coordinates(program.mesh):
         cut = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
-            start = place(program.mesh, at, v.sharding.axes(d)) * size
+            start = index_along(program.mesh, at, v.sharding.axes(d)) * size
             cut.append(slice(start, start + size))
         blocks.append(np.array(stored[tuple(cut)]))
     return blocks
@@ -72,7 +72,7 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     for at, x in zip(coordinates(program.mesh), blocks, strict=True):
         cut = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
-            start = place(program.mesh, at, v.sharding.axes(d)) * size
+            start = index_along(program.mesh, at, v.sharding.axes(d)) * size
             cut.append(slice(start, start + size))
         cut = tuple(cut)
         inside = np.zeros(stored.shape, bool)
@@ -163,7 +163,7 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
     results: list[Blocks] = [[] for _ in eqn.outs]
     for i, at in enumerate(coordinates(program.mesh)):
         local = Local(
-            NumPy, ins, outs, index=lambda axes, at=at: place(program.mesh, at, axes), count=program.mesh.count
+            NumPy, ins, outs, index=lambda axes, at=at: index_along(program.mesh, at, axes), count=program.mesh.count
         )
         made = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
         made = made if isinstance(made, tuple | list) else (made,)

@@ -1,6 +1,6 @@
 """What an operation moves along one dim, as data: kernels do it on one device, lowering by exchange between devices.
 
-`Moves` says it exactly, so slice, pad, roll, reverse and concat along a split dim need no rule of their own.
+`IndexMap` says it exactly, so slice, pad, roll, reverse and concat along a split dim need no rule of their own.
 `ROWS` and `PLACE` are the two local halves of an exchange; only lowering makes them.
 """
 
@@ -16,7 +16,7 @@ from ..backend import Local
 from ..dims import Dim, Shape
 from ..ir import Fuses, Labels, Linear, Op, Type
 
-__all__ = ["PLACE", "ROWS", "Moves", "Piece", "Table", "one_label", "replaced"]
+__all__ = ["PLACE", "ROWS", "IndexMap", "Piece", "PlaceTable", "one_label", "replaced"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Moves:
+class IndexMap:
     """Where every element along one dim comes from; what no piece writes is `fill`.
 
     `dims` are the operands' dims that are worked on, `out` the result's. No two pieces write the same element.
@@ -88,7 +88,7 @@ ROWS = Op(
 
 
 @dataclass(frozen=True)
-class Table:
+class PlaceTable:
     """For each device and each stored element of its block of the result, the row of its buffer, or -1."""
 
     rows: tuple[tuple[int, ...], ...]
@@ -97,7 +97,7 @@ class Table:
         return f"table[{len(self.rows)},{len(self.rows[0])}]"
 
 
-def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Table, fill: Any, axes: Any) -> Any:
+def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: PlaceTable, fill: Any, axes: Any) -> Any:
     at = c.ins[0].position(dims[0])
     parts: list[Any] = list(xs)
     buffer = c.xp.concatenate(parts, at) if len(parts) > 1 else parts[0]

@@ -15,7 +15,7 @@ from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .elementwise import promote
-from .index_map import Moves, Piece
+from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice
 
@@ -74,13 +74,13 @@ def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
     return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
 
 
-def _concat_moves(*xs: Type, name: str) -> Moves:
+def _concat_moves(*xs: Type, name: str) -> IndexMap:
     dims = tuple(find(name, x.shape) for x in xs)
     pieces, to = [], 0
     for k, dim in enumerate(dims):
         pieces.append(Piece(k, 0, to, dim.size))
         to += dim.size
-    return Moves(dims, Dim(name, to), tuple(pieces))
+    return IndexMap(dims, Dim(name, to), tuple(pieces))
 
 
 _CONCAT = Op(

@@ -70,7 +70,7 @@ def _rename_rule(x: Type, shape: Shape) -> Labels:
     """A renamed dim is born in the layout of its new name, where both names are padded alike; the others pass."""
     new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
-    return Labels((new,), ({d.name: d.name for d in shape},), fresh=fresh)
+    return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
 
 
 def rename(x: Any, **new: str | Dim) -> Tensor:
@@ -179,7 +179,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
                 ins[left[0].name] = outs[right[0].name] = right[0].name
                 if (left, right) != (right, left):
                     exact.add(right[0].name)
-    return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(exact))
+    return Labels((ins,), (outs,), frozenset(exact), from_layout_if_ruled=frozenset(exact))
 
 
 RESHAPE = Op(

@@ -19,7 +19,7 @@ from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
 from .elementwise import promote
-from .index_map import Moves, Piece, replaced
+from .index_map import IndexMap, Piece, replaced
 from .reshape import blocked_kernel, refill, transpose
 
 __all__ = ["along", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice"]
@@ -44,10 +44,10 @@ def along(
     def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
 
-    def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> Moves:
+    def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> IndexMap:
         given = {"value": value} if name == "pad" else {}
         out = infer(dim, **params, **given)
-        return Moves((dim,), out, pieces(dim, out, **params) if pieces else (), value)
+        return IndexMap((dim,), out, pieces(dim, out, **params) if pieces else (), value)
 
     return Op(
         name,

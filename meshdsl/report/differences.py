@@ -13,7 +13,7 @@ from ..units import percent, seconds, show_bytes
 from .report import Report
 from .schema import plain
 
-__all__ = ["Change", "Sending", "changes", "sendings", "signed_bytes", "signed_percent", "signed_seconds"]
+__all__ = ["LayoutDiff", "Sending", "changes", "sendings", "signed_bytes", "signed_percent", "signed_seconds"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Sending:
 
 
 @dataclass(frozen=True)
-class Change:
+class LayoutDiff:
     """What one line of the model asks for under two layouts; None where it asks for nothing."""
 
     before: Sending | None
@@ -94,14 +94,14 @@ def _exposed(costs: Sequence[Cost]) -> float:
     return sum(cost.exposed for cost in costs)
 
 
-def changes(before: Report, after: Report) -> list[Change]:
+def changes(before: Report, after: Report) -> list[LayoutDiff]:
     """What two layouts send differently, the largest difference first; equal pairs are left out.
 
     Collectives are paired by source line and pass, and among those of one line by cause and kind, then by cause, then
     by kind, then in their order.
     """
     left, right = sendings(before), sendings(after)
-    found: list[Change] = []
+    found: list[LayoutDiff] = []
     rules: list[Callable[[Sending], Hashable]] = [
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes, s.bytes, s.count),
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes),
@@ -119,11 +119,11 @@ def changes(before: Report, after: Report) -> list[Change]:
             if others:
                 other = others.pop(0)
                 right.remove(other)
-                found.append(Change(each, other))
+                found.append(LayoutDiff(each, other))
             else:
                 rest.append(each)
         left = rest
-    found += [Change(each, None) for each in left] + [Change(None, each) for each in right]
+    found += [LayoutDiff(each, None) for each in left] + [LayoutDiff(None, each) for each in right]
     return sorted((c for c in found if c.what != "same"), key=lambda c: -abs(c.seconds))
 
 

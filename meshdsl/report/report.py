@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..cost.comm_groups import Sent, dims_of, record_of
+from ..cost.comm_groups import CommGroup, dims_of, record_of
 from ..cost.fusion import Kernel, Step
 from ..cost.ledger import Ledger, Line
 from ..cost.machine import Machine
@@ -144,13 +144,13 @@ class Report:
         return tuple(each for each in self.timeline.costs if each.line.collective is not None)
 
     @cached_property
-    def collectives(self) -> tuple[Sent, ...]:
+    def collectives(self) -> tuple[CommGroup, ...]:
         """What is sent, by dims, axes and kind, the most exposed first."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
         for each in self.sends:
             record = record_of(each.line)
             groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
-        found = (Sent(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
+        found = (CommGroup(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
         return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
 
     def problems(self) -> list[str]:

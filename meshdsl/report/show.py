@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost.comm_groups import Sent, record_of
+from ..cost.comm_groups import CommGroup, record_of
 from ..cost.ledger import Line
 from ..cost.timeline import Cost
 from ..errors import Where
@@ -127,7 +127,7 @@ def collectives(report: Report, top: int) -> str:
     return "\n".join(lines)
 
 
-def sent_table(report: Report, sends: Sequence[Sent]) -> str:
+def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
     """One row for each group of collectives."""
     rows = [
         [
@@ -145,11 +145,11 @@ def sent_table(report: Report, sends: Sequence[Sent]) -> str:
     return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>", shrink=0)
 
 
-def _share(report: Report, sends: Sequence[Sent]) -> str:
+def _share(report: Report, sends: Sequence[CommGroup]) -> str:
     return percent(sum(sent.exposed for sent in sends), report.seconds)
 
 
-def _causes(report: Report, sent: Sent) -> Iterator[list[object]]:
+def _causes(report: Report, sent: CommGroup) -> Iterator[list[object]]:
     """One row for each line of the model and cause, the most exposed first; three at most."""
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
     for cost in sent.costs:

@@ -96,7 +96,7 @@ class Screen:
         total = seconds if objective == "seconds" else 0.0
         for eqn in self.cone:
             for v in eqn.ins:
-                if v not in scope.home and v not in scope.lazy:
+                if v not in scope.default_sharding and v not in scope.unmaterialized:
                     self._input(scope, v)
             lower(scope, eqn)
             if isinstance(eqn.control, Scan):
@@ -147,7 +147,7 @@ class Screen:
         rules = scope.setting.layout.for_path(v.name)
         key = ("input", v, *(rules.get(d.name) for d in v.shape))
         made = scope.once(key, lambda: add_input(scope, v, rules))
-        scope.versions[v], scope.home[v] = [made], made.sharding
+        scope.versions[v], scope.default_sharding[v] = [made], made.sharding
 
     def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
         """Seconds, and bytes sent, of the loop lowered last."""

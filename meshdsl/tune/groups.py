@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..cost.network import Placement, place
-from ..cost.placing import Part
+from ..cost.placing import UpdateRegion
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh, Sharding
@@ -140,9 +140,11 @@ class RefinedMesh:
         return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
 
 
-def _cut(parts: tuple[Part, ...], inner: int) -> tuple[tuple[Part, ...], tuple[Part, ...]] | None:
+def _cut(
+    parts: tuple[UpdateRegion, ...], inner: int
+) -> tuple[tuple[UpdateRegion, ...], tuple[UpdateRegion, ...]] | None:
     """Parts of hardware axes, major to minor, cut before the minor ones that have so many members together."""
-    minor: list[Part] = []
+    minor: list[UpdateRegion] = []
     major = list(parts)
     while inner > 1 and major:
         part = major.pop()

@@ -17,8 +17,8 @@ from ..cost.timeline import timeline
 from ..ir import Var
 from ..layouts.sharding import Axes
 from ..lowering import Program
-from ..passes.weight_update.pending import Placed, stages
-from ..passes.weight_update.regions import Part, uses
+from ..passes.weight_update.pending import ShardedGraph, stages
+from ..passes.weight_update.regions import UpdateRegion, uses
 from ..passes.weight_update.shard_updates import Verdict
 from ..passes.weight_update.updates import Update, recut
 from ..schedule.bucket_collectives import bucketed_tensors
@@ -32,14 +32,14 @@ def all_groups(pending: Axes) -> Sequence[Axes]:
     return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
 
 
-def by_time(placed: Placed, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
+def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
     """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
     network = _network(machine, refined)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:
         return network.seconds(kind, axes, size) if axes and size else 0.0
 
-    known: dict[Part, tuple[int, int, int]] = {}
+    known: dict[UpdateRegion, tuple[int, int, int]] = {}
 
     def moved(update: Update) -> tuple[int, int, int]:
         """Bytes of the gradient, of what the update reads and writes, and of what the rest of the step reads of it."""
@@ -67,7 +67,7 @@ def by_time(placed: Placed, machine: Machine, refined: RefinedMesh) -> Callable[
     return worth
 
 
-def _steps(placed: Placed, update: Update) -> list[tuple[Axes, float]]:
+def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
     """The axes of each reduce_scatter of a gradient, with the part of it that is left to scatter."""
     cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
     found: list[tuple[Axes, float]] = []
@@ -84,7 +84,7 @@ def _gathered(update: Update) -> list[Var]:
     return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
 
 
-def best_mesh(placed: Placed, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:
+def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:
     """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
 
     def saved(refined: RefinedMesh) -> float:
@@ -102,11 +102,11 @@ def best_mesh(placed: Placed, machine: Machine, updates: Sequence[Update]) -> Re
     return best if saved(best) > 1.01 * saved(coarse) else coarse
 
 
-def on_refined(refined: RefinedMesh, placed: Placed) -> Placed:
+def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
     """The same graph where its values lie, in the refined mesh's axes."""
     if not refined.parts:
         return placed
-    homes = {v: refined.sharding(home) for v, home in placed.homes.items()}
+    homes = {v: refined.sharding(home) for v, home in placed.shardings.items()}
     graph, layout = refined.graph(placed.graph), refined.layout(placed.layout)
     return dataclasses.replace(placed, graph=graph, homes=homes, mesh=refined.mesh, layout=layout)
 

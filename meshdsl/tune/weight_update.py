@@ -19,7 +19,7 @@ from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
 from ..passes.hoist import hoist_casts
-from ..passes.weight_update.pending import Placed
+from ..passes.weight_update.pending import ShardedGraph
 from ..passes.weight_update.shard_updates import Decision, Policy, Verdict, shard_updates
 from ..passes.weight_update.updates import Update
 from ..schedule.bucket_collectives import bucket_collectives, bucketed_tensors
@@ -27,7 +27,7 @@ from ..units import show_bytes
 from .groups import GroupSpec, RefinedMesh, group_of
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, on_refined
 
-__all__ = ["MODES", "ShardedGraph", "UpdateTable", "WeightUpdate", "bucket", "shard"]
+__all__ = ["MODES", "ShardedUpdates", "UpdateTable", "WeightUpdate", "bucket", "shard"]
 
 MODES = ("replicated", "sharded", "auto")
 
@@ -127,7 +127,7 @@ def _group(decision: Decision) -> str:
 
 
 @dataclass(frozen=True)
-class ShardedGraph:
+class ShardedUpdates:
     """A graph whose weight updates run on private dims, the layout that shards these, and the decisions."""
 
     graph: Graph
@@ -144,7 +144,7 @@ def shard(
     gather_limit: float | None,
     request: WeightUpdate,
     machine: Machine | None,
-) -> ShardedGraph:
+) -> ShardedUpdates:
     """The graph with its weight updates sharded as requested; the same graph where none is worth it.
 
     Raises `LayoutError` for an illegal layout, and for "sharded" when no update can be sharded.
@@ -152,7 +152,7 @@ def shard(
     hoisted = hoist_casts(graph, graph.ins)
     homes: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = Placed(hoisted, results, homes, mesh, program.extents, layout, request.regather)
+    placed = ShardedGraph(hoisted, results, homes, mesh, program.extents, layout, request.regather)
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
     if request.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
@@ -163,12 +163,12 @@ def shard(
         )
     table = UpdateTable(request.mode, decisions)
     if not any(d.sharded for d in decisions):
-        return ShardedGraph(graph, layout, RefinedMesh(mesh, mesh), table)
-    return ShardedGraph(sharded, private, refined, table)
+        return ShardedUpdates(graph, layout, RefinedMesh(mesh, mesh), table)
+    return ShardedUpdates(sharded, private, refined, table)
 
 
 def _shard(
-    placed: Placed, request: WeightUpdate, machine: Machine | None
+    placed: ShardedGraph, request: WeightUpdate, machine: Machine | None
 ) -> tuple[RefinedMesh, tuple[Graph, Layout, tuple[Decision, ...]]]:
     """The mesh whose axes are the groups, and the graph with its updates sharded, its layout and the decisions."""
     mesh = placed.mesh

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.cost.machine import machine, machines
-from meshdsl.cost.network import KINDS, Level, Network, Table, full_bytes, monotone, place
+from meshdsl.cost.network import KINDS, Level, Network, TimeTable, full_bytes, monotone, place
 from meshdsl.errors import LayoutError
 
 V = 1e9
@@ -126,7 +126,9 @@ def test_one_device_sends_nothing():
 
 
 POINTS = ((1e6, 50e-6), (4e6, 80e-6), (64e6, 900e-6))
-MEASURED = Network(NODES.levels, 10e-6, (Table("all_reduce", (8,), POINTS), Table("all_to_all", (8, 1), POINTS)))
+MEASURED = Network(
+    NODES.levels, 10e-6, (TimeTable("all_reduce", (8,), POINTS), TimeTable("all_to_all", (8, 1), POINTS))
+)
 
 
 def test_tables_pass_through_their_points_and_scale_the_formula_outside():
@@ -158,7 +160,7 @@ def test_a_table_is_of_its_group_only():
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1.0)), min_size=1, max_size=8))
 def test_monotone_points_make_a_monotone_table(points: list[tuple[float, float]]):
     points = list(dict(points).items())
-    table = Table("all_reduce", (8,), monotone(points))
+    table = TimeTable("all_reduce", (8,), monotone(points))
     placement = place(Network(NODES.levels, 1e-6, (table,)), md.Mesh("x:8"))
     times = [placement.seconds("all_reduce", ["x"], size) for size in np.geomspace(1, 1e7, 60)]
     assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(times))

@@ -34,10 +34,10 @@ Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equa
 
 def as_given(scope: Scope, v: Var) -> Given:
     """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
-    if v in scope.lazy:
-        return scope.unmade_sharding(v) if scope.lazy[v].ins else scope.lazy[v]
+    if v in scope.unmaterialized:
+        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
     whole = scope.whole_version(v)
-    return whole if whole is not None else scope.home[v].whole()
+    return whole if whole is not None else scope.default_sharding[v].whole()
 
 
 def row_of(given: Given, inner: Var) -> Given:
@@ -67,13 +67,15 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
     scope = Scope(outer.setting, body, demand)
     for v, how in zip(body.ins, given, strict=True):
         if isinstance(how, Eqn):
-            scope.lazy[v] = outer.once(("unborn", how, v), lambda v=v, how=how: dataclasses.replace(how, outs=(v,)))
+            scope.unmaterialized[v] = outer.once(
+                ("unborn", how, v), lambda v=v, how=how: dataclasses.replace(how, outs=(v,))
+            )
         else:
             scope.define(v, how)
             if how.partial:
                 where = body.eqns[0].where if body.eqns else Where("", 0)
                 scope.reasons[v] = (CARRIED, where, True)
-    scope.made_in.update(scope.home)
+    scope.def_sharding.update(scope.default_sharding)
     for eqn in body.eqns:
         lower(scope, eqn)
     return scope
@@ -81,9 +83,9 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
 
 def natural(scope: Scope, v: Var) -> Sharding:
     """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
-    if v in scope.lazy:
-        return scope.unmade_sharding(v) if scope.lazy[v].ins else Sharding()
-    return scope.whole_version(v) or scope.home[v]
+    if v in scope.unmaterialized:
+        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else Sharding()
+    return scope.whole_version(v) or scope.default_sharding[v]
 
 
 def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], where: Eqn) -> Program:
@@ -195,7 +197,7 @@ def _add_loop(
     built: Scope,
 ) -> None:
     body, carries = loop.body, loop.carries
-    scope.made_in.update(built.made_in)
+    scope.def_sharding.update(built.def_sharding)
     ins = [
         scope.get(v, how, eqn)
         for v, how in zip(eqn.ins, [*held, *carry, *rows], strict=True)
@@ -211,7 +213,7 @@ def _add_loop(
     new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
     scope.eqns.append(new.with_control(body=program, consts=n_held))
     for v in eqn.outs[carries:]:
-        if not scope.home[v].partial:
+        if not scope.default_sharding[v].partial:
             scope.shard_free_dims(v, eqn)
 
 
@@ -239,7 +241,7 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, given, strict=True) if isinstance(how, Sharding)]
     outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
     for v, inner in zip(eqn.outs, body.outs, strict=True):
-        if scope.home[v].partial:
+        if scope.default_sharding[v].partial:
             scope.reasons[v] = built.reasons.get(inner, (CARRIED, eqn.where, eqn.backward))
     new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
     scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))

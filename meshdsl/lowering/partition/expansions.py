@@ -15,14 +15,14 @@ from ...layouts.sharding import Axes
 from ...ops import blocks
 from ...ops.contraction import PROD
 from ...ops.conv import CONV
-from ...ops.index_map import Moves, Piece, replaced
+from ...ops.index_map import IndexMap, Piece, replaced
 from ...ops.indexing import CUMSUM, SORT, TOP_K
 from ...ops.masking import identity
 from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
 from ...ops.reshape import RESHAPE, groups
 from ..collectives import AllGather
 from . import sorting, windows
-from .index_map import move
+from .index_map import lower_index_map
 from .scope import Scope
 
 __all__ = ["EXPANSIONS", "Expansion"]
@@ -125,7 +125,7 @@ def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
             ins[left[0].name] = outs[right[0].name] = right[0].name
             if left != right:
                 mapped.add(right[0].name)
-    return Labels((ins,), (outs,), frozenset(exact), mapped=frozenset(mapped))
+    return Labels((ins,), (outs,), frozenset(exact), from_layout_if_ruled=frozenset(mapped))
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
@@ -171,7 +171,7 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
         ]
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)
         y = _like(x, runs[0], runs[1], axes)
-        move(scope, eqn, [x], Moves((runs[0],), runs[1], (Piece(0, 0, 0, real),)), axes, y)
+        lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, real),)), axes, y)
         x = _relabel(scope, eqn, y, (runs[1],), right, axes)
         assert n
     final = Eqn(eqn.op, (x,), tuple(outs), eqn.params, eqn.where, eqn.backward)

@@ -21,12 +21,12 @@ from ...dims import Dim, Shape
 from ...ir import Because, Blocks, Cause, Eqn, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
-from ...ops.index_map import PLACE, ROWS, Moves, Table, replaced
+from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced
 from ..casts import varying
 from ..collectives import AllGather
 from .scope import Scope
 
-__all__ = ["Exchange", "move"]
+__all__ = ["Exchange", "lower_index_map"]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _Part:
     offset: float = 0.0  # of those who sent it, which orders parts as the operand is ordered
 
 
-def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, out: Var) -> None:
+def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, axes: Axes, out: Var) -> None:
     """Add the equations that compute `out`, cut by `axes` along `moves.out`, from operands cut alike."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n = mesh.count(axes)
@@ -129,7 +129,7 @@ def move(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: Moves, axes: Axes, ou
         "dims": tuple(part.dim for part in parts),
         "whole": tuple(not part.value.sharding.axes(part.dim) for part in parts),
         "out": moves.out,
-        "table": Table(tuple(map(tuple, rows.tolist()))),
+        "table": PlaceTable(tuple(map(tuple, rows.tolist()))),
         "fill": moves.fill,
         "axes": axes,
     }
@@ -159,7 +159,7 @@ def _joined_if_less(
         "dims": tuple(dims),
         "whole": (False,) * len(xs),
         "out": joined,
-        "table": Table((tuple(range(total)),) * n),
+        "table": PlaceTable((tuple(range(total)),) * n),
         "fill": 0,
         "axes": axes,
     }

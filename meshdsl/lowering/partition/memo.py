@@ -112,9 +112,9 @@ class Memo:
         for v, state in change.values:
             _restore(scope, v, state)
         scope.received.update(change.received)
-        scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
+        scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
         if change.sends:
-            scope.sent_for.update(eqn.outs)
+            scope.required_collectives.update(eqn.outs)
 
 
 def _legal(scope: Scope, make: Callable[[], T]) -> T:
@@ -126,8 +126,8 @@ def _legal(scope: Scope, make: Callable[[], T]) -> T:
 
 
 def _state(scope: Scope, v: Var) -> Any:
-    home: Sharding | None = scope.home.get(v)
-    return tuple(scope.versions.get(v, ())), home, scope.lazy.get(v), scope.reasons.get(v)
+    home: Sharding | None = scope.default_sharding.get(v)
+    return tuple(scope.versions.get(v, ())), home, scope.unmaterialized.get(v), scope.reasons.get(v)
 
 
 def _restore(scope: Scope, v: Var, state: Any) -> None:
@@ -135,9 +135,9 @@ def _restore(scope: Scope, v: Var, state: Any) -> None:
     if versions:
         scope.versions[v] = list(versions)
     if home is not None:
-        scope.home[v] = home
+        scope.default_sharding[v] = home
     if lazy is not None:
-        scope.lazy[v] = lazy
+        scope.unmaterialized[v] = lazy
     if reason is not None:
         scope.reasons[v] = reason
 
@@ -146,5 +146,5 @@ def _watched(scope: Scope, eqn: Eqn, touched: Sequence[Var], lower: Callable[[Sc
     n, received = len(scope.eqns), set(scope.received)
     _legal(scope, lambda: lower(scope, eqn))
     values = tuple((v, _state(scope, v)) for v in dict.fromkeys(touched))
-    sends = any(v in scope.sent_for for v in eqn.outs)
+    sends = any(v in scope.required_collectives for v in eqn.outs)
     return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)

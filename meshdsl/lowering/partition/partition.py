@@ -29,7 +29,7 @@ from .choose import Claims, Conflict, choose
 from .control import lower_control
 from .demand import may_stay_pending
 from .expansions import EXPANSIONS
-from .index_map import move
+from .index_map import lower_index_map
 from .legality import all_in_one, report_conflict, shard_problems
 from .ring import find_ring, multiply_around
 from .row_dims import row_dims
@@ -87,7 +87,7 @@ def partition(
     if setting.problems:
         raise all_in_one(setting.problems, mesh, asked)
     if homes is not None:
-        homes.update(scope.made_in)
+        homes.update(scope.def_sharding)
     return check(verify(assemble(scope, ins, outs), "partition"), "partition")
 
 
@@ -95,7 +95,7 @@ def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tup
     """Lower the whole graph of a scope; the inputs and results of its program."""
     graph = scope.graph
     ins = tuple(add_input(scope, v, scope.setting.layout.for_path(v.name)) for v in graph.ins)
-    scope.made_in.update(scope.home)
+    scope.def_sharding.update(scope.default_sharding)
     for eqn in graph.eqns:
         lower(scope, eqn)
     paths = results or [""] * len(graph.outs)
@@ -156,7 +156,7 @@ def add_output(scope: Scope, v: Var, path: str) -> Var:
     """A result lies as the layout says, or, where that is contested, as it was computed."""
     wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
     used = [axis for axes in wanted.values() for axis in axes]
-    home = scope.home.get(v, Sharding()).whole()
+    home = scope.default_sharding.get(v, Sharding()).whole()
     target = Sharding.of(wanted) if len(used) == len(set(used)) else home
     return scope.get(v, target, Reader("the result", _made_at(scope, v)))
 
@@ -177,10 +177,10 @@ def lower(scope: Scope, eqn: Eqn) -> None:
 def _lower_now(scope: Scope, eqn: Eqn) -> None:
     n = len(scope.eqns)
     _lower(scope, eqn)
-    scope.made_in.update((v, scope.home[v]) for v in eqn.outs if v in scope.home)
+    scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
     made = scope.eqns[n:]
     if _sends(made) or any(v in scope.received for e in made for v in e.ins):
-        scope.sent_for.update(eqn.outs)
+        scope.required_collectives.update(eqn.outs)
 
 
 def _sends(eqns: Sequence[Eqn]) -> bool:
@@ -192,15 +192,15 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
     op = eqn.operation
     if eqn.control is not None:
         lower_control(scope, eqn, eqn.control, lower)
-    elif op is BROADCAST and eqn.ins[0] in scope.lazy and scope.lazy[eqn.ins[0]].op is FULL:
-        born = scope.lazy[eqn.ins[0]]
+    elif op is BROADCAST and eqn.ins[0] in scope.unmaterialized and scope.unmaterialized[eqn.ins[0]].op is FULL:
+        born = scope.unmaterialized[eqn.ins[0]]
         params = {**born.params, "shape": eqn.outs[0].shape}
-        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+        scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif op is CAST and scope.is_zero(eqn.ins[0]):
-        params = {**scope.lazy[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
-        scope.lazy[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+        params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
+        scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif eqn.outs[0] in scope.demand.unmade and (eqn.outs[0].shape or not eqn.ins):
-        scope.lazy[eqn.outs[0]] = eqn
+        scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)
     elif op is RENAME and views.padded_otherwise(scope, eqn):
@@ -215,8 +215,8 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
     if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
-    axes = scope.home[waiting[0]].partial
-    if any(scope.home[v].partial != axes for v in waiting):
+    axes = scope.default_sharding[waiting[0]].partial
+    if any(scope.default_sharding[v].partial != axes for v in waiting):
         return ()
     others = [v for v in eqn.ins if v not in waiting]
     if op.linear in (Linear.JOINT, Linear.PADDED) and not all(scope.is_zero(v) for v in others):
@@ -225,18 +225,23 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
         return ()
     if op.linear in (Linear.EACH, Linear.FIRST, Linear.SECOND) and len(waiting) > 1:
         return ()
-    split = {axis for v in others if v in scope.home for axis in scope.home[v].split_axes + scope.home[v].partial}
+    split = {
+        axis
+        for v in others
+        if v in scope.default_sharding
+        for axis in scope.default_sharding[v].split_axes + scope.default_sharding[v].partial
+    }
     return () if split & set(axes) else axes
 
 
 def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     """What operands bring, what born and renamed dims want, less what cannot be had."""
     layout, claims = scope.setting.layout, Claims()
-    fresh = labels.fresh | {label for label in labels.mapped if label in layout.rules}
+    fresh = labels.from_layout | {label for label in labels.from_layout_if_ruled if label in layout.rules}
     for v, names in zip(eqn.ins, labels.ins, strict=True):
-        if v in scope.lazy:
+        if v in scope.unmaterialized:
             continue
-        home = scope.home[v]
+        home = scope.default_sharding[v]
         brought = home if home.partial and pending else scope.whole_version(v) or home
         for d, label in names.items():
             if label is not None and label not in fresh:
@@ -265,9 +270,9 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
     there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
     if any(extents.padded(d) % n for d in there):
         return False
-    if label in labels.exact and label not in labels.mapped:
+    if label in labels.must_divide and label not in labels.from_layout_if_ruled:
         return not any(extents.is_padded(d) for d in there)
-    return label not in labels.fresh or len({extents.padded(d) for d in there}) == 1
+    return label not in labels.from_layout or len({extents.padded(d) for d in there}) == 1
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
@@ -276,13 +281,13 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
-    sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.lazy for v in eqn.ins)
+    sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
     claims = Claims() if sent_for_nothing else _claims(scope, eqn, labels, pending)
     preferred = _settle_conflicts(scope, eqn, labels, claims)
     gone = vanishing(labels)
 
     def demanded(v: Var, names: Mapping[str, str | None], assigned: Mapping[str, Axes]) -> Sharding:
-        keeps = pending and (scope.is_zero(v) or scope.home.get(v, Sharding()).partial == pending)
+        keeps = pending and (scope.is_zero(v) or scope.default_sharding.get(v, Sharding()).partial == pending)
         return apply(names, assigned, pending if keeps else ())
 
     def price(assigned: Mapping[str, Axes]) -> float:
@@ -327,11 +332,11 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         expansion.build(scope, eqn, ins, assigned, outs)
         return
     if moves is not None and assigned.get(moves.out.name):
-        move(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
+        lower_index_map(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
     else:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
-        if (None in names.values() or sent_for_nothing) and not scope.home[v].partial:
+        if (None in names.values() or sent_for_nothing) and not scope.default_sharding[v].partial:
             scope.shard_free_dims(v, eqn)  # each device has all of it, and takes its part
 
 

@@ -13,7 +13,7 @@ from ...ops.placement import PREFER, SHARD
 from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
 from ...passes.weight_update.pending import stages
-from ...passes.weight_update.shard_updates import CUT
+from ...passes.weight_update.shard_updates import RESHARD_TO_PRIVATE_DIM
 from .scope import Scope
 
 __all__ = ["PLACEMENTS", "padded_otherwise", "rename_first"]
@@ -32,7 +32,7 @@ def prefer(scope: Scope, eqn: Eqn) -> None:
 
 
 def _preferred(scope: Scope, eqn: Eqn, v: Var) -> Sharding:
-    home = scope.home[v]
+    home = scope.default_sharding[v]
     whole = scope.whole_version(v) or home.whole()
     wins = {d: scope.setting.layout.axes(d) for d in eqn.params["names"]}
     split: dict[str, Axes] = {}
@@ -48,12 +48,12 @@ def _preferred(scope: Scope, eqn: Eqn, v: Var) -> Sharding:
 
 def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:
     (v,), (out,) = eqn.ins, eqn.outs
-    if v in scope.lazy:
-        scope.lazy[out] = scope.lazy[v]
+    if v in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[v]
         return
     x = scope.get(v, target(v), eqn)
     scope.versions[out] = [x]
-    scope.home[out] = x.sharding
+    scope.default_sharding[out] = x.sharding
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
 
@@ -61,15 +61,15 @@ def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:
 def keep(scope: Scope, eqn: Eqn) -> None:
     """What was kept, where computing it again sends something or leaves a sum to finish; else what was computed."""
     kept, again = eqn.ins
-    chosen = kept if again in scope.sent_for else again
-    if again in scope.home and scope.home[again].partial:
+    chosen = kept if again in scope.required_collectives else again
+    if again in scope.default_sharding and scope.default_sharding[again].partial:
         chosen = again if scope.is_pending(again) and scope.should_defer(again, eqn) else kept
     (out,) = eqn.outs
-    if chosen in scope.lazy:
-        scope.lazy[out] = scope.lazy[chosen]
+    if chosen in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[chosen]
         return
     scope.versions[out] = scope.versions[chosen]
-    scope.home[out] = scope.home[chosen]
+    scope.default_sharding[out] = scope.default_sharding[chosen]
     if chosen in scope.reasons:
         scope.reasons[out] = scope.reasons[chosen]
 
@@ -79,7 +79,7 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
     alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
-    home = scope.home[v]
+    home = scope.default_sharding[v]
     if all(alike.values()):
         axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
         target = Sharding.of(axes)
@@ -92,12 +92,12 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
-    scope.home[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
+    scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
 
 
 def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
     """A sum so cut: scattered dim by dim within the groups first, so that only shards are summed across them."""
-    home, mesh = scope.home[v], scope.setting.mesh
+    home, mesh = scope.default_sharding[v], scope.setting.mesh
     cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
     order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
     split = {d: tuple(axis for axis in axes if axis not in home.partial) for d, axes in target.split}
@@ -112,10 +112,10 @@ def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
 def mark(scope: Scope, eqn: Eqn) -> None:
     """A marked value lies as it lay, sums still pending; its counts lie alike."""
     (v, counts), (out,) = eqn.ins, eqn.outs
-    if v in scope.lazy:
-        scope.lazy[out] = scope.lazy[v]
+    if v in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[v]
         return
-    home = scope.home[v]
+    home = scope.default_sharding[v]
     x = next(x for x in scope.versions[v] if x.sharding == home)
     alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
     made = scope.define(out, home, v.name)
@@ -127,9 +127,9 @@ def mark(scope: Scope, eqn: Eqn) -> None:
 def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     """Whether a rename gives axes that split another dim to a name that is padded otherwise: see `rename_first`."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
-    if v in scope.lazy or (scope.home[v].partial and scope.whole_version(v) is None):
+    if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
-    home, wanted = scope.whole_version(v) or scope.home[v], _wanted(scope, eqn)
+    home, wanted = scope.whole_version(v) or scope.default_sharding[v], _wanted(scope, eqn)
     unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
     if any(home.axes(d.name) for d, _ in unlike):
         return False
@@ -141,20 +141,20 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
 def rename_first(scope: Scope, eqn: Eqn) -> None:
     """The value under its new names, split as it was, and then as they say: an exchange, where it was a gather."""
     (v,), (out,) = eqn.ins, eqn.outs
-    home = scope.whole_version(v) or scope.home[v]
+    home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
     made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
     lies = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
     scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # as it lies comes first
-    scope.home[out] = lies.sharding
+    scope.default_sharding[out] = lies.sharding
 
 
 def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
     """What the layout says of the new names, and the axes of the dims that keep theirs, less what those take."""
     (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
-    home = scope.whole_version(v) or scope.home[v]
+    home = scope.whole_version(v) or scope.default_sharding[v]
     wanted = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
     used = {axis for axes in wanted.values() for axis in axes}
     kept = {d.name: home.axes(d.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name == to.name}
@@ -162,4 +162,10 @@ def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
 
 
 # How each operation that only places or marks a value is lowered: by versions of the value, without a kernel
-PLACEMENTS: dict[Op, Callable[[Scope, Eqn], None]] = {PREFER: prefer, SHARD: shard, KEEP: keep, CUT: cut, RAGGED: mark}
+PLACEMENTS: dict[Op, Callable[[Scope, Eqn], None]] = {
+    PREFER: prefer,
+    SHARD: shard,
+    KEEP: keep,
+    RESHARD_TO_PRIVATE_DIM: cut,
+    RAGGED: mark,
+}

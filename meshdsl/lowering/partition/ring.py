@@ -50,9 +50,9 @@ def find_ring(
         return None
     used = {axis for axes in assigned.values() for axis in axes}
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
-        if v in scope.lazy or scope.home[v].partial:
+        if v in scope.unmaterialized or scope.default_sharding[v].partial:
             continue
-        have, want = scope.whole_version(v) or scope.home[v], demanded(v, names)
+        have, want = scope.whole_version(v) or scope.default_sharding[v], demanded(v, names)
         grown = [d for d in v.shape if have.axes(d) and not want.axes(d)]
         same = all(have.axes(d) == want.axes(d) for d in v.shape if d not in grown)
         there = any(x.sharding == want for x in scope.versions[v])

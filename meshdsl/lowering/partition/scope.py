@@ -72,11 +72,11 @@ class Scope:
         self.demand = demand or Demand(graph)
         self.eqns: list[Eqn] = []
         self.versions: dict[Var, list[Var]] = {}
-        self.home: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
-        self.lazy: dict[Var, Eqn] = {}
+        self.default_sharding: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
+        self.unmaterialized: dict[Var, Eqn] = {}
         self.received: set[Var] = set()  # versions that a collective made
-        self.sent_for: set[Var] = set()  # graph values that needed something sent
-        self.made_in: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
+        self.required_collectives: set[Var] = set()  # graph values that needed something sent
+        self.def_sharding: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
         self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and the line that made it so
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -88,21 +88,29 @@ class Scope:
         """A program variable for the first version of a graph value."""
         made = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
         self.versions[v] = [made]
-        self.home[v] = sharding
+        self.default_sharding[v] = sharding
         return made
 
     def is_zero(self, v: Var) -> bool:
         """Whether the value is zeros that are not stored yet, and so may be pending over any axes."""
-        return v in self.lazy and self.lazy[v].op is FULL and self.lazy[v].params["value"] == 0
+        return (
+            v in self.unmaterialized
+            and self.unmaterialized[v].op is FULL
+            and self.unmaterialized[v].params["value"] == 0
+        )
 
     def should_defer(self, v: Var, eqn: Eqn) -> bool:
         """Whether an operand whose sum is pending should stay so for the operations that can take it pending."""
-        pending = {x: self.home[x].partial if self.is_pending(x) else () for x in eqn.ins if x in self.home}
+        pending = {
+            x: self.default_sharding[x].partial if self.is_pending(x) else ()
+            for x in eqn.ins
+            if x in self.default_sharding
+        }
         return self.demand.should_defer(v, pending, self.setting)
 
     def is_pending(self, v: Var) -> bool:
         """Whether a value is a sum that no version of it has finished."""
-        home = self.home.get(v)
+        home = self.default_sharding.get(v)
         return home is not None and bool(home.partial) and home.kind == "sum" and self.whole_version(v) is None
 
     def whole_version(self, v: Var) -> Sharding | None:
@@ -111,13 +119,13 @@ class Scope:
 
     def price(self, v: Var, target: Sharding) -> float:
         """The bytes one device sends to get this version."""
-        if v in self.lazy:
+        if v in self.unmaterialized:
             return 0
         return min(self._cost(x, target) for x in self._sources(v, target))
 
     def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
         """The value in this sharding, for this equation; collectives are added where no version fits."""
-        if v in self.lazy:
+        if v in self.unmaterialized:
             return self._born(v, target)
         for x in self.versions[v]:
             if x.sharding == target:
@@ -172,7 +180,7 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
-        eqn = self.lazy.get(v) or self.demand.unmade[v]
+        eqn = self.unmaterialized.get(v) or self.demand.unmade[v]
         ins = tuple(self._born(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
         made = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
         self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(made,)))
@@ -197,7 +205,7 @@ class Scope:
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
         """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
-        home = self.home[v]
+        home = self.default_sharding[v]
         split = dict(home.split)
         scanned = self.setting.row_dims.get(v, frozenset[str]())
         for d in v.shape:
@@ -209,7 +217,7 @@ class Scope:
         target = Sharding.of(split)
         if target != home:
             self.get(v, target, eqn)
-            self.home[v] = target
+            self.default_sharding[v] = target
             made = self.versions[v]
             self.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
 

@@ -25,9 +25,9 @@ from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import sorted_blocks as blocks
 from ...ops.elementwise import CAST
-from ...ops.index_map import ROWS, Moves, Piece, replaced
+from ...ops.index_map import ROWS, IndexMap, Piece, replaced
 from ..collectives import AllGather, AllToAll, Slice
-from .index_map import Exchange, move
+from .index_map import Exchange, lower_index_map
 from .scope import Scope
 
 __all__ = ["build", "labels", "merges"]
@@ -154,8 +154,8 @@ def _finish(job: _Job, items: Items, run: Dim) -> None:
     """The elements of the sorted run where the dim's blocks want them."""
     for v, out in zip(items, job.outs, strict=False):
         moved = out if v.dtype == out.dtype else Var(out.shape, v.dtype, "", out.sharding)
-        moves = Moves((run,), job.over, (Piece(0, 0, 0, job.over.size),))
-        move(job.scope, job.eqn, [v], moves, job.axes, moved)
+        moves = IndexMap((run,), job.over, (Piece(0, 0, 0, job.over.size),))
+        lower_index_map(job.scope, job.eqn, [v], moves, job.axes, moved)
         if moved is not out:
             job.add(CAST, [moved], [out], dtype=out.dtype)
 

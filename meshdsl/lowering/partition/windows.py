@@ -24,10 +24,10 @@ from ...dims import Dim, find
 from ...ir import Eqn, Labels, Op, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops.index_map import Moves, Piece, replaced
+from ...ops.index_map import IndexMap, Piece, replaced
 from ...ops.masking import identity
 from ...ops.window import Window
-from .index_map import move
+from .index_map import lower_index_map
 from .scope import Scope
 
 __all__ = ["build", "labels", "needed"]
@@ -42,9 +42,9 @@ def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
     """For each window whether its input is cut like the kernel (when that is split) or like the result."""
 
     def side(kernel: str) -> str:
-        if not kernel or eqn.ins[1] in scope.lazy:
+        if not kernel or eqn.ins[1] in scope.unmaterialized:
             return "out"
-        there = scope.whole_version(eqn.ins[1]) or scope.home[eqn.ins[1]]
+        there = scope.whole_version(eqn.ins[1]) or scope.default_sharding[eqn.ins[1]]
         return "kernel" if there.axes(kernel) else "out"
 
     return tuple(side(kernel) for kernel in _kernels(eqn))
@@ -123,7 +123,7 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
     split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
     fetched = Var(replaced(x.shape, dim, run), x.dtype, "", sharding)
-    move(scope, eqn, [x], Moves((dim,), run, tuple(pieces), fill), axes, fetched)
+    lower_index_map(scope, eqn, [x], IndexMap((dim,), run, tuple(pieces), fill), axes, fetched)
     return fetched, dataclasses.replace(v, dim=run.name, size=size, base_dilation=1, low=0, high=0)
 
 

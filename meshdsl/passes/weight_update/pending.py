@@ -11,11 +11,11 @@ from ...ir import Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 
-__all__ = ["Placed", "Sums", "pending_sums", "stages"]
+__all__ = ["ShardedGraph", "Sums", "pending_sums", "stages"]
 
 
 @dataclass(frozen=True)
-class Placed:
+class ShardedGraph:
     """A graph with where its values lie: what the partitioner found without this pass."""
 
     graph: Graph
@@ -46,7 +46,7 @@ class Sums:
             yield from inner.all()
 
 
-def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
+def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
     made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     queue, seen = [out], {out}
@@ -57,7 +57,7 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
         eqn = made.get(v)
         same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
         same = list(dict.fromkeys(same))  # a square has one operand
-        home = placed.homes.get(v, Sharding())
+        home = placed.shardings.get(v, Sharding())
         pending = home.partial and home.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
             i, body = eqn.outs.index(v), eqn.control.body
@@ -65,7 +65,7 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue
-        if pending and not any(placed.homes.get(x, Sharding()).partial for x in same):
+        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same):
             here.append(v)
             continue
         queue += [x for x in same if x not in seen]
@@ -73,7 +73,7 @@ def pending_sums(placed: Placed, graph: Graph, out: Var) -> Sums:
     return Sums(_together(placed, graph, here), tuple(loops))
 
 
-def _together(placed: Placed, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
+def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
     """The sums, those that are only added up as one: what several uses of a weight give it is reduced once."""
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
@@ -83,7 +83,7 @@ def _together(placed: Placed, graph: Graph, sums: Sequence[Var]) -> tuple[Var, .
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
             continue
         out = eqn.outs[0]
-        home = placed.homes.get(out, Sharding())
+        home = placed.shardings.get(out, Sharding())
         if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
             for x in set(eqn.ins):
                 found.pop(x, None)

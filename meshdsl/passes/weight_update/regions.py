@@ -15,9 +15,9 @@ from ...ir import Eqn, Graph, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.elementwise import CAST
-from .pending import Placed, Sums
+from .pending import ShardedGraph, Sums
 
-__all__ = ["CannotShardError", "Format", "Part", "Region", "equations", "renamed", "uses"]
+__all__ = ["CannotShardError", "Format", "UpdateRegion", "Region", "equations", "renamed", "uses"]
 
 
 class CannotShardError(Exception):
@@ -43,16 +43,16 @@ class Format:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class UpdateRegion:
     """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
 
     sums: tuple[Var, ...]
     eqns: frozenset[Eqn]
     inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
-    loops: tuple[tuple[Eqn, int, Part], ...]  # loops with the result that comes out of them cut
+    loops: tuple[tuple[Eqn, int, UpdateRegion], ...]  # loops with the result that comes out of them cut
 
 
-def equations(part: Part) -> Iterator[Eqn]:
+def equations(part: UpdateRegion) -> Iterator[Eqn]:
     yield from part.eqns
     for _, _, inner in part.loops:
         yield from equations(inner)
@@ -73,7 +73,7 @@ class Region:
 
     def __init__(
         self,
-        placed: Placed,
+        placed: ShardedGraph,
         graph: Graph,
         form: Format,
         sums: Sums,
@@ -88,7 +88,7 @@ class Region:
         self.inner: set[Var] = set()
         self.carried: list[Var] = []
 
-    def grow(self) -> Part:
+    def grow(self) -> UpdateRegion:
         """Everything the update computes in this graph, and in the bodies its gradients come from."""
         graph = self.graph
         made, readers = uses(graph)
@@ -105,7 +105,7 @@ class Region:
             own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
             own = {eqn for eqn in own if eqn.control is None}
             for eqn in own:
-                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
+                if any(set(self.placed.shardings.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
             self.carried += inputs
@@ -116,9 +116,9 @@ class Region:
             for eqn in readers[v] - self.eqns:
                 if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
                     self.take(eqn)
-        return Part(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
+        return UpdateRegion(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
 
-    def body(self, loop: Eqn, i: int, sums: Sums) -> Part:
+    def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
         """The part of a loop body that makes one of its stacked results."""
         assert isinstance(loop.control, Scan)
         body = loop.control.body

@@ -23,11 +23,11 @@ from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
 from ..accumulate import running_sum
-from .pending import Placed, pending_sums
-from .regions import CannotShardError, Format, Part, equations, renamed
+from .pending import ShardedGraph, pending_sums
+from .regions import CannotShardError, Format, UpdateRegion, equations, renamed
 from .updates import Update, carried, find_update
 
-__all__ = ["CUT", "Decision", "Policy", "Verdict", "shard_updates"]
+__all__ = ["RESHARD_TO_PRIVATE_DIM", "Decision", "Policy", "Verdict", "shard_updates"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def _never(*_: Any, **__: Any) -> Any:
     raise InternalError("partition replaces a cut by a rename and a collective")
 
 
-CUT = Op("cut", type=_renaming, kernel=_never)  # a sum under private names, scattered over the axes of `split`
+RESHARD_TO_PRIVATE_DIM = Op(
+    "cut", type=_renaming, kernel=_never
+)  # a sum under private names, scattered over the axes of `split`
 
 
 Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, why not
@@ -70,7 +72,7 @@ class Policy:
     worth: Callable[[Update], Verdict]
 
 
-def shard_updates(placed: Placed, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
+def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
     """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
 
     Weights are the arguments that results of the same path and type replace (`params/w` and `0/w`), of the first one
@@ -109,7 +111,7 @@ def _check_decided(
 
 
 def _decide(
-    placed: Placed,
+    placed: ShardedGraph,
     pairs: Sequence[tuple[Var, Var]],
     weights: Sequence[tuple[Var, Var]],
     policy: Policy,
@@ -139,7 +141,7 @@ def _decide(
     return chosen, decisions
 
 
-def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict[str, Decision | None]]:
+def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update], dict[str, Decision | None]]:
     """Cut the weights of loops over steps before the first step, and gather them after the last.
 
     Gives the graph, the updates that are cut, and, by name, the arguments that such a loop updates, with the decision
@@ -158,7 +160,7 @@ def _in_loops(placed: Placed, policy: Policy) -> tuple[Graph, list[Update], dict
         pairs = [
             (v, out)
             for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
-            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial
+            if v.shape and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
@@ -182,7 +184,7 @@ def _differentiates(eqn: Eqn) -> bool:
 
 
 def _cut_around(
-    loop: Eqn, scan: Scan, inside: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
+    loop: Eqn, scan: Scan, inside: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
 ) -> list[Eqn]:
     """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
     body, held = _rewritten(inside, pairs, chosen), scan.consts
@@ -200,11 +202,11 @@ def _cut_around(
     return [*before, made, *after]
 
 
-def _rewritten(placed: Placed, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
+def _rewritten(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
     cut = {v for update in chosen for v in update.carried}
     kept = {out for v, out in pairs if v in cut}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, placed.regather).graph()
+    return _Rewrite(placed.graph, parts, placed.shardings, cut, kept, placed.regather).graph()
 
 
 class _Rewrite:
@@ -213,7 +215,7 @@ class _Rewrite:
     def __init__(
         self,
         graph: Graph,
-        parts: Sequence[tuple[Format, Part]],
+        parts: Sequence[tuple[Format, UpdateRegion]],
         homes: Mapping[Var, Sharding],
         carried: Collection[Var] = (),
         kept: Collection[Var] = (),
@@ -223,7 +225,7 @@ class _Rewrite:
         self.of = {eqn: found for found in parts for eqn in found[1].eqns}
         self.sums = {v: form for form, part in parts for v in part.sums}
         self.owner = {v: form for form, part in parts for v in part.inner}
-        self.loops: dict[Eqn, list[tuple[int, Format, Part]]] = defaultdict(list)
+        self.loops: dict[Eqn, list[tuple[int, Format, UpdateRegion]]] = defaultdict(list)
         for form, part in parts:
             for eqn, i, inner in part.loops:
                 self.loops[eqn].append((i, form, inner))
@@ -286,7 +288,7 @@ class _Rewrite:
                 split = {to.name: axes for _, to, axes in form.dims}
                 split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in shape)}
                 params = {"shape": shape, "split": tuple(split.items())}
-                self.inside[v, form] = self.add(CUT, x, shape, eqn, cause, params)
+                self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)
             else:
                 self.inside[v, form] = self.rename(x, shape, eqn, cause)
         return self.inside[v, form]
@@ -356,7 +358,7 @@ def _private(chosen: Sequence[Update]) -> dict[str, Axes]:
     return {to.name: axes for update in chosen for _, to, axes in update.format.dims}
 
 
-def _with_private(placed: Placed, chosen: Sequence[Update]) -> Layout:
+def _with_private(placed: ShardedGraph, chosen: Sequence[Update]) -> Layout:
     """The layout with rules for the private dims; overrides by path become rules of exactly those paths."""
     private = _private(chosen)
     named = [

@@ -16,8 +16,8 @@ from ...dims import Dim, Shape
 from ...ir import Eqn, Graph, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from .pending import Placed, pending_sums
-from .regions import CannotShardError, Format, Part, Region
+from .pending import ShardedGraph, pending_sums
+from .regions import CannotShardError, Format, Region, UpdateRegion
 
 __all__ = ["Update", "carried", "find_update", "recut"]
 
@@ -32,7 +32,7 @@ class Update:
     pending: Axes  # over which the sums are pending, so the update is redundant
     group: Axes  # over which it would be cut; the shards are summed over the others
     format: Format
-    part: Part
+    part: UpdateRegion
     carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
 
     @property
@@ -41,7 +41,7 @@ class Update:
         return tuple(axis for axis in self.pending if axis not in self.group)
 
 
-def carried(placed: Placed) -> list[tuple[Var, Var]]:
+def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     """Inputs with the results that take their places: of the same type, and of the same path, the argument's and the
     result's own name aside; of several, the one that stands where the argument does. Arguments that are tensors
     themselves go with such results in order.
@@ -65,7 +65,7 @@ def carried(placed: Placed) -> list[tuple[Var, Var]]:
 
 
 def find_update(
-    placed: Placed,
+    placed: ShardedGraph,
     v: Var,
     out: Var,
     pairs: Sequence[tuple[Var, Var]],
@@ -84,7 +84,7 @@ def find_update(
         if made is not None and made.control is not None:
             raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
         raise CannotShardError("its gradient is not a sum over devices")
-    pending = {placed.homes[g].partial for g in sums}
+    pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
@@ -93,7 +93,7 @@ def find_update(
         raise CannotShardError("it has no dim to cut")
 
     def cut(group: Axes) -> Update:
-        form = _format(placed, dims, group, placed.homes[sums[0]])
+        form = _format(placed, dims, group, placed.shardings[sums[0]])
         region = Region(placed, placed.graph, form, found, group, pairs, taken)
         return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
@@ -105,9 +105,9 @@ def find_update(
     return update if best is update else cut(best.group)
 
 
-def recut(placed: Placed, update: Update, group: Axes) -> Update:
+def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
     """The update as it would be if another group shared it, as far as bytes go: what it computes is not looked at."""
-    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.shardings[update.sums[0]])
     return dataclasses.replace(update, group=group, format=form)
 
 
@@ -116,7 +116,7 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
 
 
-def _format(placed: Placed, shape: Shape, axes: Axes, home: Sharding) -> Format:
+def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> Format:
     """A dim that divides, the fewest and the earliest; else what needs the least padding.
 
     A dim that the layout splits comes last if it does not divide: under its private name its blocks are other ones.
