@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..cost.network import Placement, place
-from ..cost.placing import UpdateRegion
+from ..cost.placing import AxisFactor
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh, Sharding
@@ -141,10 +141,10 @@ class RefinedMesh:
 
 
 def _cut(
-    parts: tuple[UpdateRegion, ...], inner: int
-) -> tuple[tuple[UpdateRegion, ...], tuple[UpdateRegion, ...]] | None:
+    parts: tuple[AxisFactor, ...], inner: int
+) -> tuple[tuple[AxisFactor, ...], tuple[AxisFactor, ...]] | None:
     """Parts of hardware axes, major to minor, cut before the minor ones that have so many members together."""
-    minor: list[UpdateRegion] = []
+    minor: list[AxisFactor] = []
     major = list(parts)
     while inner > 1 and major:
         part = major.pop()

@@ -106,7 +106,7 @@ def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
     """The same graph where its values lie, in the refined mesh's axes."""
     if not refined.parts:
         return placed
-    homes = {v: refined.sharding(home) for v, home in placed.shardings.items()}
+    homes = {v: refined.sharding(home) for v, home in placed.homes.items()}
     graph, layout = refined.graph(placed.graph), refined.layout(placed.layout)
     return dataclasses.replace(placed, graph=graph, homes=homes, mesh=refined.mesh, layout=layout)
 

@@ -57,7 +57,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
         eqn = made.get(v)
         same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
         same = list(dict.fromkeys(same))  # a square has one operand
-        home = placed.shardings.get(v, Sharding())
+        home = placed.homes.get(v, Sharding())
         pending = home.partial and home.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
             i, body = eqn.outs.index(v), eqn.control.body
@@ -65,7 +65,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue
-        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same):
+        if pending and not any(placed.homes.get(x, Sharding()).partial for x in same):
             here.append(v)
             continue
         queue += [x for x in same if x not in seen]
@@ -83,7 +83,7 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
             continue
         out = eqn.outs[0]
-        home = placed.shardings.get(out, Sharding())
+        home = placed.homes.get(out, Sharding())
         if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
             for x in set(eqn.ins):
                 found.pop(x, None)

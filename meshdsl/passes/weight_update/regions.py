@@ -105,7 +105,7 @@ class Region:
             own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
             own = {eqn for eqn in own if eqn.control is None}
             for eqn in own:
-                if any(set(self.placed.shardings.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
+                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
             self.carried += inputs

@@ -160,7 +160,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         pairs = [
             (v, out)
             for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
-            if v.shape and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
+            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
@@ -206,7 +206,7 @@ def _rewritten(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: S
     cut = {v for update in chosen for v in update.carried}
     kept = {out for v, out in pairs if v in cut}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.shardings, cut, kept, placed.regather).graph()
+    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, placed.regather).graph()
 
 
 class _Rewrite:

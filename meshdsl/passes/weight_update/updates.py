@@ -84,7 +84,7 @@ def find_update(
         if made is not None and made.control is not None:
             raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
         raise CannotShardError("its gradient is not a sum over devices")
-    pending = {placed.shardings[g].partial for g in sums}
+    pending = {placed.homes[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
@@ -93,7 +93,7 @@ def find_update(
         raise CannotShardError("it has no dim to cut")
 
     def cut(group: Axes) -> Update:
-        form = _format(placed, dims, group, placed.shardings[sums[0]])
+        form = _format(placed, dims, group, placed.homes[sums[0]])
         region = Region(placed, placed.graph, form, found, group, pairs, taken)
         return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
@@ -107,7 +107,7 @@ def find_update(
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
     """The update as it would be if another group shared it, as far as bytes go: what it computes is not looked at."""
-    form = _format(placed, _dims(update.weight, update.sums), group, placed.shardings[update.sums[0]])
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
     return dataclasses.replace(update, group=group, format=form)
 
 
