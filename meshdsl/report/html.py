@@ -60,7 +60,7 @@ def page(reports: Mapping[str, Report]) -> str:
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
     >>> text = page({"summed": step.cost(md.spec("batch:64 io:64"), md.spec("io:64 hidden:64"))})
     >>> text[:15], text.count("<svg"), "http" in text
-    ('<!doctype html>', 4, False)
+    ('<!doctype html>', 5, False)
     """
     first = next(iter(reports.values()))
     title = f"{first.title} on {first.machine.name}" if first.title else f"Layouts on {first.machine.name}"

@@ -39,7 +39,7 @@ def test_the_page_is_well_formed_and_self_contained(reports: dict[str, Report]):
     body = re.sub(r"<meta[^>]*>", "", text.partition("\n")[2])
     ET.fromstring(body)
     assert not re.search(r"https?://|<script|<link|<img|@import|url\(", text)
-    assert text.count("<svg") == 2 + 2 * len(reports)
+    assert text.count("<svg") == 2 + 3 * len(reports)
     assert "prefers-color-scheme: dark" in text
     for name in reports:
         assert name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in text
@@ -47,6 +47,8 @@ def test_the_page_is_well_formed_and_self_contained(reports: dict[str, Report]):
 
 def drawings() -> list[tuple[str, str]]:
     found = [("bars", charts.time_bars(FIVE)), ("sends", charts.collective_bars(FIVE))]
+    longest = max(each.seconds for each in FIVE.values())
+    found += [(f"lanes {name[:5]}", charts.lanes(each, longest)) for name, each in FIVE.items()]
     for width in (460, 920):
         for name, each in FIVE.items():
             found += [(f"memory {name[:5]} {width}", charts.memory_over_time(each, width))]

@@ -189,7 +189,7 @@ def test_a_part_of_an_axis_is_an_axis_of_the_program_and_of_nothing_else(tmp_pat
     params, state, _ = parts(*given)
     again, _, value = parts(params, state, given[2])  # what came out goes in as it lies
     stages, leaves = parts._for((params, state, given[2]))
-    assert stages.place(leaves[0], made.ins[0], stages.shardings[0]) is params["w"].stored
+    assert stages.arrays(leaves)[0] is params["w"].stored
     right, _, right_value = plain(params, state, given[2])  # and into a program on the mesh itself
     assert difference([again["w"].numpy(), value.numpy()], [right["w"].numpy(), right_value.numpy()]) <= TOLERANCE
     back = parts(*plain(*given)[:2], given[2])[0]  # and the other way
