@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from .cost.machine import Machine
 from .cost.network import place
+from .errors import LayoutError
 from .ir import Graph, verify
 from .layouts import Layout, Mesh
 from .lowering import Program
@@ -20,6 +21,7 @@ from .lowering.check import check
 from .lowering.partition import partition
 from .passes.simplify import simplify
 from .schedule.ragged_exchange import ragged_exchange
+from .schedule.unroll import unroll
 from .tune.groups import RefinedMesh
 from .tune.overlap.plan import NO_OVERLAP, Overlap, OverlapPlan, plan_overlap
 from .tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
@@ -35,6 +37,7 @@ class Options:
 
     gather_limit: float | None = None
     weight_update: WeightUpdate = REPLICATED
+    unroll: bool = False
     overlap: Overlap = NO_OVERLAP
     machine: Machine | None = None  # decides what "auto" leaves open, and the order of an overlap plan
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may take over
@@ -94,6 +97,18 @@ def _partition(state: State, options: Options) -> State:
     return dataclasses.replace(state, program=program)
 
 
+def _unroll(program: Program, options: Options) -> Program:
+    if not options.unroll:
+        return program
+    unrolled = unroll(program)
+    if unrolled is program:
+        raise LayoutError(
+            "unroll=True has no effect: no loop over a dim (md.scan, md.layers) is stored without padding\n"
+            "  leave unroll out"
+        )
+    return unrolled
+
+
 def _plan_overlap(state: State, options: Options) -> State:
     if options.overlap.mode == "none":
         return state
@@ -126,6 +141,7 @@ PASSES: tuple[Pass, ...] = (
             lambda program, state, options: bucket(program, options.weight_update, _decides(options), state.refined)
         ),
     ),
+    Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
 )
 

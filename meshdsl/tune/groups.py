@@ -140,9 +140,7 @@ class RefinedMesh:
         return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
 
 
-def _cut(
-    parts: tuple[AxisFactor, ...], inner: int
-) -> tuple[tuple[AxisFactor, ...], tuple[AxisFactor, ...]] | None:
+def _cut(parts: tuple[AxisFactor, ...], inner: int) -> tuple[tuple[AxisFactor, ...], tuple[AxisFactor, ...]] | None:
     """Parts of hardware axes, major to minor, cut before the minor ones that have so many members together."""
     minor: list[AxisFactor] = []
     major = list(parts)

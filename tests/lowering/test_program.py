@@ -227,6 +227,17 @@ def test_a_result_is_an_argument_as_it_lies() -> None:
     assert double._for([first])[0].arrays([first])[0] is first.stored
 
 
+def test_compile_unrolls_loops_and_refuses_to_unroll_nothing() -> None:
+    def layers(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return md.scan(lambda h, row: (md.tanh(h * row), None), x, w, over="layer")[0]
+
+    x, w = md.spec("batch:4"), md.spec("layer:3 batch:4")
+    program = md.compile(layers, "rows:2", "batch:rows", unroll=True).program(x, w)
+    assert [str(eqn.op) for eqn in program.eqns] == 3 * ["index", "multiply", "tanh"]
+    with pytest.raises(md.LayoutError, match="unroll=True has no effect"):
+        md.compile(md.tanh, "rows:2", "batch:rows", unroll=True).program(x)
+
+
 def test_compiled_refuses_a_donated_tensor_that_is_used_again() -> None:
     step = md.compile(lambda x: x + 1, "r:2", "a:r", donate=0)
     first = step(md.tensor(np.arange(4.0), "a"))
