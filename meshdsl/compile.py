@@ -445,9 +445,10 @@ def compile(
 
     `overlap` says how communication overlaps with computation: "none"; "dw", "lancet", "list" or "halves", see
     `md.Overlap`; "auto", the fastest of these for `machine` (default "tpu-v5e") that fits its memory.
-    `print(compiled.overlap)` shows the plan. With `unroll` the layers of a loop follow one another in the program: steps
-    are faster on most devices, as no value is stacked and sliced, and compile time grows with depth; every overlap plan
-    unrolls too.
+    `print(compiled.overlap)` shows the plan.
+
+    With `unroll` the layers of a loop follow one another in the program: steps are faster on most devices, as no value
+    is stacked and sliced, and compile time grows with depth. Every overlap plan unrolls too.
 
     Raises `LayoutError` for an illegal layout and for options without effect ("sharded" where nothing can be sharded,
     buckets where nothing can be joined, an overlap that moves nothing), before anything runs.
