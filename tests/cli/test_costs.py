@@ -14,7 +14,7 @@ import pytest
 
 from meshdsl.commands import common, doctor
 from meshdsl.compilers import aot, calibrate
-from meshdsl.compilers.diff import Change
+from meshdsl.compilers.diff import CompilerDiff
 from meshdsl.report import html
 from meshdsl.report.schema import SCHEMA_VERSION
 from meshdsl.report.tables import WIDTH
@@ -172,7 +172,7 @@ def test_verify_weight_update_auto():
 def test_verify_aot_compares_with_the_compiler(monkeypatch: pytest.MonkeyPatch):
     """With a stand-in for the TPU's compiler, which tests/cost/ runs where it is installed."""
     held = aot.CompiledMemory(argument=30_000, output=20_000, temp=10_000, alias=20_000, generated_code=0, peak=50_000)
-    other = Change("all_reduce", "cols", 4, 4096, 2, 4096, 1, "2 were made one")
+    other = CompilerDiff("all_reduce", "cols", 4, 4096, 2, 4096, 1, "2 were made one")
     whole = aot.Compilation("tpu:v5e:2x4", 8, "as given", True, 50_000, None, "", held, (), (other,), (), 1.0)
     full = dataclasses.replace(whole, fits=False, limit=40_000, message="too much", memory=None, changes=())
     for made, code in ((whole, 0), (full, 3)):
