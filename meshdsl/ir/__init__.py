@@ -1,4 +1,4 @@
-"""The intermediate representation: values with named dims, one record per operation, equations and graphs of them."""
+"""The intermediate representation: values with named dims, one `Op` record per operation, equations, graphs."""
 
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause

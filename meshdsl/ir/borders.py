@@ -1,4 +1,4 @@
-"""Where values cross into the bodies of loops and branches, and out of them: verified by type, checked by sharding."""
+"""Pairs of values that must agree at the border of a loop, branch or call: in type, and in sharding in a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Border", "borders", "predicates"]
 
 
 class Border(NamedTuple):
-    """Two values that are one: outside and inside a body, or inside before and after one trip.
+    """Two values with equal types and shardings: outside and inside a body, or inside before and after one trip.
 
     With `stacked`, `inner` is a slice of `outer` along its first dim.
     """
@@ -23,7 +23,7 @@ class Border(NamedTuple):
 
 
 def borders(eqn: Eqn) -> Iterator[Border]:
-    """Every crossing of a loop, a branch or a call; nothing for other equations."""
+    """Yield every pair of values at the border of a loop, branch or call; yield nothing for other equations."""
     match eqn.control:
         case Scan() as loop:
             consts, carries, stacks = loop.inputs(eqn.ins)
@@ -54,7 +54,7 @@ def borders(eqn: Eqn) -> Iterator[Border]:
 
 
 def predicates(eqn: Eqn) -> Sequence[Var]:
-    """The booleans by which devices choose; they must all hold the same."""
+    """The predicates of a loop or branch; every device must hold the same value."""
     match eqn.control:
         case While() as loop:
             return loop.test.outs

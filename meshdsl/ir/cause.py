@@ -1,4 +1,4 @@
-"""Why a collective is in a program, as data; the sentence that people read is derived from it."""
+"""The reason for a collective, as data; programs print a sentence made from it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["NO_CAUSE", "Because", "Cause"]
 
 
 class Because(Enum):
-    """The kinds of causes, each with its sentence."""
+    """The kinds of causes. Each value is the template of the printed sentence."""
 
     UNKNOWN = ""
     REDUCES = "{what} over {dims} of {op}"  # `what`: sum, max or min
     CARRIED = "sum carried by the loop"
-    WHOLE = "{op} needs {dim} whole{what}"  # `what`: why not otherwise
+    WHOLE = "{op} needs {dim} whole{what}"  # `what`: the reason
     CUT_INSTEAD = "{op} needs {dim} whole, {to} is cut instead"
-    BACK = "and back"  # to the dim that was split before
+    BACK = "and back"  # to the dim that was sharded before
     RESPLIT = "{name} -> {to_name} for {op}"
     OTHER_ORDER = "other order of axes for {op}"
     READ = "for {op}"
     ROWS = "{amounts[0]} of {amounts[1]} along {dim} for {op}"
     MOST_ROWS = "{op} moves most of {dim}"
-    SUMMARY = "{what} each block of {dim}"  # `what`: a total for, a product for, the 3 best of
+    SUMMARY = "{what} each block of {dim}"  # `what`: "a total for", "a product for", "the 3 best of"
     MERGE = "merge {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
     DEAL = "deal {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
     HALF = "the half of a neighbour's block of {dim}"
@@ -32,13 +32,13 @@ class Because(Enum):
     WEIGHT_IN_LAYER = "{tensor} is used in this layer, its update is split"
     WEIGHT_AGAIN = "{tensor} is gathered again"
     WEIGHT_OUT_OF_LOOP = "{tensor} leaves the loop"
-    COUNTS = "{first}, the counts"  # of the ragged exchange that `parts` explains
-    TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: tensors or numbers; `parts`: their causes
+    COUNTS = "{first}, the counts"  # sent before a ragged exchange; `parts` holds its cause
+    TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: "tensors" or "numbers"; `parts`: their causes
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why one collective is there: its kind, the operation and the dims concerned, and the tensors by name.
+    """The reason for one collective: its kind, the operation and dims concerned, and the names of the tensors.
 
     >>> cause = Cause(Because.REDUCES, op="einsum", dims=("io",), what="sum")
     >>> print(cause)
@@ -56,7 +56,7 @@ class Cause:
     tensors: tuple[str, ...] = ()
     what: str = ""
     amounts: tuple[int, ...] = ()
-    parts: tuple[Cause, ...] = ()  # of a joined collective: the causes of all its members
+    parts: tuple[Cause, ...] = ()  # the causes of all members of a joined collective
 
     def __bool__(self) -> bool:
         return self.kind is not Because.UNKNOWN
@@ -79,7 +79,7 @@ class Cause:
 
     @property
     def about(self) -> tuple[str, ...]:
-        """The dims that cause it, those of the members of a joined collective included."""
+        """The dims that cause the collective, including those of the members of a joined collective."""
         return tuple(dict.fromkeys([*self.dims, *(dim for part in self.parts for dim in part.about)]))
 
 

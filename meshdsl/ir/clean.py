@@ -1,4 +1,4 @@
-"""Dead code and common subexpressions are removed, in the bodies of loops and branches too."""
+"""Remove dead code and common subexpressions, also in the bodies of loops and branches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cse", "dce"]
 
 
 def dce(graph: G) -> G:
-    """Dead code elimination: equations whose results nobody uses are left out, inside bodies too."""
+    """Remove equations whose results are unused, also inside bodies (dead code elimination)."""
     live = set(graph.outs)
     kept: list[Eqn] = []
     for eqn in reversed(graph.eqns):
@@ -28,12 +28,12 @@ def dce(graph: G) -> G:
 
 
 def _same(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
-    """Whether these are the same objects: an unchanged graph stays the same object, and its cost is not taken again."""
+    """Whether both hold the same objects. An unchanged graph stays the same object, so its cached cost stays valid."""
     return len(eqns) == len(others) and all(a is b for a, b in zip(eqns, others, strict=True))
 
 
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
-    """A loop without the stacked results that nobody uses, and without the carries that only feed themselves."""
+    """Remove a scan's unused stacked results and the carries that only feed themselves."""
     loop = eqn.control
     if not isinstance(loop, Scan):
         return eqn
@@ -56,7 +56,7 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
 
 
 def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
-    """Every value that these depend on, themselves included."""
+    """Every value that `outs` depend on, including `outs`."""
     needed = set(outs)
     for eqn in reversed(graph.eqns):
         if not needed.isdisjoint(eqn.outs):
@@ -65,7 +65,7 @@ def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
 
 
 def _without_unused_operands(eqn: Eqn) -> Eqn:
-    """A loop without the constants and slices that its body does not read; its carry stays whole."""
+    """Remove the constants and slices that a scan's body does not read; keep all carries."""
     loop = eqn.control
     if not isinstance(loop, Scan):
         return eqn
@@ -80,7 +80,7 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
 
 
 def cse(graph: G) -> G:
-    """Common subexpressions: equal equations on equal values are computed once."""
+    """Compute equal equations on equal values once (common subexpression elimination)."""
     same: dict[Var, Var] = {}
     seen: dict[Hashable, Eqn] = {}
     kept: list[Eqn] = []
@@ -101,7 +101,7 @@ def cse(graph: G) -> G:
 
 
 def _key(eqn: Eqn) -> Hashable:
-    """What equal equations have in common; None for one that is never merged."""
+    """A key that is equal for equal equations; None for equations that are never merged."""
     if eqn.control is not None or (isinstance(eqn.op, Op) and eqn.op.effects):
         return None
     params: Any = tuple((k, v.tobytes() if isinstance(v, np.ndarray) else v) for k, v in sorted(eqn.params.items()))

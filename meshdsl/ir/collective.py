@@ -1,4 +1,4 @@
-"""What every collective is to the readers of a program; the kinds themselves are records of `lowering`."""
+"""The interface of a collective in a program; `lowering` defines each kind."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 
 
 class Collective(Protocol):
-    """An instruction that takes a value from one sharding to another and never changes the global value.
+    """An instruction that reshards a value and never changes the global value.
 
-    `emit(x, shape, before, mesh, *counts)` is the JAX call on one device's block of a value of global `shape`.
-    `simulate(blocks, shape, before, mesh, *counts)` is its definition on the blocks of all devices, in NumPy.
+    `emit(x, shape, before, mesh, *counts)` makes the JAX call on one device's block of a value of global `shape`.
+    `simulate(blocks, shape, before, mesh, *counts)` computes the blocks of all devices in NumPy; it is the definition.
     `counts` are the further operands of a ragged exchange; the other kinds have none.
     """
 
@@ -35,15 +35,15 @@ class Collective(Protocol):
 
     @property
     def sends(self) -> bool:
-        """Whether anything travels; a device cuts its own block without sending."""
+        """Whether devices send data; a local slice of a device's own block sends nothing."""
         ...
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding afterwards; raises `InternalError` where the collective does not apply."""
+        """The sharding of the result; raises `InternalError` if the collective does not apply to `before`."""
         ...
 
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
-        """The bytes that one device sends, of a block of so many bytes."""
+        """The bytes that one device sends when its block has `local_bytes` bytes."""
         ...
 
     def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -57,5 +57,5 @@ class Collective(Protocol):
 
     @property
     def simulate(self) -> Callable[..., Blocks]:
-        """The definition, on all blocks."""
+        """The definition on the blocks of all devices."""
         ...

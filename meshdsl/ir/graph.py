@@ -1,8 +1,8 @@
-"""A graph is let-bound equations over named-dim values; every value is defined once, before its uses.
+"""A graph is a list of equations over values with named dims; each value is defined once, before its uses.
 
-`Graph` is the global view: no mesh, no devices. `lowering.Program` is one device's view of the same equations, with a
-sharding on every value and collectives among the operations. Both are these types, share this printer, `dce` and
-`cse`, and are never edited: a pass builds a new one.
+`Graph` is the global view, without mesh or devices. `lowering.Program` is one device's view of the same equations:
+every value has a sharding, and some equations are collectives. Both use these types, this printer, `dce` and `cse`.
+Both are immutable: a pass builds a new one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ REPLICATED = Sharding()
 
 @dataclass(frozen=True, eq=False)
 class Var:
-    """A value of a graph; two variables are the same only when they are the same object."""
+    """A value of a graph. Variables are compared by identity."""
 
     shape: Shape
     dtype: np.dtype[Any]
     name: str = ""
-    sharding: Sharding = REPLICATED  # in a program; the values of a graph have no other
+    sharding: Sharding = REPLICATED  # set in a program; a graph's values keep the default
 
     @property
     def type(self) -> Type:
@@ -52,8 +52,10 @@ class Var:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A loop over the slices of stacks along `dim`. Its body takes constants, carries and rows, and returns carries
-    and rows; the operands of the equation are constants, first carries and stacks, its results last carries and stacks.
+    """A loop over the slices of stacks along `dim`.
+
+    The body takes constants, carries and rows, and returns carries and rows. The equation takes constants, first
+    carries and stacks, and returns last carries and stacks.
     """
 
     body: Graph
@@ -68,31 +70,31 @@ class Scan:
         return self.dim.size
 
     def inputs(self, xs: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Operands, or inputs of the body, as constants, carries and stacks (or rows)."""
+        """Split operands into constants, carries and stacks, or body inputs into constants, carries and rows."""
         first = self.consts + self.carries
         return xs[: self.consts], xs[self.consts : first], xs[first:]
 
     def results(self, ys: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-        """Results, of the equation or of the body, as carries and stacks (or rows)."""
+        """Split results of the equation into carries and stacks, or results of the body into carries and rows."""
         return ys[: self.carries], ys[self.carries :]
 
 
 @dataclass(frozen=True, eq=False)
 class While:
-    """A loop for as long as `test` holds. Both graphs take constants and carries; the body returns carries."""
+    """A loop that runs while `test` holds. Both graphs take constants and carries; the body returns carries."""
 
     test: Graph
     body: Graph
     consts: int
 
     def inputs(self, xs: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-        """Operands, or inputs of the graphs, as constants and carries."""
+        """Split operands, or inputs of one of the graphs, into constants and carries."""
         return xs[: self.consts], xs[self.consts :]
 
 
 @dataclass(frozen=True, eq=False)
 class Cond:
-    """One of two graphs, by the predicate that is the equation's first operand; both take all other operands."""
+    """A branch. The equation's first operand, the predicate, selects a graph; both graphs take all other operands."""
 
     yes: Graph
     no: Graph
@@ -100,7 +102,7 @@ class Cond:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A graph with a gradient of its own, or computed again for its gradient; `simplify` puts it in place."""
+    """A graph with a custom gradient, or one that is recomputed for its gradient; `simplify` inlines it."""
 
     graph: Graph
 
@@ -109,7 +111,7 @@ Control = Scan | While | Cond | Call
 
 
 def graphs_of(control: Control) -> dict[str, Graph]:
-    """The graphs that a loop, a branch or a call holds, by the name of the field."""
+    """The graphs of a loop, branch or call, by field name."""
     match control:
         case Scan():
             return {"body": control.body}
@@ -123,10 +125,10 @@ def graphs_of(control: Control) -> dict[str, Graph]:
 
 @dataclass(frozen=True, eq=False)
 class Eqn:
-    """`outs = op(*ins, **params)`, with the user's line that asked for it.
+    """`outs = op(*ins, **params)`, with the user's source line.
 
-    The operation is a record of `ops`, or in a program a collective. Loops and branches keep a record of their graphs
-    in the parameter `control`.
+    `op` is a record from `ops`; in a program it may be a collective. Loops, branches and calls store their graphs in
+    the parameter `control`.
     """
 
     op: Op | Collective
@@ -134,8 +136,8 @@ class Eqn:
     outs: tuple[Var, ...]
     params: Params = field(default_factory=dict[str, Any])
     where: Where = NOWHERE
-    backward: bool = False  # made by differentiation
-    cause: Cause = NO_CAUSE  # of a collective: why it is there
+    backward: bool = False  # created by differentiation
+    cause: Cause = NO_CAUSE  # set on collectives
 
     @property
     def collective(self) -> Collective | None:
@@ -144,12 +146,12 @@ class Eqn:
 
     @property
     def sends(self) -> bool:
-        """Whether the equation is a collective that sends something."""
+        """Whether the equation is a collective that sends data."""
         return not isinstance(self.op, Op) and self.op.sends
 
     @property
     def operation(self) -> Op:
-        """The record of the operation. Requires that the equation is not a collective."""
+        """The operation's record. Raises `InternalError` if the equation is a collective."""
         if isinstance(self.op, Op):
             return self.op
         raise InternalError(f"{self.op} at {self.where} is a collective")
@@ -161,11 +163,11 @@ class Eqn:
 
     @property
     def trips(self) -> int:
-        """How often the graphs of the equation run each time it does; one trip of a loop without a known number."""
+        """How often the equation's graphs run each time it runs; 1 if the number is unknown (`While`)."""
         return self.control.trips if isinstance(self.control, Scan) else 1
 
     def graphs(self) -> dict[str, Graph]:
-        """The graphs that the equation holds (loop bodies, branches), by the name of the field."""
+        """The graphs of the equation (loop bodies, branches), by field name."""
         return {} if self.control is None else graphs_of(self.control)
 
     def replace(self, **changes: Any) -> Eqn:
@@ -173,12 +175,12 @@ class Eqn:
         return dataclasses.replace(self, **changes)
 
     def with_control(self, **changes: Any) -> Eqn:
-        """A copy with other fields in its loop, branch or call."""
+        """A copy whose loop, branch or call has other fields."""
         assert self.control is not None
         return self.replace(params={**self.params, "control": dataclasses.replace(self.control, **changes)})
 
     def map_graphs(self, change: Callable[[Any], Graph]) -> Eqn:
-        """A copy with every graph changed; the equation itself when none is."""
+        """A copy with `change` applied to each graph; the equation itself if no graph changes."""
         graphs = self.graphs()
         changed = {key: change(graph) for key, graph in graphs.items()}
         return self if all(changed[key] is graph for key, graph in graphs.items()) else self.with_control(**changed)
@@ -191,16 +193,16 @@ class Graph:
     ins: tuple[Var, ...]
     eqns: tuple[Eqn, ...]
     outs: tuple[Var, ...]
-    mentions: frozenset[str] = field(default=frozenset(), kw_only=True)  # dims the function used, left out since or not
+    mentions: frozenset[str] = field(default=frozenset(), kw_only=True)  # dims the function used, also removed ones
 
     def __str__(self) -> str:
         return format_graph(self)
 
     @property
     def instructions(self) -> int:
-        """The number of equations, those of loop bodies and branches included, each counted once; numbers are none.
+        """The number of equations, including loop bodies and branches, each counted once. Literal scalars are excluded.
 
-        How many numbers there are depends on sizes: of two that are equal one is kept.
+        The number of literal scalars depends on sizes, because equal literals are merged.
         """
         return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
 
@@ -214,7 +216,7 @@ def _is_number(eqn: Eqn) -> bool:
 
 
 def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
-    """Every equation, those of loop bodies and branches included, with how often it runs."""
+    """Yield every equation, including those of loop bodies and branches, with how often it runs."""
     for eqn in graph.eqns:
         yield eqn, trips
         for graph in eqn.graphs().values():
@@ -222,7 +224,7 @@ def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
 
 
 def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
-    """The floating-point operations of one equation without graphs in it, on operands and results of these sizes."""
+    """The floating-point operations of one equation without inner graphs; `sizes` gives the sizes of each value."""
     ins, outs = [sizes(v) for v in eqn.ins], [sizes(v) for v in eqn.outs]
     op = eqn.operation
     if op.flops is None:
@@ -237,7 +239,7 @@ def format_graph(
     title: str = "graph",
     note: Callable[[Eqn], str] = lambda eqn: str(eqn.cause),
 ) -> str:
-    """The text that `print` shows: one equation a line, type after the colon, the user's line after the hash."""
+    """The text that `print` shows: one equation per line, its type after the colon, the user's line after the hash."""
     lines = list(_lines(graph, {}, show_type, note, ""))
     width = min(max((len(code) for code, _ in lines), default=0), 118)
     names: dict[Var, str] = {}
@@ -255,7 +257,7 @@ def _lines(
         names[v] = _name(v, names)
     for eqn in graph.eqns:
         if _is_number(eqn):
-            names[eqn.outs[0]] = str(eqn.params["value"])  # a number reads best where it is used
+            names[eqn.outs[0]] = str(eqn.params["value"])  # literals are printed where they are used
             continue
         for v in eqn.outs:
             names[v] = _name(v, names)
@@ -274,7 +276,7 @@ def _lines(
     yield f"{indent}  return {', '.join(names[v] for v in graph.outs)}", ""
 
 
-# parameters that the types beside them already say, or that are tables for the machine
+# parameters that are not printed: the printed types already show them, or they are internal tables
 UNSHOWN = {
     *("out", "shape", "dtype", "starts", "axes", "table", "dims", "dim", "rows", "sides", "result", "label"),
     *("whole", "key", "follows", "control"),
@@ -282,7 +284,7 @@ UNSHOWN = {
 
 
 def _shown(eqn: Eqn) -> Iterator[tuple[str, Any]]:
-    """The parameters that are printed, those of a loop first."""
+    """Yield the parameters to print, those of a loop first."""
     params = {**({} if eqn.control is None else vars(eqn.control)), **eqn.params}
     for key, value in params.items():
         if key not in UNSHOWN and value is not None and not isinstance(value, Graph):

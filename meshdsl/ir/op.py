@@ -1,4 +1,4 @@
-"""One record per operation: its type rule, kernel, gradient and cost, and where it departs from the sharding rule."""
+"""The record of an operation: type rule, kernel, gradient, cost, and exceptions to the default sharding rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Fuses", "Labels", "Linear", "Op", "Params", "Product", "Reduce", "Ty
 
 @dataclass(frozen=True)
 class Type:
-    """What is known of a value before it exists: its dims in storage order and its dtype."""
+    """The abstract form of a value: dims in storage order and dtype."""
 
     shape: Shape
     dtype: np.dtype
@@ -38,11 +38,11 @@ Names = Mapping[str, "str | None"]
 
 @dataclass(frozen=True)
 class Labels:
-    """Which dims of the operands and results of one operation are split together: those with equal labels.
+    """A label for each dim of an operation's operands and results. Dims with equal labels are sharded alike.
 
-    A dim whose label is None must be replicated. A label in `must_divide` can be split only where every dim that has it
-    divides without padding. A label in `from_layout` takes the layout's axes whatever the operand brings, where the
-    dims that have it are padded alike; a label in `from_layout_if_ruled` does so when the layout has a rule for it.
+    A dim with label None must be replicated. A label in `must_divide` is sharded only if every dim with that label
+    divides without padding. A label in `from_layout` takes the layout's axes, not the operand's, if all dims with that
+    label have equal padding. A label in `from_layout_if_ruled` does the same if the layout has a rule for it.
     """
 
     ins: tuple[Names, ...]
@@ -53,38 +53,38 @@ class Labels:
 
 
 class Linear(StrEnum):
-    """The operands through which a pending sum may pass."""
+    """The operands that may be partial sums, so that the result is a partial sum too."""
 
     NONE = ""
-    JOINT = "joint"  # all together
-    EACH = "each"  # any one of them
-    FIRST = "first"  # only that one
-    SECOND = "second"
-    BRANCHES = "branches"  # all but the first, together
-    PADDED = "padded"  # all together, when the fill is zero
-    WIDENING = "widening"  # the only one, where the result's dtype holds every value of it
+    JOINT = "joint"  # all operands together
+    EACH = "each"  # any single operand
+    FIRST = "first"  # only the first operand
+    SECOND = "second"  # only the second operand
+    BRANCHES = "branches"  # all operands but the first, together
+    PADDED = "padded"  # all operands together, if the fill value is zero
+    WIDENING = "widening"  # the only operand, if the result's dtype represents all its values exactly
 
 
 class Fuses(StrEnum):
-    """What a compiler makes of an operation."""
+    """How XLA fuses an operation; the cost model uses it."""
 
-    KERNEL = ""  # a kernel of its own
-    VIEW = "view"  # costs nothing
-    MAP = "map"  # computed inside the kernel that reads it
-    PICK = "pick"  # the same, and reads no more than it writes
-    REDUCE = "reduce"  # computes its operands inside
+    KERNEL = ""  # runs as its own kernel
+    VIEW = "view"  # free
+    MAP = "map"  # fused into the kernel that reads its result
+    PICK = "pick"  # like MAP, and reads no more elements than it writes
+    REDUCE = "reduce"  # fuses the producers of its operands
 
 
 class Product(StrEnum):
-    """The product of tensors that an operation computes, for which machines have units of their own."""
+    """The kind of tensor product an operation computes; machines have dedicated units for these."""
 
     NONE = ""
-    MATMUL = "matmul"  # of its first two operands
+    MATMUL = "matmul"  # product of the first two operands
     CONV = "conv"
 
 
 class Reduce(StrEnum):
-    """How the parts of a dim that vanishes are combined over devices."""
+    """How devices combine their partial results when an operation removes a sharded dim."""
 
     NONE = ""
     SUM = "sum"
@@ -94,10 +94,11 @@ class Reduce(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One record per operation: its type rule, kernel, gradient, cost, and where it departs from the sharding rule.
+    """The record of an operation: type rule, kernel, gradient, cost, and exceptions to the default sharding rule.
 
-    The sharding rule: a name in inputs and output passes through; a name that vanishes leaves the output partial
-    (`reduce`); a name that appears is born in its layout. The fields below `reduce` are the exceptions.
+    The default rule: a dim of both inputs and output keeps its sharding; a sharded dim that only inputs have makes the
+    output partial (`reduce`); a dim that only the output has follows the layout's rule. The fields below `reduce` are
+    the exceptions.
     """
 
     name: str
@@ -114,39 +115,39 @@ class Op:
     fuses: Fuses = Fuses.KERNEL
     linear: Linear = Linear.NONE
     reduce: Reduce = Reduce.NONE
-    blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be whole
-    mask: Any = None  # identity that replaces padding of dims that vanish: a number, or "low"/"high" of the dtype
+    blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be replicated
+    mask: Any = None  # written over the padding of removed dims: a number, or "low"/"high" of the dtype
     moves: Callable[..., Any] | None = None  # (*input types, **params) -> ops.moves.Moves along one dim, or None
-    rule: Callable[..., Labels] | None = None  # (*input types, **params) when equal names are not the rule
-    inside_blocks: bool = False  # mixes elements inside each device's block of a dim that it passes; lowering makes it
-    shardings: Callable[..., Sequence[Sharding]] | None = None  # (equation) -> of its results, where no labels say it
+    rule: Callable[..., Labels] | None = None  # (*input types, **params), if sharding does not follow equal names
+    inside_blocks: bool = False  # mixes elements within a device's block of a dim it keeps; only lowering makes it
+    shardings: Callable[..., Sequence[Sharding]] | None = None  # (equation) -> result shardings, if labels cannot
     product: Product = Product.NONE
-    transcendental: bool = False  # some machines compute it slower than other elementwise operations
-    cheap: bool = False  # costs less to compute again in a backward loop than to keep for every trip
-    literal: bool = False  # every element of the result is the parameter `value`
-    stops_gradient: bool = False  # its results count as constants
-    effects: bool = False  # never merged with an equal equation
+    transcendental: bool = False  # slower than other elementwise operations on some machines
+    cheap: bool = False  # recomputing it in a backward loop costs less than storing it for every trip
+    literal: bool = False  # every element of the result equals the parameter `value`
+    stops_gradient: bool = False  # differentiation treats its results as constants
+    effects: bool = False  # `cse` never merges it with an equal equation
 
     def __post_init__(self):
         for field, kind in (("fuses", Fuses), ("linear", Linear), ("reduce", Reduce), ("product", Product)):
-            kind(getattr(self, field))  # raises ValueError, naming what is not a member
+            kind(getattr(self, field))  # raises ValueError for a non-member
 
     def __repr__(self) -> str:
         return self.name
 
     def keywords(self, function: Callable[..., Any], available: Params) -> dict[str, Any]:
-        """The part of `available` that a rule asks for by parameter name (all of it when it takes `**`)."""
+        """The entries of `available` that `function` has parameters for (all entries if it takes `**`)."""
         names = _parameters(function)
         return dict(available) if names is None else {name: available[name] for name in names if name in available}
 
     def infer(self, ins: Sequence[Type], params: Params) -> tuple[Type, ...]:
-        """Types of the results; raises ShapeError for operands that do not fit."""
+        """The types of the results; raises `ShapeError` if the operands do not fit."""
         outs = self.type(*ins, **params)
         return (outs,) if isinstance(outs, Type) else tuple(outs)
 
 
 @lru_cache(maxsize=4096)
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The names of a function's parameters; None when it takes any (`**`)."""
+    """The names of a function's parameters; None if it takes `**`."""
     parameters = inspect.signature(function).parameters.values()
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters) else tuple(p.name for p in parameters)

@@ -1,4 +1,4 @@
-"""The laws of a graph: every value is defined once, before its uses, with the type that its rule infers."""
+"""Check a graph: every value is defined once, before its uses, and has the type its operation's rule infers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["verify"]
 
 
 def verify(graph: G, made_by: str) -> G:
-    """The graph itself; raises `InternalError`, naming the pass, when a law of this module is broken."""
+    """Return the graph unchanged; raise `InternalError`, naming the pass `made_by`, if a check fails."""
     defined = set(graph.ins)
     if len(defined) != len(graph.ins):
         raise InternalError(f"{made_by}: an input appears twice")
