@@ -1,6 +1,7 @@
-"""A `Dim` is a name with a size. A shape is a tuple of dims: ordered for storage, compared as a set by operations.
+"""A `Dim` is a name with a size. A shape is a tuple of dims; its order is the storage order.
 
-A name appears at most once in a shape, and operands of one operation agree on the size of each name.
+Operations match dims by name, in any order. A name appears at most once in a shape, and all operands of an operation
+have the same size for a name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, order=True)
 class Dim:
-    """One named extent.
+    """A dim: a name and a size.
 
     >>> Dim("batch", 512)
     batch=512
@@ -59,19 +60,19 @@ DimsLike = str | Dim | Iterable[DimLike]
 
 
 def dims(text: str) -> Shape:
-    """Dims from text; spaces, commas and semicolons separate them.
+    """Parse dims from text; spaces, commas or semicolons separate them.
 
     >>> batch, io = dims("batch:512 io:1024")
     >>> io
     io=1024
 
-    Raises `ShapeError` for what is not written name:size.
+    Raises `ShapeError` for an item that is not of the form name:size.
     """
     return located(lambda: tuple(_sized(word) for word in _words(text)))
 
 
 def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
-    """The shape itself; raises `ShapeError` when a name appears twice."""
+    """Return the shape as a tuple; raise `ShapeError` if a name appears twice."""
     shape = tuple(shape)
     seen: dict[str, Dim] = {}
     for dim in shape:
@@ -87,9 +88,10 @@ def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
 
 
 def pick(asked: DimsLike, known: Iterable[Dim], *, new: bool = False, what: str = "dim") -> Shape:
-    """Resolve what a user wrote (`Dim`, name, text, or a sequence of them) against known dims.
+    """Resolve the user's dims (a `Dim`, a name, text, or a sequence of them) against the known dims.
 
-    With `new`, a dim that is not known may be introduced when it carries its size.
+    With `new`, an unknown dim is allowed if it has a size. Raises `ShapeError` for other unknown dims, for a size that
+    differs from the known one, and for a name given twice.
     """
     table: dict[str, Dim] = {dim.name: dim for dim in known}
     found = []
@@ -100,7 +102,7 @@ def pick(asked: DimsLike, known: Iterable[Dim], *, new: bool = False, what: str 
 
 
 def find(asked: DimLike, known: Iterable[Dim], what: str = "dim") -> Dim:
-    """One known dim; see `pick`."""
+    """Resolve exactly one known dim; see `pick`."""
     found = pick(asked, known, what=what)
     if len(found) != 1:
         raise ShapeError(f"expected one {what}, got {show(found)}")
@@ -118,7 +120,7 @@ def size_of(shape: Iterable[Dim]) -> int:
 
 
 def show(shape: Iterable[Dim]) -> str:
-    """The shape as errors and programs print it.
+    """The shape as text, for errors and printed programs.
 
     >>> show(dims("batch:512 io:1024"))
     '[batch=512 io=1024]'
@@ -127,7 +129,7 @@ def show(shape: Iterable[Dim]) -> str:
 
 
 def merge(shapes: Iterable[Shape]) -> dict[str, Dim]:
-    """Every dim of several shapes by name; raises `ShapeError` when one name has two sizes."""
+    """All dims of several shapes, by name; raises `ShapeError` if a name has two sizes."""
     table: dict[str, Dim] = {}
     shapes = tuple(shapes)
     for shape in shapes:
@@ -163,7 +165,7 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
 
 
 def split_items(asked: DimsLike) -> list[DimLike]:
-    """What a user wrote, one item a dim: text is cut at spaces, commas and semicolons."""
+    """The user's dims as a list with one item per dim; text is split at spaces, commas and semicolons."""
     if isinstance(asked, Dim):
         return [asked]
     if isinstance(asked, str):

@@ -1,4 +1,4 @@
-"""Seconds, bytes and counts as text with three digits and a unit."""
+"""Format seconds, bytes and counts with three digits and a unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["number", "percent", "seconds", "show_bytes"]
 
 
 def seconds(t: float) -> str:
-    """Time with three digits.
+    """Format a time in seconds with three digits.
 
     >>> seconds(0.0412), seconds(2.5e-6), seconds(0.9998), seconds(0)
     ('41.2 ms', '2.50 us', '1.00 s', '0 s')
@@ -18,7 +18,7 @@ def seconds(t: float) -> str:
 
 
 def number(n: float, unit: str = "") -> str:
-    """A count with three digits and a prefix in powers of ten.
+    """Format a count with three digits and a decimal prefix.
 
     >>> number(3.2e12, "FLOP/s"), number(950), number(0, "FLOP")
     ('3.20 TFLOP/s', '950', '0 FLOP')
@@ -30,7 +30,7 @@ def number(n: float, unit: str = "") -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share; more than nothing never reads as 0.
+    """Format `part / whole` in percent; a nonzero share never prints as 0.
 
     >>> percent(41, 100), percent(1, 1000), percent(1, 100_000), percent(0, 7)
     ('41 %', '0.1 %', '<0.1 %', '0 %')
@@ -48,7 +48,7 @@ def _digits(x: float) -> str:
 
 
 def show_bytes(n: float) -> str:
-    """Bytes for people, in powers of ten.
+    """Format a number of bytes, in powers of ten.
 
     >>> show_bytes(2_097_152)
     '2.10 MB'

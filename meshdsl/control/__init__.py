@@ -1,4 +1,4 @@
-"""Loops, branches and rematerialisation are equations that hold graphs."""
+"""Loops, branches and rematerialisation. Each is one equation that contains graphs."""
 
 from .accumulate import accumulate
 from .branch import cond, while_loop

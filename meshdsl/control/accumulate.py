@@ -1,4 +1,4 @@
-"""Sums over parts of a batch, one part at a time: less memory, and nothing more is sent than for the whole batch."""
+"""Accumulate over parts of a batch, one at a time. It needs less memory and sends no more than the full batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["accumulate"]
 
 
 def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "batch") -> Any:
-    """The sum of `f(part)` over `steps` equal parts of `xs` along a dim, computed one after the other.
+    """The sum of `f(part)` over `steps` equal parts of `xs` along a dim, computed one part at a time.
 
     >>> import meshdsl as md
     >>> def loss(w, x):
@@ -28,11 +28,12 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     >>> value / 2, grad / 2
     (tensor(float32[], 7.5), tensor(float32[io=2], [6.  4.5]))
 
-    `xs` is a pytree of tensors that all have the dim; a part has it too, with `size / steps` elements. Part i has every
-    `steps`-th element from the i-th on. So each device cuts its own block of a split dim into parts, where the size of
-    a part divides by its devices, and nothing is sent; parts of consecutive elements would gather the batch. Gradients
-    are summed on each device and reduced once, after the last part. `f` returns a pytree of tensors; for a mean divide
-    the result by `steps`. Raises `ShapeError` where a tensor lacks the dim, or its size is no multiple of `steps`.
+    `xs` is a pytree of tensors that all have the dim `over`; in a part, the dim has `size / steps` elements. Part i
+    contains every `steps`-th element, starting with element i. Thus each device slices its own block of a sharded dim,
+    and no data is sent, if the size of a part is a multiple of the number of devices along the dim. Parts of
+    consecutive elements would gather the batch. Gradients are summed on each device and reduced once, after the last
+    part. `f` returns a pytree of tensors; for a mean, divide the result by `steps`. Raises `ShapeError` if a tensor
+    lacks the dim or its size is not a multiple of `steps`.
     """
     leaves, structure = leaves_of(xs)
 

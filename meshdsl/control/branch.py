@@ -1,4 +1,4 @@
-"""Control by a predicate: `while_loop`, which has no gradient, and `cond`. All devices see the same predicate."""
+"""`while_loop`, which has no gradient, and `cond`. All devices compute the same predicate."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp)
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
-    """`carry = body(carry)` for as long as `cond(carry)` holds; the carry at the end.
+    """Run `carry = body(carry)` while `cond(carry)` is true; return the last carry.
 
     >>> import meshdsl as md
     >>> md.while_loop(lambda x: md.sum(x) < 100, lambda x: 2 * x, md.tensor([1.0, 2.0], "a"))
     tensor(float32[a=2], [ 64. 128.])
 
-    The carry is a pytree; `cond` gives one boolean without dims. All devices see the same predicate, so a split
-    carry is reduced in it. Raises `ShapeError` when the carry changes structure, dims or dtype, and `TraceError` when
-    a gradient is asked for through the loop: md.scan has one.
+    The carry is a pytree; `cond` returns one boolean without dims. All devices compute the same predicate, so the
+    predicate of a sharded carry needs a reduction. Raises `ShapeError` if the carry changes structure, dims or dtype,
+    and `TraceError` for a gradient through the loop; use md.scan for that.
     """
     first, structure = leaves_of(init)
     specs = [x.type for x in first]
@@ -105,13 +105,13 @@ _COND = Op(
 
 
 def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
-    """`f(*xs)` when the predicate holds, else `g(*xs)`; only the one taken runs.
+    """`f(*xs)` if the predicate is true, else `g(*xs)`; only the selected branch runs.
 
     >>> import meshdsl as md
     >>> md.cond(md.tensor(True), lambda x: x + 1, lambda x: x - 1, md.tensor(1.0))
     tensor(float32[], 2.)
 
-    Raises `ShapeError` when the branches return different structures, dims or dtypes.
+    Raises `ShapeError` if the branches return different structures, dims or dtypes.
     """
     ins, structure = leaves_of(tuple(xs))
     traced = [trace(lambda *a, b=b: b(*tree.tree_unflatten(structure, a)), [x.type for x in ins]) for b in (f, g)]

@@ -1,4 +1,4 @@
-"""What goes in and out of the functions that become graphs: leaves of pytrees, carries, unused inputs."""
+"""Inputs and results of the functions that become graphs: leaves of pytrees, carries, unused inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
 
 
 def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> list[Tensor]:
-    """What a loop's function returned as its carry, in the order of dims in which it went in."""
+    """The carry that a loop's function returned, as tensors with the dim order of `before`.
+
+    Raises `ShapeError` if structure, dims or dtype changed.
+    """
     came, after_structure = tree.tree_flatten(after)
     leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(came, before, strict=False)]
     same = after_structure == structure and all(

@@ -1,6 +1,6 @@
-"""A `scan` over a stacked dim is one equation, forward and backward: a program does not grow with depth.
+"""`scan` over a stacked dim. It is one equation, forward and backward, so a program does not grow with depth.
 
-Its gradient is a second scan, in reverse, over what the first one saved.
+The gradient is a second scan, in reverse, over the residuals that the first one saved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
 
 
 def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
-    """Run the loop that also stacks what its gradient needs; see `residuals.split`."""
+    """Run the loop that also stacks the residuals of its gradient; see `residuals.split`."""
     consts, carries = control.consts, control.carries
     on = list(active)
     on[consts : consts + carries] = [True] * carries
@@ -97,8 +97,8 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     >>> md.scan(lambda total, x: (total + x, total + x), 0.0, md.tensor([1.0, 2.0, 3.0], "t"), over="t")[1]
     tensor(float32[t=3], [1. 3. 6.])
 
-    `carry` and `xs` are pytrees; every tensor of `xs` has the dim. The results `y` are stacked along it, first.
-    Raises `ShapeError` when the carry changes structure, dims or dtype.
+    `carry` and `xs` are pytrees; every tensor of `xs` has the dim `over`. The results `y` are stacked along `over`,
+    which becomes their first dim. Raises `ShapeError` if the carry changes structure, dims or dtype.
     """
     first, structure = leaves_of(carry)
     rows, row_structure = leaves_of(xs)

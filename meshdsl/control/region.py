@@ -1,8 +1,7 @@
-"""A region is written for one device: inside, a split dim has the size of this device's block, and nothing is sent.
+"""`md.local` runs a function on each device's blocks: inside, a sharded dim has block size, and nothing is sent.
 
-What the function returns is this device's block of the result. A dim that is split in an operand and missing in the
-result was worked off on each device by itself, so the result is a pending sum over the devices along it. The gradient
-is a region too, on the same blocks.
+The function returns the device's block of the result. If a dim is sharded in an operand and missing in the result,
+the result is a partial sum over the devices along that dim. The gradient is a local function of the same blocks.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: obj
 def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Any:
     sizes = [
         [n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)] for b in c.ins
-    ]  # a whole dim may be stored with padding
+    ]  # an unsharded dim may be stored with padding
     types = [
         Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, there, strict=True)), x.dtype)
         for b, there, x in zip(c.ins, sizes, xs, strict=True)
@@ -122,7 +121,7 @@ LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rul
 
 
 def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) -> Tensor:
-    """`f(*xs)` on each device's blocks: inside f a dim that the layout splits has the size of one block.
+    """`f(*xs)` on each device's blocks: inside f, a dim sharded by the layout has the size of one block.
 
     >>> import meshdsl as md
     >>> def scaled(x):  # by the norm of the whole row, which is here if channel is
@@ -130,14 +129,15 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
     >>> md.local(scaled, md.tensor([[3.0, 4.0]], "batch channel"), out="batch channel", whole="channel")
     tensor(float32[batch=1 channel=2], [[0.6 0.8]])
 
-    Operands are taken as they lie, dims of one name split alike, and those in `whole` are gathered first. f returns
-    one tensor with the dims `out`: dims of the operands, split as there, or new ones, which are not split. Where a
-    split dim of the operands is not in `out`, the results of the devices along it are added. So under an empty layout
-    this is `f(*xs)`, and under any other too if f treats the elements of split dims one by one or sums over them.
+    Operands keep their shardings, with dims of equal names sharded alike; dims in `whole` are gathered first. f returns
+    one tensor with the dims `out`: dims of the operands keep their sharding, new dims are not sharded. If a sharded
+    dim of the operands is not in `out`, the results of the devices along it are summed. Under an empty layout the
+    result is `f(*xs)`. Under any layout it is the same if f treats the elements of sharded dims independently or sums
+    over them.
 
-    f holds no loops or branches and uses no traced tensor from outside; it is traced once more for its blocks. Raises
-    `ShapeError` when it returns other dims, `TraceError` for what it may not hold, and, at compilation, `LayoutError`
-    when a split dim does not divide: its padding would be visible.
+    f must contain no loops or branches and use no traced tensor from outside; it is traced again for its block sizes.
+    Raises `ShapeError` if f returns other dims and `TraceError` for a loop, branch or outside tensor. At compilation,
+    raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
     """
     tensors = [as_tensor(x) for x in xs]
     known = located(lambda: merge([x.dims for x in tensors]).values())

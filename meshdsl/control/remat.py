@@ -1,4 +1,4 @@
-"""Rematerialisation: computing again, in the backward pass, what the forward pass does not keep."""
+"""Rematerialisation: the backward pass recomputes the values that the forward pass does not store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAME = Op(
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
 )
-KEEP = Op(  # partition decides: what was kept, where computing it again would send something, else what was computed
+KEEP = Op(  # partitioning selects `kept` if recomputing the value would send data, else `again`, the recomputed value
     "keep",
     type=lambda kept, again: again,
     kernel=lambda c, kept, again: kept,
@@ -47,7 +47,7 @@ KEEP = Op(  # partition decides: what was kept, where computing it again would s
 
 
 def name(x: Any, name: str) -> Tensor:
-    """The same tensor, under a name by which the policy of md.checkpoint can keep it.
+    """The same tensor with a name, so that a policy of md.checkpoint can store it.
 
     >>> import meshdsl as md
     >>> md.name(md.tensor(2.0), "gate")
@@ -56,12 +56,14 @@ def name(x: Any, name: str) -> Tensor:
     return bind1(NAME, as_tensor(x), name=name)
 
 
-Policy = str | tuple[str, ...]  # "nothing", "collectives", or the names of what is kept
+Policy = str | tuple[str, ...]  # "nothing", "collectives", or the names of the values to store
 
 
 def _may_send(graph: Graph) -> list[Var]:
-    """The values that some layout has to send something for: all that is not computed element by element, and what
-    a pending sum can reach without being finished.
+    """The values that need communication under some layout.
+
+    These are the results of all operations that are not elementwise, and values that a partial sum can reach before
+    it is reduced.
     """
     found: list[Var] = []
     unfinished: set[Var] = set()
@@ -76,7 +78,7 @@ def _may_send(graph: Graph) -> list[Var]:
 
 
 def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy: Policy) -> Any:
-    """Run the graph that also returns what is kept."""
+    """Run the graph that also returns the values to store."""
     graph = control.graph
     kept: list[Var] = []
     if policy == "collectives":
@@ -123,16 +125,16 @@ def _policy(policy: str | Sequence[str]) -> Policy:
 
 
 def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -> Callable[..., Any]:
-    """`f`, whose gradient computes f again instead of keeping its intermediate values (rematerialisation).
+    """A function equal to `f` whose gradient recomputes f instead of storing its intermediate values.
 
-    `policy` says what is kept besides the arguments:
+    `policy` selects the values that are stored in addition to the arguments:
 
-    - "nothing";
-    - "collectives": what needs something sent to compute it again. The layout decides: where it splits nothing,
-      nothing is kept. What a loop or a branch inside f sends is sent again.
-    - "names:a,b", or ("a", "b"): what f gave these names with md.name, outside loops and branches of its own.
+    - "nothing": none;
+    - "collectives": values whose recomputation would send data. This depends on the layout: if nothing is sharded,
+      nothing is stored. Collectives in loops and branches inside f run again.
+    - "names:a,b", or ("a", "b"): values that f named with md.name, outside loops and branches inside f.
 
-    Raises `ShapeError` for another policy, and for a name that f does not give.
+    Raises `ShapeError` for another policy, and for a name that f does not define.
 
     >>> import meshdsl as md
     >>> md.grad(md.checkpoint(lambda x: md.sum(x * x)))(md.tensor([3.0], "a"))

@@ -1,4 +1,4 @@
-"""Where a loop's body is cut in two: what runs forward, what runs backward, and what the one saves for the other."""
+"""Split a loop's body into a forward half, a backward half, and the residuals saved between them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ __all__ = ["split"]
 
 
 def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
-    """The body's forward half with its residuals as further results, and the backward half.
+    """Returns (forward, backward, kept, want): two graphs, and the indices of two sets of the body's inputs.
 
-    Residuals are the forward values that the backward half uses, less what it can have for nothing: constants of the
-    loop and slices of its inputs are passed again, and what follows from constants alone, or cheaply from what is
-    kept anyway, is computed again.
+    `forward` returns the body's results and the residuals. `backward` takes the inputs `kept`, the residuals and the
+    cotangents of the results; it returns the cotangents of the inputs `want`.
+
+    Residuals are the forward values that the backward half uses, except those available at little cost: constants of
+    the loop and slices of its inputs are passed again; values that depend on constants alone, or that are cheap to
+    compute from other residuals, are recomputed.
     """
     joint, forward_values, want = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
@@ -35,12 +38,12 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
 
 
 def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[Var]:
-    """What these equations read, and what is returned."""
+    """The values that the equations read, and the results `outs`."""
     return {v for eqn in eqns for v in eqn.ins} | set(outs)
 
 
 def _constant(eqns: Sequence[Eqn], consts: Sequence[Var]) -> set[Var]:
-    """The constants of the loop, and what follows from them alone."""
+    """The constants of the loop and the values that depend on them alone."""
     constant = set(consts)
     for eqn in eqns:
         if not eqn.operation.effects and eqn.control is None and all(v in constant for v in eqn.ins):
@@ -51,12 +54,12 @@ def _constant(eqns: Sequence[Eqn], consts: Sequence[Var]) -> set[Var]:
 def _computed_again(
     eqns: Sequence[Eqn], used: set[Var], free: set[Var], constant: set[Var]
 ) -> tuple[set[Var], set[Var]]:
-    """Of the values that the backward half uses: those that are kept, and what is computed again for the others."""
+    """Returns the residuals to save, and the values to recompute in place of the others that are used."""
     made = {v: eqn for eqn in eqns for v in eqn.outs}
     residuals, again = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
-        """Whether v follows cheaply from inputs, constants and other residuals."""
+        """Whether v is cheap to compute from inputs, constants and other residuals."""
         if v in constant or v not in made:
             return v in constant and v in made
         eqn = made[v]

@@ -1,4 +1,4 @@
-"""Meshes, layouts and shardings: where the parts of a tensor live. Nothing here knows about operations."""
+"""Meshes, layouts and shardings: how tensors are distributed over devices, independent of operations."""
 
 from .layout import Layout
 from .mesh import Mesh

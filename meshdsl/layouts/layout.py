@@ -1,7 +1,7 @@
-"""A `Layout` is rules from dim names to mesh axes. It never changes results, only what they cost.
+"""A `Layout` maps dim names to mesh axes. It changes the cost of a program, never its results.
 
-Rules hold for every tensor that has the dim; `overrides` replace them for the parameters whose path matches.
-A layout that names an axis the mesh lacks, or a dim or parameter the program lacks, is an error, never ignored.
+A rule applies to every tensor that has the dim; `overrides` replace rules for parameters whose path matches.
+A rule for an axis the mesh lacks, or for a dim or parameter the program lacks, is an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Rules = dict[str, Axes]
 
 
 class Layout:
-    """Rules such as `batch:rows; hidden:cols`.
+    """Rules that map dims to mesh axes, such as `batch:rows; hidden:cols`.
 
     >>> Layout("batch:rows; hidden:cols")
     Layout('batch:rows hidden:cols')
     >>> Layout({"batch": ("rows", "cols")}, overrides={"moe/*/wi": {"expert": "rows"}}).rules
     {'batch': ('rows', 'cols')}
 
-    A dim may take several axes, major to minor: in text `batch:rows,cols` or `batch:rows+cols`.
-    Raises `LayoutError` when the text is malformed or a dim is given twice.
+    A dim may be sharded over several axes, major to minor: write `batch:rows,cols` or `batch:rows+cols`.
+    Raises `LayoutError` if the text is malformed or names a dim twice.
     """
 
     rules: Rules
@@ -58,13 +58,13 @@ class Layout:
         return hash((tuple(self.rules.items()), tuple((k, tuple(v.items())) for k, v in self.overrides.items())))
 
     def axes(self, dim: str) -> Axes:
-        """The axes of a dim; empty when no rule names it."""
+        """The mesh axes of a dim; empty if no rule names it."""
         return self.rules.get(dim, ())
 
     def for_path(self, path: str) -> Rules:
-        """The rules for the parameter at a path: the layout's, replaced by every override that matches.
+        """The rules for the parameter at `path`: the layout's rules, updated by each matching override in order.
 
-        A pattern matches the whole path or any tail of it that starts after a `/`.
+        A pattern matches the full path or any suffix that starts after a `/`.
 
         >>> Layout("io:rows", overrides={"mlp/w*": "io:"}).for_path("params/mlp/w1")
         {'io': ()}
@@ -76,7 +76,7 @@ class Layout:
         return rules
 
     def problems(self, mesh: Mesh, dim_names: Iterable[str], paths: Mapping[str, Shape]) -> list[str]:
-        """Everything about the layout itself that cannot be: unknown dims, axes, paths; an axis twice in a rule."""
+        """Messages for all errors in the layout: unknown dims, axes or paths, and an axis twice in a rule."""
         dim_names = sorted(set(dim_names))
         found: list[str] = []
         for dim, axes in self.rules.items():
@@ -95,7 +95,7 @@ class Layout:
         return found
 
     def on(self, mesh: Mesh) -> Layout:
-        """The same layout without what never cuts anything: axes of size 1, unknown ones, and repetitions."""
+        """The same layout without axes that have no effect: axes of size 1, unknown axes, and repeated axes."""
 
         def drop(rules: Rules) -> Rules:
             return {d: tuple(dict.fromkeys(a for a in axes if mesh.axes.get(a, 1) > 1)) for d, axes in rules.items()}
@@ -104,7 +104,7 @@ class Layout:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether an override's pattern names this parameter path."""
+    """Whether an override's pattern matches this parameter path."""
     parts = path.split("/")
     return any(fnmatch.fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts)))
 
@@ -139,7 +139,7 @@ def _rules(rules: str | Mapping[str, str | Iterable[str]]) -> Rules:
 
 
 def _pairs(word: str) -> list[tuple[str, Axes]]:
-    # 'a:x,y,b:z' reads as a:(x,y) b:(z): a comma starts a new rule exactly when a colon follows the next name
+    # 'a:x,y,b:z' means a:(x,y) b:(z): a comma starts a new rule if and only if a colon follows the next name
     pairs: list[tuple[str, Axes]] = []
     for piece in word.split(","):
         dim, colon, axes = piece.partition(":")

@@ -1,6 +1,6 @@
-"""A `Mesh` is named, sized axes. It needs no devices until something runs.
+"""A `Mesh` is a set of named axes with sizes. It needs devices only for execution.
 
-Axes of size 1 are legal and never cost anything: lowering drops them before it looks at a layout.
+Axes of size 1 are legal and free: lowering removes them before it applies a layout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Mesh:
     8
 
     `device_order` is an array of device ids in row-major mesh order (GShard section 3.2, device assignment).
-    Raises `LayoutError` for malformed axes, and, when something runs, for too few devices.
+    `devices` are the JAX devices in the same order (default: `jax.devices()`).
+    Raises `LayoutError` for malformed axes, and, on execution, for too few devices.
     """
 
     axes: dict[str, int]
@@ -82,7 +83,7 @@ class Mesh:
         return (tuple(self.axes.items()), self.device_order, self.devices)
 
     def count(self, axes: Sequence[str]) -> int:
-        """How many processors lie along these axes together.
+        """The product of the sizes of these axes.
 
         >>> Mesh("rows:2 cols:4").count(("rows", "cols"))
         8
@@ -93,7 +94,7 @@ class Mesh:
         return n
 
     def check_axis(self, axis: str) -> None:
-        """Raises `LayoutError` when the mesh has no such axis."""
+        """Raise `LayoutError` if the mesh has no such axis."""
         if axis not in self.axes:
             raise LayoutError(f"the mesh has no axis {axis!r}; {nearest(axis, self.axes)}")
 
@@ -104,7 +105,7 @@ class Mesh:
         return Mesh(self.axes, devices=tuple(np.asarray(devices, dtype=object).ravel()))
 
     def bind(self) -> jax.sharding.Mesh:
-        """The JAX mesh on real devices (all axes Auto). Raises `LayoutError` when there are too few."""
+        """The JAX mesh on real devices (all axes Auto). Raises `LayoutError` if there are too few devices."""
         import jax
         import numpy as np
 

@@ -1,9 +1,9 @@
-"""A `Sharding` mentions each mesh axis at most once: in one dim's split, or in `partial`.
+"""A `Sharding` describes how one value is distributed. It uses each mesh axis at most once, in `split` or `partial`.
 
-`split` says which axes cut a dim, major to minor. `partial` says over which axes the value is still an unreduced
-sum (or max, min). A device holds one block of every split dim. A dim that does not divide is stored padded at its
-end to a common multiple (`Extents`), the same in every sharding of the program, so blocks always nest; the padding
-holds anything.
+`split` lists the mesh axes of each sharded dim, major to minor. `partial` lists the axes over which the value is an
+unreduced sum (or max, min). A device stores one block of every sharded dim. A dim that does not divide evenly is
+padded at its end to a multiple (`Extents`) that is the same in every sharding of the program, so blocks always nest.
+The padding has arbitrary values.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one value is laid out over a mesh.
+    """How one value is sharded over a mesh.
 
     >>> Sharding.of({"batch": ("rows",)}, partial=("cols",))
     {batch:rows | sum over cols}
     """
 
-    split: tuple[tuple[str, Axes], ...] = ()  # sorted by dim name; never an empty tuple of axes
+    split: tuple[tuple[str, Axes], ...] = ()  # sorted by dim name; each tuple of axes is nonempty
     partial: Axes = ()  # sorted
-    kind: str = "sum"  # how partial values combine: sum, max or min
+    kind: str = "sum"  # reduction of partial values: sum, max or min
 
     def __post_init__(self):
         used = [axis for _, axes in self.split for axis in axes] + list(self.partial)
@@ -51,13 +51,13 @@ class Sharding:
 
     @staticmethod
     def of(split: Mapping[str, Iterable[str]], partial: Iterable[str] = (), kind: str = "sum") -> Sharding:
-        """The sharding in normal form: empty splits dropped, dims and partial axes sorted."""
+        """The sharding in normal form: empty splits removed, dims and partial axes sorted."""
         pairs = tuple(sorted([(name, cut) for name, axes in split.items() if (cut := tuple(axes))]))
         partial = tuple(sorted(partial))
         return _known(pairs, partial, kind if partial else "sum")
 
     def axes(self, dim: Dim | str) -> Axes:
-        """The axes that cut a dim, major to minor; empty when it is whole on every device."""
+        """The mesh axes of a dim, major to minor; empty if the dim is not sharded."""
         name = dim if isinstance(dim, str) else dim.name
         for d, axes in self.split:
             if d == name:
@@ -66,20 +66,20 @@ class Sharding:
 
     @property
     def split_axes(self) -> Axes:
-        """Every axis that cuts some dim."""
+        """All mesh axes that shard some dim."""
         return tuple(axis for _, axes in self.split for axis in axes)
 
     @property
     def varying(self) -> frozenset[str]:
-        """The axes along which devices may hold different bits (JAX calls this varying)."""
+        """The axes along which devices may hold different values (varying axes in JAX)."""
         return frozenset(self.split_axes + self.partial)
 
     def with_split(self, name: str, axes: Iterable[str]) -> Sharding:
-        """The same, with one dim cut by other axes."""
+        """The same sharding with other axes for one dim."""
         return Sharding.of({**dict(self.split), name: tuple(axes)}, self.partial, self.kind)
 
     def whole(self) -> Sharding:
-        """The same split with nothing pending."""
+        """The same split, without partial axes."""
         return Sharding(self.split)
 
     def __repr__(self) -> str:
@@ -92,13 +92,13 @@ class Sharding:
 
 @lru_cache(maxsize=65536)
 def _known(split: tuple[tuple[str, Axes], ...], partial: Axes, kind: str) -> Sharding:
-    """One object for equal shardings, which are compared often."""
+    """A cached `Sharding`: equal arguments give one object, which makes comparison fast."""
     return Sharding(split, partial, kind)
 
 
 @dataclass(frozen=True)
 class Extents:
-    """The stored size of every dim of a program: its size rounded up to a multiple fixed per dim name.
+    """The stored size of each dim in a program: the size rounded up to the dim name's multiple (default 1).
 
     >>> Extents({"batch": 4}).padded(Dim("batch", 10))
     12
@@ -107,7 +107,7 @@ class Extents:
     multiple: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def padded(self, dim: Dim) -> int:
-        """The stored global size."""
+        """The stored global size of a dim, padding included."""
         m = self.multiple.get(dim.name, 1)
         return dim.size if m == 1 else -(-dim.size // m) * m
 
@@ -116,11 +116,11 @@ class Extents:
         return self.padded(dim) != dim.size
 
     def global_shape(self, shape: Shape) -> tuple[int, ...]:
-        """Stored sizes of the whole value."""
+        """The stored global sizes of a value."""
         return tuple([self.padded(dim) for dim in shape])
 
     def local_shape(self, shape: Shape, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
-        """Stored sizes of one device's block.
+        """The stored sizes of one device's block of a value.
 
         >>> Extents({"batch": 4}).local_shape((Dim("batch", 10),), Sharding.of({"batch": ("r",)}), Mesh("r:4"))
         (3,)
