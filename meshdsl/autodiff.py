@@ -1,8 +1,8 @@
-"""Reverse mode on the graph, before any layout: a gradient is an ordinary graph of ordinary operations.
+"""Reverse-mode differentiation of graphs, before a layout is applied: a gradient is a graph of ordinary operations.
 
-No collective needs a transpose rule, gradients can be seen and moved by passes, and differentiating twice is
-differentiating the graph of the gradient. Rules say only the mathematics; here a cotangent is summed over the dims
-its operand lacks and broadcast over those it has in addition (reverse of broadcasting by name).
+Therefore collectives need no transpose rules, passes can read and move gradients, and a second derivative is the
+gradient of the gradient's graph. A rule contains only the mathematics. This module reverses broadcasting: it sums a
+cotangent over the dims that its operand lacks, and broadcasts it over the operand's dims that it lacks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _floating(t: Any) -> bool:
 
 
 def zeros(kind: Type | Tensor) -> Tensor:
-    """A tensor of zeros; nothing is stored until an operation needs it."""
+    """A tensor of zeros with the type of `kind`: a scalar constant and a broadcast."""
     shape: Shape = kind.shape if isinstance(kind, Type) else kind.dims
     return broadcast(as_tensor(0, kind.dtype), shape)
 
 
 def fit(ct: Tensor, primal: Tensor) -> Tensor:
-    """A cotangent with exactly the dims, order and dtype of its primal."""
+    """Sum, broadcast, transpose and cast a cotangent to the dims, order and dtype of its primal."""
     extra = [d for d in ct.dims if d not in primal.dims]
     ct = sum(ct, extra) if extra else ct
     return cast(
@@ -48,11 +48,11 @@ def pullback(
     active: Sequence[bool],
     instead: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
 ) -> tuple[list[Tensor], Callable[..., Any]]:
-    """The graph's results, and a function from cotangents (None for zero) to input cotangents.
+    """Returns the graph's results, and a function from result cotangents (None for zero) to input cotangents.
 
-    Values flow through `bind`, so this runs at once on concrete tensors and adds equations inside a trace.
-    Inputs that are not active get None. What is computed may be replaced, `instead(v, x)`, by an equal value that
-    exists already.
+    Operations go through `bind`: on concrete tensors they run immediately, inside a trace they add equations.
+    Inputs that are not active get the cotangent None. `instead(v, x)` may replace the computed value x of v by an
+    equal value.
     """
     tape = _Tape(graph, active, ins)
     for eqn in graph.eqns:
@@ -61,7 +61,7 @@ def pullback(
 
 
 class _Tape:
-    """The forward values of a graph, and its equations that a cotangent flows through."""
+    """The forward values of a graph, and the equations that depend on active inputs."""
 
     def __init__(self, graph: Graph, active: Sequence[bool], ins: Sequence[Tensor]):
         self.graph, self.active = graph, active
@@ -70,7 +70,7 @@ class _Tape:
         self.entries: list[tuple[Eqn, Any]] = []
 
     def run(self, eqn: Eqn, instead: Callable[[Var, Tensor], Tensor]) -> None:
-        """Compute the results of one equation, with the residuals of its gradient if it has one."""
+        """Compute the results of one equation, and its residuals if it has an active input and a `fwd` rule."""
         op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
         depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
         residuals = None
@@ -85,7 +85,7 @@ class _Tape:
             self.moving.update(v for v in eqn.outs if _floating(v))
 
     def backward(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cotangents of the inputs from those of the results; None where none flows."""
+        """Compute the cotangents of the inputs from those of the results; None for zero."""
         pending: dict[Var, Tensor] = {}
         self._add(pending, self.graph.outs, cts)
         for eqn, residuals in reversed(self.entries):
@@ -126,11 +126,11 @@ def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residua
 
 
 def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
-    """The graph and its pullback as one graph.
+    """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
-    Its inputs are the graph's, then a cotangent for each floating result; its results are the graph's, then the
-    cotangent of each active floating input (zeros where none flows). Also returned: the values computed by the
-    forward half, and the indices of the inputs that got a cotangent.
+    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result. Its results are
+    the graph's results, then a cotangent for each active floating input (possibly zeros). The forward values are those
+    that the forward half computes.
     """
     n = len(graph.ins)
     floating = [_floating(v) for v in graph.outs]
@@ -165,19 +165,19 @@ def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """A function that returns f's value and its gradient with respect to one argument or several.
+    """A function that returns f's value and its gradient with respect to one or several arguments.
 
     >>> import meshdsl as md
     >>> md.value_and_grad(lambda x: md.sum(x * x))(md.tensor([3.0], "a"))
     (tensor(float32[], 9.), tensor(float32[a=1], [6.]))
 
-    f returns a floating tensor without dims, or with `has_aux` a pair of it and anything. Raises `ShapeError`
-    when it returns something else, or when an argument to differentiate is not floating.
+    f must return a floating tensor without dims; with `has_aux`, a pair of such a tensor and any pytree. Raises
+    `ShapeError` if f returns something else, or if an argument to differentiate is not floating.
     """
     single = isinstance(argnums, int)
     wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    @functools.wraps(f)  # the arguments keep their names in programs and layouts
+    @functools.wraps(f)  # keeps the argument names in programs and layouts
     def with_grad(*args: Any) -> Any:
         try:
             positions = [i + len(args) if i < 0 else i for i in wanted]
@@ -230,7 +230,7 @@ def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
 
 
 def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """The gradient alone; see `value_and_grad`.
+    """A function that returns only the gradient of f; see `value_and_grad`.
 
     >>> import meshdsl as md
     >>> md.grad(md.grad(lambda x: x * x * x))(md.tensor(2.0))
@@ -246,15 +246,15 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
 
 
 def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` with a gradient of one's own: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
+    """`f` with a custom gradient: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
 
     >>> import meshdsl as md
     >>> rounded = md.custom_vjp(md.round, lambda x: (md.round(x), None), lambda kept, ct: (ct,))  # straight through
     >>> md.value_and_grad(lambda x: 3 * rounded(x))(md.tensor(1.7))
     (tensor(float32[], 6.), tensor(float32[], 3.))
 
-    Arguments, results and residuals are pytrees of tensors; `ct` has the structure of the result and `bwd` returns a
-    tuple with one entry an argument (None for no gradient).
+    Arguments, results and residuals are pytrees of tensors. `ct` has the structure of the result; `bwd` returns a
+    tuple with one entry per argument (None for no gradient).
     """
 
     def wrapped(*args: Any) -> Any:

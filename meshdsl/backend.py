@@ -1,7 +1,7 @@
-"""Two array libraries with one vocabulary, and what a kernel may know about the device it runs on.
+"""Two array libraries with the same interface, and the device information that a kernel receives.
 
 Kernels are written once against `local.xp`. `emit` and eager evaluation pass `Jax`; `simulate` passes `NumPy`, so
-the oracle shares the kernels' mathematics but none of JAX's tracing, sharding or collectives.
+the simulator shares the kernels' mathematics but not JAX's tracing, sharding or collectives.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["Block", "Jax", "Local", "NumPy", "whole"]
 
 @dataclass(frozen=True)
 class Block:
-    """The part of a value that one device stores: its dims, stored local sizes, and the axes that cut each dim."""
+    """The part of a value that one device stores: dims, stored local sizes, and the mesh axes that shard each dim."""
 
     shape: Shape
     sizes: tuple[int, ...]
     axes: tuple[tuple[str, ...], ...]
 
     def position(self, dim: Dim | str) -> int:
-        """Where a dim is in storage order."""
+        """The index of a dim in storage order."""
         name = dim if isinstance(dim, str) else dim.name
         return next(i for i, d in enumerate(self.shape) if d.name == name)
 
@@ -42,33 +42,33 @@ class Block:
 
 
 def whole(shape: Shape) -> Block:
-    """The block of an undivided value."""
+    """The block of an unsharded value."""
     return Block(shape, tuple(d.size for d in shape), ((),) * len(shape))
 
 
 @dataclass(frozen=True)
 class Local:
-    """The device a kernel runs on: its array library, its blocks, and its place along mesh axes."""
+    """The device a kernel runs on: array library, blocks of operands and results, and index along mesh axes."""
 
     xp: Any
     ins: tuple[Block, ...]
     outs: tuple[Block, ...]
-    index: Callable[[tuple[str, ...]], Any] = lambda axes: 0  # row-major place along these axes
-    count: Callable[[tuple[str, ...]], int] = lambda axes: 1  # how many devices lie along these axes
+    index: Callable[[tuple[str, ...]], Any] = lambda axes: 0  # row-major index along these axes
+    count: Callable[[tuple[str, ...]], int] = lambda axes: 1  # number of devices along these axes
 
     def start(self, block: Block, dim: Dim | str) -> Any:
-        """The global index of the first element of a dim in a block."""
+        """The global index, along a dim, of the block's first element."""
         i = block.position(dim)
         return self.index(block.axes[i]) * block.sizes[i] if block.axes[i] else 0
 
     def positions(self, block: Block, dim: Dim | str) -> Any:
-        """Global indices (int32) along a dim, shaped to broadcast against the block."""
+        """The global indices (int32) of the block's elements along a dim, shaped to broadcast against the block."""
         i = block.position(dim)
         along = self.xp.arange(block.sizes[i], dtype=np.int32) + self.xp.asarray(self.start(block, dim), np.int32)
         return along.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
 
     def align(self, x: Any, source: Block, target: Block) -> Any:
-        """An array of the source's dims transposed and reshaped to broadcast against the target's."""
+        """Transpose and reshape an array with the source's dims so that it broadcasts against the target's dims."""
         order = [source.position(d) for d in target.shape if d in source.shape]
         sizes = [source.size(d) if d in source.shape else 1 for d in target.shape]
         if order != list(range(len(order))):
@@ -77,7 +77,7 @@ class Local:
 
 
 def letters(shapes: Sequence[Shape], out: Shape) -> str:
-    """Named dims as an einsum formula."""
+    """The einsum formula for operands and a result with named dims, such as "ab,bc->ac"."""
     table: dict[str, str] = {}
     for shape in (*shapes, out):
         for dim in shape:
@@ -86,29 +86,29 @@ def letters(shapes: Sequence[Shape], out: Shape) -> str:
     return f"{','.join(side[:-1])}->{side[-1]}"
 
 
-Numbers = tuple[int, ...]  # of a window: size, stride, dilation, base dilation, low and high padding
+Numbers = tuple[int, ...]  # one window: size, stride, dilation, base dilation, low and high padding
 
 
 def window_count(n: int, window: Numbers) -> int:
-    """How many windows fit into n elements and the padding."""
+    """The number of windows that fit into n elements plus padding."""
     size, stride, dilation, base, low, high = window
     span, extent = ((m - 1) * apart + 1 if m else 0 for m, apart in ((n, base), (size, dilation)))
     return max(0, (low + span + high - extent) // stride + 1)
 
 
 def _at_least(dtype: Any, *xs: Any) -> Any:
-    """The dtype of a sum of products, where it is no narrower than the operands, else None: lax only widens."""
+    """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""
     return dtype if all(_widens(x.dtype, dtype) for x in xs) else None
 
 
 def _widens(of: Any, dtype: Any) -> bool:
-    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX promotes no 8-bit float by itself
+    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
         return jnp.issubdtype(dtype, jnp.floating)
     return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
 
 
 class _Jax:
-    """jax.numpy with the few names it lacks."""
+    """jax.numpy, plus functions that it lacks."""
 
     erf = staticmethod(lax.erf)
     erf_inv = staticmethod(lax.erf_inv)
@@ -128,12 +128,12 @@ class _Jax:
 
     @staticmethod
     def scatter_add(rows: int, index: Any, updates: Any) -> Any:
-        """Zeros with `rows` rows, plus row j of `updates` at row index[j]; indices outside are dropped."""
+        """An array of `rows` rows with row j of `updates` added to row index[j]; out-of-range indices are dropped."""
         return jnp.zeros((rows, *updates.shape[1:]), updates.dtype).at[index].add(updates, mode="drop")
 
     @staticmethod
     def scatter_along(rows: int, index: Any, updates: Any) -> Any:
-        """As `scatter_add`, along the last axis, each row of `updates` by its own row of `index`."""
+        """Like `scatter_add` along the last axis, with one row of `index` for each row of `updates`."""
         *rest, n = index.shape
         flat = index.reshape(math.prod(rest), n)
         row = np.arange(flat.shape[0], dtype=np.int32)[:, None]
@@ -146,13 +146,13 @@ class _Jax:
 
     @staticmethod
     def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
-        """All of them in the ascending order of the first, then the second, ...; NaN last, zeros equal."""
+        """Sort all keys in ascending order of the first, then the second, ...; NaN last, -0 equal to 0. Not stable."""
         return tuple(lax.sort(keys, dimension=axis, is_stable=False, num_keys=len(keys)))
 
     @staticmethod
     def top_k(x: Any, k: int) -> Any:
-        """The k largest along the last axis with their indices, NaN first; ties to the lowest index."""
-        if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders NaN with its sign bit set below -inf
+        """The k largest elements along the last axis and their indices; NaN first, ties in index order."""
+        if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders negative NaN below -inf
             x = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
         return lax.top_k(x, k)
 
@@ -166,21 +166,21 @@ class _Jax:
 
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
-        """f of blocks that JAX types as varying along the same mesh axes: `jax.vjp` inside f wants no other."""
+        """Apply f to blocks after casting all to the same varying mesh axes, as `jax.vjp` inside f requires."""
         axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
         missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
         return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
-        """The convolution of x and w, whose dims (and the result's) are as lax's dimension numbers say."""
+        """The convolution of x and w; `dims` are lax's dimension numbers of x, w and the result."""
         _, stride, dilation, base, low, high = zip(*windows, strict=True)
         spatial = [x.shape[dims[0].index(str(i))] for i in range(len(windows))]
         spans = [(n - 1) * b + 1 for n, b in zip(spatial, base, strict=True)]
         if any(-n > span for n, span in zip((*low, *high), (*spans, *spans), strict=True)):
             by_dim = {str(i): pad for i, pad in enumerate(zip(low, high, (b - 1 for b in base), strict=True))}
             x = lax.pad(x, np.zeros((), x.dtype), [by_dim.get(d, (0, 0, 0)) for d in dims[0]])
-            low = high = (0,) * len(windows)  # lax.conv does not cut off more than there is
+            low = high = (0,) * len(windows)  # lax.conv rejects negative padding larger than the input
             base = (1,) * len(windows)
         return lax.conv_general_dilated(
             x, w, stride, list(zip(low, high, strict=True)), base, dilation, dims,
@@ -190,7 +190,7 @@ class _Jax:
 
     @staticmethod
     def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
-        """The sum or maximum of each window along these axes; NaN passes."""
+        """The sum or maximum of each window along these axes; NaN propagates."""
         every = [along.get(axis, (1, 1, 1, 1, 0, 0)) for axis in range(x.ndim)]
         size, stride, dilation, base, low, high = zip(*every, strict=True)
         pads = list(zip(low, high, strict=True))
@@ -198,7 +198,7 @@ class _Jax:
 
     @staticmethod
     def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
-        """What each window along an axis reads at its place k."""
+        """The element that each window along an axis reads at its position k; `fill` outside the input."""
         _, stride, dilation, base, low, high = window
         n = window_count(x.shape[axis], window)
         if not n:
@@ -209,23 +209,23 @@ class _Jax:
 
     @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
-        """What the branch with this number makes of the operands; all make the same shape."""
+        """Apply branch number `index` to the operands; all branches return the same shape."""
         return lax.switch(index, branches, *xs)
 
     @staticmethod
     def outline(f: Callable[..., Any]) -> Callable[..., Any]:
-        """A long function of arrays, traced once for each shape and a function of its own in StableHLO."""
+        """Make a long array function a separate StableHLO function, traced once per shape."""
         return jax.jit(f)
 
 
 def _wide(x: Any) -> Any:
-    # NumPy has no fast (or accurate) reductions and products for the 16- and 8-bit floats
+    # NumPy's reductions and products of 16- and 8-bit floats are slow and inaccurate
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.kind == "V" or (x.dtype.kind == "f" and x.dtype.itemsize < 4) else x
 
 
 def _total_order(x: Any) -> Any:
-    """Integers that compare as `top_k` compares: -inf < ... < -0 < 0 < ... < inf < NaN of either sign."""
+    """Map to integers with the order of `top_k`: -inf < ... < -0 < 0 < ... < inf < NaN of either sign."""
     x = np.asarray(x)
     if x.dtype.kind in "iub":
         return x
@@ -235,7 +235,7 @@ def _total_order(x: Any) -> Any:
 
 
 class _NumPy:
-    """numpy with the few names it lacks and float32 accumulation of narrow floats."""
+    """numpy, plus functions that it lacks; narrow floats are accumulated in float32."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -297,7 +297,7 @@ class _NumPy:
 
     @staticmethod
     def power(x: Any, y: Any) -> Any:
-        """As jax.numpy also for negative powers of integers, which NumPy refuses."""
+        """Like jax.numpy, including negative powers of integers, for which NumPy raises."""
         if x.dtype.kind != "i":
             return np.power(x, y)
         inverse = np.where(np.abs(x) == 1, np.where(y % 2 == 0, 1, x), 0).astype(x.dtype)
@@ -305,7 +305,7 @@ class _NumPy:
 
     @staticmethod
     def floor_divide(x: Any, y: Any) -> Any:
-        """As XLA also for a zero integer divisor, where NumPy says 0."""
+        """Like XLA, including division of integers by zero, for which NumPy returns 0."""
         if x.dtype.kind == "i":
             by_zero = -1 - (x != 0).astype(x.dtype)
             return np.where(y == 0, by_zero, np.floor_divide(x, np.where(y == 0, 1, y).astype(x.dtype)))
@@ -345,7 +345,7 @@ class _NumPy:
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
-        """Every window of x by index, then a matrix product for each group."""
+        """Gather every window of x, then compute one matrix product per group."""
         lhs, rhs, out = dims
         places = [str(i) for i in range(len(windows))]
         x = _wide(x).transpose([lhs.index(d) for d in ("N", *places, "C")])

@@ -1,7 +1,7 @@
-"""Every error says what was asked, what is there, why it cannot be, and one way out; then the user's line.
+"""Errors. A message states the request, the actual values, the reason and one fix, and ends with the user's line.
 
-Deep code raises the fact (`ShapeError("...")`); the boundary that knows the user's source line adds it once with
-`at`. `ShapeError`, `LayoutError` and `TraceError` are also `ValueError`, so callers may catch either.
+Inner code raises an error without a line (`ShapeError("...")`). The public function that knows the user's source line
+adds it once, with `at`. `ShapeError`, `LayoutError` and `TraceError` are also `ValueError`s, so callers may catch that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class MeshdslError(Exception):
-    """The root of every error that meshdsl raises on purpose. `where` is the user's line, with which the text ends.
+    """The base class of all errors that meshdsl raises deliberately. `where` is the user's line; the text ends with it.
 
     >>> import meshdsl as md
     >>> try:
@@ -64,7 +64,7 @@ class ShapeError(MeshdslError, ValueError):
 
 
 class LayoutError(MeshdslError, ValueError):
-    """A layout that is illegal for a program, a mesh, or the machine at hand; every problem of it at once.
+    """A layout is illegal for a program, a mesh or the available machine. The message lists all problems found.
 
     >>> import meshdsl as md
     >>> md.compile(md.exp, "rows:4", "bach:rows; batch:cols").program(md.spec("batch:8"))
@@ -75,7 +75,7 @@ class LayoutError(MeshdslError, ValueError):
 
 
 class TraceError(MeshdslError, ValueError):
-    """A traced tensor was used where only a concrete one can be, or outside its trace.
+    """A traced tensor was used where a concrete one is required, or outside its trace.
 
     >>> import meshdsl as md
     >>> md.compile(lambda x: x if md.sum(x) > 0 else -x, "rows:4").program(md.spec("batch:8"))
@@ -87,9 +87,9 @@ class TraceError(MeshdslError, ValueError):
 
 
 class InternalError(MeshdslError):
-    """meshdsl broke one of its own laws; please report it with the printed program.
+    """An internal check of meshdsl failed; please report it with the printed program.
 
-    Also what is not meshdsl's own work and cannot be read, such as a lowered text that another JAX has written:
+    Also raised for input that meshdsl cannot parse, such as lowered text from another version of JAX:
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x: md.sum(x, "io"), "rows:4", "io:rows")
@@ -102,7 +102,7 @@ class InternalError(MeshdslError):
 
 
 class CheckpointError(MeshdslError):
-    """A checkpoint that is not what was written, or not what is asked for; the message names the file and the key.
+    """A checkpoint is missing, damaged, or does not match the request; the message names the file and the key.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -112,14 +112,14 @@ class CheckpointError(MeshdslError):
         ...
     meshdsl.errors.CheckpointError: ...
 
-    `meshdsl train` exits with `exit_code`, 4.
+    `meshdsl train` then exits with `exit_code`, 4.
     """
 
     exit_code = 4
 
 
 class SaveError(CheckpointError):
-    """A checkpoint that could not be written; what was saved before is untouched.
+    """A checkpoint could not be written. Earlier checkpoints are unchanged.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -135,7 +135,7 @@ class SaveError(CheckpointError):
 
 
 class Where(NamedTuple):
-    """A line of the user's source."""
+    """A source line: file and line number, from 1. Line 0 of no file is `NOWHERE`."""
 
     file: str
     line: int
@@ -144,19 +144,22 @@ class Where(NamedTuple):
         return f"{_relative(self.file)}:{self.line}" if self.file else "(no line)"
 
     def source(self) -> str:
-        """The text of the line, or an empty string when the file cannot be read."""
+        """The text of the line, or an empty string if the file cannot be read."""
         return linecache.getline(self.file, self.line).strip()
 
 
-NOWHERE = Where("", 0)  # of what no line of the user's asked for
+NOWHERE = Where("", 0)  # for equations and errors without a user's line
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # next best: a layer's own line
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # installed, and Python's own
-_COMMAND = os.sep + "meshdsl"  # the script that an installation makes
+_IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages, and Python's own
+_COMMAND = os.sep + "meshdsl"  # the installed command-line script
 
 
 def caller() -> Where:
-    """The innermost line on the stack that is neither meshdsl's own nor an installed library's."""
+    """The innermost line on the stack that is outside meshdsl and installed libraries.
+
+    If there is none, the innermost line in `nn`, `optim` or `train`; else `NOWHERE`.
+    """
     frame: FrameType | None = sys._getframe(1)
     layer: Where | None = None
     while frame is not None:
@@ -170,13 +173,13 @@ def caller() -> Where:
 
 
 def raised(error: BaseException) -> Where | None:
-    """The innermost line of the user's that led to an error being handled, if it passed one."""
+    """The innermost line of the user's code in the traceback of an error; None if there is none."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return users_line(reversed(lines))
 
 
 def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
-    """The first of these lines (file, number) that is the user's, if one is."""
+    """The first of these lines (file, number) that is in the user's code; None if there is none."""
     return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
 
 
@@ -187,12 +190,12 @@ def _is_users(file: str) -> bool:
 
 
 def _generated(frame: FrameType) -> bool:
-    """Whether it is what `dataclass` made for one of our classes, which has no file."""
+    """Whether a frame runs code that `dataclass` generated for a meshdsl class; such code has no file."""
     return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("meshdsl.")
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:
-    """Add the user's line to an error, unless a deeper boundary already has."""
+    """Add the user's line to an error and return it; do nothing if the error already has a line."""
     if error.where is None:
         error.where = where
         error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
@@ -200,7 +203,7 @@ def at(error: MeshdslError, where: Where) -> MeshdslError:
 
 
 def located(resolve: Callable[[], Result]) -> Result:
-    """What `resolve()` returns; an error in it carries the user's line."""
+    """Call `resolve()` and return its result; add the user's line to any `MeshdslError`."""
     try:
         return resolve()
     except MeshdslError as error:
@@ -208,7 +211,7 @@ def located(resolve: Callable[[], Result]) -> Result:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The way out for a misspelt name: the closest known one, and those that exist.
+    """A suggestion for a misspelt name: the closest known name, and a list of all known names.
 
     >>> nearest("hiden", ["batch", "hidden"])
     "did you mean 'hidden'? there are: batch, hidden"

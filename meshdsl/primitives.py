@@ -1,7 +1,7 @@
-"""JAX's primitives by what they do along the axes of their operands: a static check that a function is elementwise.
+"""A static check that a JAX function is elementwise, from how each primitive acts on the axes of its operands.
 
-A function of arrays of one shape is elementwise when each element of its result depends on the elements at the same
-place alone, whatever the shape. Only such a function gives the same on a device's block as on the whole array.
+A function of arrays of one shape is elementwise if each element of its result depends only on the elements at the same
+index, for every shape. Only such a function gives the same result on a device's block as on the full array.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -22,7 +22,7 @@ from .errors import Where, users_line
 
 __all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "inner", "mixing"]
 
-# Equations that only call: the function they hold takes their place.
+# Primitives that only call a function; the check reads the function instead.
 CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
 LOOPS = {"scan", "while", "cond"}
 ELEMENTWISE = {
@@ -36,7 +36,7 @@ ELEMENTWISE = {
     "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
     "zeta",
 }  # fmt: skip
-# Primitives that work along the axes in this parameter and leave every other axis alone.
+# Primitives that act only along the axes in this parameter.
 _ALONG = {
     **dict.fromkeys(("argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
                      "reduce_sum", "reduce_xor"), "axes"),
@@ -45,11 +45,11 @@ _ALONG = {
     **dict.fromkeys(("rev", "squeeze"), "dimensions"),
 }  # fmt: skip
 
-Sizes = tuple[Any, ...]  # of axes: whole numbers, and symbols for the axes of the arguments
+Sizes = tuple[Any, ...]  # sizes of axes: integers, and symbols for the arguments' axes
 
 
 class Mixing(NamedTuple):
-    """Why a function is not elementwise: the primitive ("" where it is none), a sentence part, and the line in it."""
+    """Why a function is not elementwise: the primitive ("" if none), part of a sentence, and the function's line."""
 
     primitive: str
     what: str
@@ -57,7 +57,7 @@ class Mixing(NamedTuple):
 
 
 def elementwise(name: str, ins: Sequence[Sizes], out: Sizes) -> bool:
-    """Whether a primitive on operands of these sizes takes each element of its result from those at its place.
+    """Whether a primitive is elementwise on operands of these sizes; scalar operands are allowed.
 
     >>> elementwise("add", [(3,), ()], (3,)), elementwise("cumsum", [(3,)], (3,)), elementwise("reduce_sum", [(3,)], ())
     (True, False, False)
@@ -66,7 +66,7 @@ def elementwise(name: str, ins: Sequence[Sizes], out: Sizes) -> bool:
 
 
 def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
-    """The functions that an equation of a jaxpr holds, each with its constants."""
+    """The inner jaxprs of an equation of a jaxpr, each with its constants."""
     parts = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple | list) else (value,))]
     return [
         (part.jaxpr, part.consts) if isinstance(part, ClosedJaxpr) else (part, ())
@@ -76,16 +76,16 @@ def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
 
 
 def mixing(f: Callable[..., Any], names: Sequence[str], dtypes: Sequence[np.dtype]) -> Mixing | None:
-    """Why a function of arrays with these axes, one of each dtype, is not elementwise; None when it is.
+    """Why a function of arrays with these axes, one array per dtype, is not elementwise; None if it is.
 
     >>> import jax.numpy as jnp
     >>> mixing(jnp.tanh, ["batch", "io"], ["float32"])
     >>> mixing(lambda x: x / x.size, ["batch", "io"], ["float32"])
     Mixing(primitive='dim_as_value', what='reads the shape of its argument', where=None)
 
-    The function is traced once, on arrays whose sizes are symbols, so what it returns holds for every shape and a
-    size that gets into a value is seen. An axis whose size is a number was made by the function itself (the terms of a
-    series, the choices of `jnp.select`), and anything may be done along it.
+    The function is traced once on arrays with symbolic sizes. So the answer holds for every shape, and the check finds
+    sizes that are used as values. An axis with an integer size was created by the function itself (the terms of a
+    series, the choices of `jnp.select`); the function may do anything along it.
     """
     found = _mixing(f, len(names), dtypes)
     return found and found._replace(what=re.sub(r"axis(\d+)", lambda m: names[int(m[1])], found.what))
@@ -95,22 +95,22 @@ def _mixing(f: Callable[..., Any], rank: int, dtypes: Sequence[np.dtype]) -> Mix
     sizes = export.symbolic_shape(", ".join(f"axis{i}" for i in range(rank)))
     try:
         closed = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(sizes, dtype) for dtype in dtypes))
-    except Exception as error:  # of JAX or the function, which cannot do with sizes that are not numbers
+    except Exception as error:  # from JAX or from the function, which cannot handle symbolic sizes
         text = str(error).strip().partition("\n")[0].rstrip(".")
         return Mixing("", f"depends on the shape of its argument ({text[:160]})")
     found = sorted(_mixed(closed.jaxpr, None), key=lambda one: one.primitive in ("dim_as_value", "iota"))
     results = [tuple(v.aval.shape) for v in closed.jaxpr.outvars]
     if not found and results != [tuple(sizes)]:
         return Mixing("", f"returns {', '.join(map(_show, results))} for an argument of {_show(tuple(sizes))}")
-    return found[0] if found else None  # x[::-1] reads a size and makes an iota, then gathers, which says most
+    return found[0] if found else None  # for x[::-1], report the gather, not the size or the iota it needs
 
 
 def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Mixing]:
-    """Equations that take an element of their result from elements at other places."""
+    """Yield the equations whose result elements depend on elements at other indices."""
     for eqn in jaxpr.eqns:
-        traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inside for an earlier caller
+        traceback = called_at or eqn.source_info.traceback  # inner jaxprs may be cached from an earlier caller
         name, held = eqn.primitive.name, inner(eqn)
-        counted = not _symbolic((eqn.params.get("length", 0),))  # a loop over the elements is none over its own axis
+        counted = not _symbolic((eqn.params.get("length", 0),))  # False for a loop over an argument's axis
         if held and counted and not eqn.effects and name in CALLS | LOOPS:
             for body, _ in held:
                 yield from _mixed(body, traceback)
@@ -121,7 +121,7 @@ def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Mixing]:
 
 
 def _keeps_places(eqn: Any) -> bool:
-    """Whether the axes of the function's arguments are left alone by an equation."""
+    """Whether an equation does not mix elements along the axes of the function's arguments."""
     name, params = eqn.primitive.name, eqn.params
     ins, outs = ([tuple(v.aval.shape) for v in vs] for vs in (eqn.invars, eqn.outvars))
     if not any(map(_symbolic, (*ins, *outs))):
@@ -129,7 +129,7 @@ def _keeps_places(eqn: Any) -> bool:
     if name in ELEMENTWISE:
         return all(sizes == () or _stretches(sizes, outs[0]) for sizes in ins)
     if name == "transpose":
-        return True  # symbols differ, so the shape says where each axis went
+        return True  # each symbol occurs once, so the result's shape shows the permutation
     if name == "broadcast_in_dim":
         return _stretches(ins[0], tuple(outs[0][i] for i in params["broadcast_dimensions"]))
     if name == "slice":

@@ -1,8 +1,8 @@
-"""Inside a trace an operation adds an equation; outside, it runs at once on one device.
+"""Tracing. Inside a trace an operation adds an equation; outside, it runs immediately on one device.
 
-`bind` is the only door: every public operation ends in it. A `Tensor` is a named-dim value, concrete (it holds an
-array) or traced (it stands for a variable of one trace). A tensor of an enclosing trace that a nested function uses
-becomes an input of the nested graph (a capture). A tensor of a finished trace is an error.
+Every public operation calls `bind`. A `Tensor` is concrete (it holds an array) or traced (it represents a variable of
+one trace). If a nested function uses a tensor of an enclosing trace, the tensor becomes an input of the nested graph
+(a capture). Using a tensor of a finished trace is an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
 
 
 class Traced:
-    """One trace in progress: its inputs, its equations so far, and what it captured from enclosing traces."""
+    """A trace in progress: its inputs, its equations so far, and the tensors it captured from enclosing traces."""
 
     def __init__(self, parent: Traced | None):
         self.parent = parent
@@ -39,7 +39,7 @@ class Traced:
         self.eqns: list[Eqn] = []
         self.captures: list[Tensor] = []
         self.captured: dict[Any, Tensor] = {}
-        self.mentions: set[str] = set()  # dims of traces inside this one, those that were thrown away included
+        self.mentions: set[str] = set()  # dims of nested traces, including discarded ones
         self.open = True
 
     def input(self, kind: Type, name: str = "") -> Tensor:
@@ -48,7 +48,7 @@ class Traced:
         return Tensor(kind.shape, kind.dtype, var=var, trace=self)
 
     def lift(self, x: Tensor) -> Tensor:
-        """The tensor as a value of this trace: itself, a constant, or a captured one."""
+        """The tensor as a value of this trace: itself, a constant or a capture. Raises `TraceError` if it leaked."""
         if x._trace is self:
             return x
         if x._trace is None:
@@ -116,11 +116,11 @@ FULL = Op(
 
 
 def _block_of(c: backend.Local, value: np.ndarray) -> Any:
-    """This device's block of a constant array; padding repeats nothing and is zero."""
+    """This device's block of a constant array; padding is zero."""
     block = c.outs[0]
     counts = [c.count(axes) for axes in block.axes]
     pads = [(0, size * n - real) for size, n, real in zip(block.sizes, counts, value.shape, strict=True)]
-    x = c.xp.asarray(np.pad(value, pads) if any(high for _, high in pads) else value)  # NumPy cannot pad a number
+    x = c.xp.asarray(np.pad(value, pads) if any(high for _, high in pads) else value)  # np.pad fails on a 0-d array
     for i, dim in enumerate(block.shape):
         if block.axes[i]:
             x = c.xp.dynamic_slice(x, c.start(block, dim), block.sizes[i], i)
@@ -134,7 +134,7 @@ def current() -> Traced | None:
 
 @contextlib.contextmanager
 def location(where: Where | None, backward: bool | None = None) -> Iterator[None]:
-    """Equations made inside carry this source line instead of the caller's."""
+    """Give equations created in this context the source line `where` instead of the caller's."""
     before = _state.where, _state.backward
     _state.where = where or before[0]
     _state.backward = before[1] if backward is None else backward
@@ -149,9 +149,9 @@ def _where() -> Where:
 
 
 def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
-    """Add an equation to the current trace, or run the operation at once when there is none.
+    """Add an equation to the current trace, or run the operation immediately if no trace is active.
 
-    Raises `ShapeError` (with the user's line) when the operands do not fit.
+    Returns the results as tensors. Raises `ShapeError`, with the user's line, if the operands do not fit.
     """
     try:
         types = op.infer([x.type for x in ins], params)
@@ -186,15 +186,15 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
 def run_kernel(
     op: Op, xp: Any, arrays: Sequence[Any], shapes: Sequence[Shape], types: Sequence[Type], params: Any
 ) -> list[Any]:
-    """The operation on undivided arrays; always a list, in the declared dtypes."""
+    """Run an operation's kernel on unsharded arrays; returns a list of results."""
     local = backend.Local(xp, tuple(map(backend.whole, shapes)), tuple(backend.whole(t.shape) for t in types))
-    with np.errstate(all="ignore"):  # NaN, infinities and wrap-around are data here
+    with np.errstate(all="ignore"):  # NaN, infinities and integer overflow are valid results
         results = op.kernel(local, *arrays, **params)
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def evaluate(graph: Graph, ins: Sequence[Tensor]) -> list[Tensor]:
-    """Run a graph's equations through `bind` on these inputs: at once, or into the current trace."""
+    """Apply a graph to tensors: run it immediately, or add its equations to the current trace."""
     env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
     for eqn in graph.eqns:
         with location(eqn.where, eqn.backward or None):
@@ -207,8 +207,8 @@ def trace(
 ) -> tuple[Graph, list[Tensor], Any]:
     """Trace a function of tensors.
 
-    Returns the graph, whose inputs are the captures followed by the arguments, the captured outer tensors, and
-    the structure of the result.
+    Returns the graph, the captured outer tensors, and the structure of the result. The graph's inputs are the
+    captures followed by the arguments.
     """
     traced = Traced(_state.trace)
     labels = labels or ("",) * len(specs)
@@ -240,7 +240,10 @@ def _result(traced: Traced, leaf: Any) -> Var:
 
 
 def as_tensor(x: Any, dtype: Any = None) -> Tensor:
-    """A number or 0-d array as a tensor without dims; a tensor as it is."""
+    """Convert a number or 0-d array to a tensor without dims; return a tensor unchanged.
+
+    Raises `ShapeError` for an array with axes, and for an integer that does not fit into `dtype`.
+    """
     if isinstance(x, Tensor):
         return x
     array = np.asarray(x)

@@ -1,4 +1,4 @@
-"""Values with named dims: tensors, and specs, which are all that a trace needs to know of one."""
+"""Values with named dims: concrete or traced tensors, and specs (dims and dtype only), the arguments of a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Tensor", "spec", "spec_of", "tensor"]
 
 
 class Tensor:
-    """A value with named dims. Make one with `md.tensor`, or receive one inside a traced function.
+    """A value with named dims. Create one with `md.tensor`; a traced function receives traced ones.
 
     >>> import meshdsl as md
     >>> x = md.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "batch io")
@@ -25,15 +25,15 @@ class Tensor:
     >>> (2 * x - md.mean(x, "io")).numpy()[0]
     array([0., 2., 4.], dtype=float32)
 
-    `.dims` are the dims in storage order, `.shape` their sizes, `.dtype` a NumPy dtype; `.array` and `.numpy()` give
-    the values of a concrete tensor and raise `TraceError` on a traced one. Operators broadcast by name.
+    `.dims` are the dims in storage order, `.shape` their sizes, `.dtype` a NumPy dtype. `.array` and `.numpy()` return
+    the values of a concrete tensor and raise `TraceError` for a traced one. Operators broadcast by name.
     """
 
     __slots__ = ("_array", "_trace", "_var", "dims", "dtype")
     __array_priority__ = 1000
     __array_ufunc__ = None
 
-    if TYPE_CHECKING:  # ops.elementwise supplies the operators; named here so that type checkers know them
+    if TYPE_CHECKING:  # ops.elementwise defines the operators; these stubs are for type checkers
 
         def __add__(self, other: Any) -> Tensor: ...
 
@@ -116,12 +116,15 @@ class Tensor:
 
     @property
     def array(self) -> Any:
-        """The `jax.Array`, without padding. Requires a concrete tensor."""
+        """The `jax.Array`, without padding. Raises `TraceError` for a traced tensor."""
         stored = self._concrete("its array")
         return stored if tuple(np.shape(stored)) == self.shape else jnp.asarray(self.numpy())
 
     def numpy(self) -> np.ndarray:
-        """The values as a NumPy array, without padding. Requires a concrete tensor, whole in this process."""
+        """The values as a NumPy array, without padding.
+
+        Raises `TraceError` for a traced tensor, and for one that this process stores only in part.
+        """
         stored = self._concrete("its values")
         if isinstance(stored, jax.Array) and not stored.is_fully_addressable and not stored.is_fully_replicated:
             raise TraceError(
@@ -132,11 +135,11 @@ class Tensor:
 
     @property
     def stored(self) -> Any:
-        """The array as it is stored: a split dim that does not divide carries padding at its end."""
+        """The array as stored: a sharded dim that does not divide evenly is padded at its end."""
         return self._concrete("its array")
 
     def block_until_ready(self) -> Tensor:
-        """Wait for the computation; what `jax.block_until_ready` calls."""
+        """Wait until the value is computed and return the tensor; `jax.block_until_ready` calls this method."""
         jax.block_until_ready(self._array)
         return self
 
@@ -167,7 +170,7 @@ class Tensor:
         return bool(self.numpy())
 
     def item(self) -> Any:
-        """The single element of a concrete tensor without dims, as a Python number."""
+        """The value of a concrete tensor without dims, as a Python number; raises `ShapeError` if it has dims."""
         if self.dims:
             raise at(ShapeError(f"only a tensor without dims is one number; this is {self.type}"), caller())
         return self.numpy().item()
@@ -206,13 +209,13 @@ class Tensor:
 
 
 def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
-    """A concrete named tensor.
+    """Create a concrete tensor from an array and names for its axes.
 
     >>> import meshdsl as md
     >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
     (batch=1, io=2)
 
-    Dims may be names alone: sizes come from the array. Raises `ShapeError` when they do not fit its shape.
+    Sizes in `dims` are optional. Raises `ShapeError` if the dims do not fit the array's shape.
     """
     values = array if isinstance(array, jax.Array) else np.asarray(array)
     try:
@@ -238,12 +241,12 @@ def _dims_for(dims: DimsLike, sizes: tuple[int, ...]) -> Shape:
 
 
 def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
-    """The abstract form of a tensor, accepted wherever example arguments are.
+    """The dims and dtype of a tensor, without values. Accepted wherever example arguments are.
 
     >>> spec("batch:8 io:4", "int32")
     int32[batch=8 io=4]
 
-    Raises `ShapeError` for a dim without a size or named twice, and for what is no dtype.
+    Raises `ShapeError` for a dim without a size, a dim named twice, or an invalid dtype.
     """
     try:
         return Type(pick(dims, (), new=True), np.dtype(jnp.dtype(dtype)))
@@ -255,7 +258,7 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
 
 
 def spec_of(x: Any) -> Type:
-    """The type of an argument: a tensor, a spec, or a number."""
+    """The type of an argument, which is a tensor, a spec or a number; raises `ShapeError` for anything else."""
     if isinstance(x, Type):
         return x
     if isinstance(x, Tensor):
