@@ -1,1 +1,1 @@
-"""The operations: one record each, in the file of its family."""
+"""The operations. Each has one `Op` record, in the module of its family."""

@@ -1,6 +1,6 @@
-"""Local halves of operations along a split dim; only lowering makes them, around an exchange.
+"""The local steps of operations along a sharded dim. Only lowering creates them, before and after an exchange.
 
-Each works on one device's block. A dim named `..__parts` has one element for each block of the dim it speaks of.
+Each step works on one device's block. A dim named `X__parts` has one element per block of the dim X.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ MERGE_TOP_K = Op(
     inside_blocks=True,
 )
 
-PICK = Op(  # a record of its own, so that indices that nobody reads are not sent
+PICK = Op(  # separate from `merge_top_k`, so that unused indices are not sent
     "pick",
     type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
@@ -153,7 +153,7 @@ PICK = Op(  # a record of its own, so that indices that nobody reads are not sen
 
 
 def _relabel_kernel(c: Local, x: Any) -> Any:
-    """Whole dims inside a group are worked on at their real sizes; those that pass keep their padding."""
+    """Reshape a block. Unsharded dims that change lose their padding first; dims that stay keep it."""
     ins, outs = c.ins[0], c.outs[0]
     real = (None if d in outs.shape or cut else d.size for d, cut in zip(ins.shape, ins.axes, strict=True))
     x = x[tuple(slice(0, size) for size in real)]
@@ -164,7 +164,7 @@ def _relabel_kernel(c: Local, x: Any) -> Any:
     return refill(c, c.xp.reshape(x, sizes), outs)
 
 
-RELABEL = Op(  # a row-major reshape of one device's block: several dims cut at the first, as one, or back
+RELABEL = Op(  # a row-major reshape of one device's block: merges several dims, the first sharded, into one, or back
     "relabel",
     type=lambda x, *, shape, label: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
@@ -188,7 +188,7 @@ def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tup
     block, start = c.ins[0], c.index(axes) * size if axes else 0
     here = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
     for d, n, cut in zip(block.shape, block.sizes, block.axes, strict=True):
-        if n * c.count(cut) != d.size:  # padding holds anything
+        if n * c.count(cut) != d.size:  # padding has arbitrary values
             here = c.xp.where(c.positions(block, d) < d.size, here, 0)
     return c.xp.expand_dims(here, -1)
 
@@ -198,7 +198,7 @@ def _filled_rule(counts: Type, parts: Dim) -> Labels:
     return Labels((names,), ({**names, parts.name: parts.name},))
 
 
-FILLED = Op(  # of the first so many places along a dim, how many lie in each block; a block has `size` places
+FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are among the first `counts`
     "filled",
     type=lambda counts, *, dim, parts, size, axes: Type((*counts.shape, parts), np.dtype(np.int32)),
     kernel=_filled,

@@ -1,7 +1,7 @@
-"""Contractions and reductions: a name that vanishes is summed (or maximised, ...) away.
+"""Contractions and reductions: sum, maximum and the like over dims that the result lacks.
 
-Over a split dim the local result is partial: still a pending sum, which the planner turns into a psum, a
-reduce-scatter, or nothing when a later sum absorbs it.
+Over a sharded dim the local result is partial. The planner then inserts a psum or a reduce-scatter, or nothing if a
+later sum absorbs it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
-    """The dims a reduction removes: all of them when `over` is None."""
+    """The dims that a reduction removes: all dims of x if `over` is None."""
     return located(lambda: x.dims if over is None else pick(over, x.dims))
 
 
@@ -60,7 +60,7 @@ def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
 
 
 def any_complex(xs: Sequence[Type]) -> bool:
-    """Whether one of the operands is complex."""
+    """Whether any operand is complex."""
     return builtins.any(kind(x.dtype) == "c" for x in xs)
 
 
@@ -69,13 +69,13 @@ def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
 
 
 def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-    """Each operand's gradient is the einsum of the others with ct, in the operand's own dim order."""
+    """Each operand's gradient is the einsum of ct with the other operands, in that operand's dim order."""
     grads = []
     for i, x in enumerate(xs):
         others = (*xs[:i], *xs[i + 1 :])
         there = {d.name for y in (ct, *others) for d in y.dims}
         grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in there], dtype=x.dtype)
-        grads.append(grad)  # a dim that only x has was summed at once; autodiff broadcasts it back
+        grads.append(grad)  # autodiff broadcasts over dims that only x has
     return tuple(grads)
 
 
@@ -99,15 +99,15 @@ EINSUM = Op(
 
 
 def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
-    """Multiply tensors by name and sum over every dim that is not in `out`.
+    """Multiply tensors, matching dims by name, and sum over every dim that is not in `out`.
 
     >>> import meshdsl as md
     >>> x, w = md.tensor([[1.0, 2.0]], "batch io"), md.tensor([[1.0], [3.0]], "io hidden")
     >>> md.einsum(x, w, out="batch hidden")
     tensor(float32[batch=1 hidden=1], [[7.]])
 
-    `dtype` is the dtype of the sum, also while it is pending over devices (default: the operands' common one).
-    Raises `ShapeError` when `out` names a dim no operand has.
+    `dtype` is the dtype of the sum, also of partial sums on each device (default: the operands' common dtype).
+    Raises `ShapeError` if no operand has a dim in `out`.
     """
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
@@ -115,7 +115,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
-    """Multiply and sum over the dims in `over`; the result has x's other dims, then y's that x lacks.
+    """Multiply and sum over the dims in `over`. The result has x's other dims, then the dims that only y has.
 
     >>> import meshdsl as md
     >>> md.dot(md.tensor([1.0, 2.0], "a"), md.tensor([3.0, 4.0], "a"), over="a")
@@ -160,13 +160,13 @@ def _reduction(
 
 
 def _extreme_vjp(ct: Tensor, x: Tensor, out: Tensor, over: Shape) -> tuple[Tensor]:
-    """Equal shares to all that tie for the extreme; where that is NaN nothing ties, and 0 / 0 is NaN."""
+    """Divide ct equally among ties. If the extreme is NaN, no element equals it, so the gradient is 0 / 0 = NaN."""
     ties = cast(broadcast(out, x.dims) == x, ct.dtype)
     return (ties * broadcast(ct, x.dims) / broadcast(sum(ties, over), x.dims),)
 
 
 def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
-    """The product of the others, zeros counted, so that an exact zero has the right gradient."""
+    """The gradient is the product of the other elements. Zeros are counted, so it is correct for exact zeros too."""
     zero = x == 0
     zeros = sum(cast(zero, "int32"), over)
     rest = prod(where(zero, 1, x), over)
@@ -187,7 +187,7 @@ def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
 
 
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The sum over one dim, several, or all. Booleans are counted in int32.
+    """The sum over one or several dims, or all (default). Booleans are counted in int32.
 
     >>> import meshdsl as md
     >>> md.sum(md.tensor([[1.0, 2.0], [3.0, 4.0]], "a b"), "a")
@@ -201,7 +201,7 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def mean(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The arithmetic mean, by the real number of elements under every layout.
+    """The arithmetic mean over one or several dims, or all (default). Padding is never counted.
 
     >>> import meshdsl as md
     >>> md.mean(md.tensor([1.0, 2.0, 6.0], "a"))
@@ -216,7 +216,7 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The maximum; NaN if any element is. The gradient is shared equally among ties.
+    """The maximum over one or several dims, or all (default). NaN propagates; ties share the gradient equally.
 
     >>> import meshdsl as md
     >>> md.max(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
@@ -231,7 +231,7 @@ def max(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The minimum; NaN if any element is. The gradient is shared equally among ties.
+    """The minimum over one or several dims, or all (default). NaN propagates; ties share the gradient equally.
 
     >>> import meshdsl as md
     >>> md.min(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
@@ -246,7 +246,7 @@ def min(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The product.
+    """The product over one or several dims, or all (default).
 
     >>> import meshdsl as md
     >>> md.prod(md.tensor([2.0, 3.0], "a"))
@@ -259,7 +259,7 @@ def prod(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether some element is true; counted, so it is exact under every layout.
+    """Whether any element is true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.any(md.tensor([True, False], "a"))
@@ -271,7 +271,7 @@ def any(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether every element is true.
+    """Whether all elements are true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.all(md.tensor([True, False], "a"))
@@ -283,7 +283,7 @@ def all(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def var(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The population variance, two-pass.
+    """The population variance over one or several dims, or all (default); two-pass.
 
     >>> import meshdsl as md
     >>> md.var(md.tensor([1.0, 3.0], "a"))
@@ -297,7 +297,7 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
-    """log(sum(exp(x))), without overflow.
+    """log(sum(exp(x))) over one or several dims, or all (default), without overflow.
 
     >>> import meshdsl as md
     >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
@@ -308,12 +308,12 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     x = as_tensor(x)
     gone = over_dims(x, over)
     top = stop_gradient(max(x, gone))
-    shift = where(isfinite(top), top, 0)  # all -inf gives -inf, an inf gives inf
+    shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
     return log(sum(exp(x - shift), gone)) + shift
 
 
 def softmax(x: Any, over: DimsLike) -> Tensor:
-    """exp(x) / sum(exp(x)) over one dim or several.
+    """exp(x) / sum(exp(x)) over one or several dims.
 
     >>> import meshdsl as md
     >>> md.softmax(md.tensor([0.0, 0.0], "a"), "a")
@@ -328,7 +328,7 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
-    """log(softmax(x)).
+    """log(softmax(x)) over one or several dims.
 
     >>> import meshdsl as md
     >>> md.log_softmax(md.tensor([0.0, 0.0], "a"), "a")
@@ -370,14 +370,14 @@ BROADCAST = Op(
 
 
 def broadcast(x: Any, dims: DimsLike) -> Tensor:
-    """The tensor repeated over the dims it lacks, stored in the order of `dims`.
+    """The tensor repeated along the dims that it lacks, stored in the order of `dims`.
 
     >>> import meshdsl as md
     >>> md.broadcast(md.tensor([1.0, 2.0], "a"), "b:2 a").numpy()
     array([[1., 2.],
            [1., 2.]], dtype=float32)
 
-    Raises `ShapeError` where `dims` lacks a dim of x.
+    Raises `ShapeError` if `dims` lacks a dim of x.
     """
     x = as_tensor(x)
     shape = located(lambda: pick(dims, x.dims, new=True))

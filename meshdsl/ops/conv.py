@@ -1,4 +1,4 @@
-"""Convolution over any named dims, of any number: `conv`, whose gradients are convolutions too."""
+"""Convolution over any number of named dims: `conv`. Its gradients are convolutions too."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["conv"]
 
 @dataclass(frozen=True)
 class _Parts:
-    """The dims of a convolution by what becomes of them; what a window reads apart."""
+    """The dims of a convolution by role, except the dims that a window slides over."""
 
-    batch: Shape  # of x alone
-    summed: Shape  # of x and w, not of the result
-    group: Shape  # of x, w and the result
-    features: Shape  # of w alone
+    batch: Shape  # in x only
+    summed: Shape  # in x and w, not in the result
+    group: Shape  # in x, w and the result
+    features: Shape  # in w only
 
 
 def _parts(x: Shape, w: Shape, out: Shape, window: tuple[Window, ...], kernel: tuple[str, ...]) -> _Parts:
@@ -91,7 +91,7 @@ def _conv_type(
 def _conv_kernel(
     c: Local, x: Any, w: Any, *, window: tuple[Window, ...], kernel: tuple[str, ...], out: Shape, dtype: np.dtype
 ) -> Any:
-    """Dims of equal fate are merged into one, without a transpose where they are stored side by side."""
+    """Merge dims of equal role into one, then convolve. Dims that are stored side by side need no transpose."""
     x_dims, w_dims = c.ins[0].shape, c.ins[1].shape
     parts = _parts(x_dims, w_dims, out, window, kernel)
     reads = {v.dim: str(i) for i, v in enumerate(window)}
@@ -113,11 +113,11 @@ def _conv_kernel(
 
 
 def _order(shape: Shape, places: Mapping[str, str], parts: Mapping[str, Shape]) -> tuple[str, list[str]]:
-    """Letters of the merged dims in storage order, and the names of the dims they consist of."""
+    """The letters of the merged dims in storage order, and the names of all dims in that order."""
     letter = {**places, **{d.name: part for part, dims in parts.items() for d in dims}}
     within = {part: [d.name for d in dims] for part, dims in parts.items()} | {p: [name] for name, p in places.items()}
     found = "".join(dict.fromkeys(letter[d.name] for d in shape))
-    found += "".join(part for part in parts if part not in found)  # nothing is merged into it: its size is 1
+    found += "".join(part for part in parts if part not in found)  # no dim has this role: its size is 1
     return found, [name for one in found for name in within[one]]
 
 
@@ -134,7 +134,10 @@ def _merged(c: Local, x: Any, shape: Shape, places: Mapping[str, str], parts: Ma
 def _conv_vjp(
     ct: Tensor, x: Tensor, w: Tensor, window: tuple[Window, ...], kernel: tuple[str, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Of x: ct read back by the same kernel, reversed. Of w: x read by ct, each in its operand's own dim order."""
+    """The gradient of x convolves ct with the reversed kernel; that of w convolves x with ct.
+
+    Each has its operand's dim order.
+    """
     back, along, flipped = [], [], w
     for v, k in zip(window, kernel, strict=True):
         n, m = find(v.dim, x.dims).size, find(v.out_dim, ct.dims).size
@@ -147,7 +150,7 @@ def _conv_vjp(
 
 
 def _conv(x: Tensor, w: Tensor, window: Sequence[Window], kernel: Sequence[str], out: Shape, dtype: Any) -> Tensor:
-    """`conv` with every number given."""
+    """`conv` with all options taken from windows."""
     return conv(
         x,
         w,
@@ -162,7 +165,7 @@ def _conv(x: Tensor, w: Tensor, window: Sequence[Window], kernel: Sequence[str],
 
 
 def _conv_flops(ins: Any, outs: Any, *, shapes: Any, out: Shape, kernel: tuple[str, ...], **_: Any) -> float:
-    """A multiplication and an addition for each element of the result and of the kernel that it is summed over."""
+    """One multiplication and one addition for each element of the result and each kernel element summed over."""
     there = {d.name for d in out}
     summed = [n for d, n in zip(shapes[1], ins[1], strict=True) if d.name in kernel or d.name not in there]
     return 2.0 * math.prod(outs[0]) * math.prod(summed)
@@ -195,7 +198,7 @@ def conv(
     *,
     dtype: Any = None,
 ) -> Tensor:
-    """A kernel w slid over dims of x: `window` says which dim of w (its value) slides over which of x (its key).
+    """Convolve x with the kernel w. `window` maps each dim of x to slide over to the kernel dim of w.
 
     >>> import meshdsl as md
     >>> x, w = md.tensor([1.0, 2.0, 3.0], "length"), md.tensor([[1.0, 1.0, 0.0]], "feature kernel")
@@ -204,20 +207,22 @@ def conv(
      [3.]
      [5.]])
 
-    Any number of dims may slide; with none it is an einsum. Other dims follow from their names: one that only x has
-    (batch) or only w (channels out) stays; one that both have is summed over (channels in), or, where `out` names it,
-    keeps apart groups with kernels of their own. `out` lists the result's dims in storage order; a dim that was slid
-    over keeps its name and takes its new size, or takes another name: `window={"length": ("kernel", "moved")}`.
+    `window` may have any number of dims; with none, the result is an einsum. The names of other dims set their role: a
+    dim that only x has (batch) or only w has (output channels) stays; a dim that both have is summed over (input
+    channels), or, if `out` names it, is a group dim with a separate kernel per index. `out` lists the result's dims in
+    storage order. A dim that is slid over keeps its name and gets its new size; to rename it, write
+    `window={"length": ("kernel", "moved")}`.
 
-    As in XLA the kernel is not flipped: element o of the result is the sum over k of
-    `x[o * stride - low + k * dilation] * w[k]`, with zeros outside x, and `base_dilation - 1` zeros between its
-    elements. `padding` is "valid" (none), "same" (one element for each `stride` positions of x, zeros in between
-    counted, the odd zero at the high end) or `{dim: (low, high)}`; negative numbers cut off. `stride`, `dilation` and
-    `base_dilation` are numbers for every dim, or by name, 1 and "same" for a dim not named. A kernel longer than x
-    with its padding gives size 0. `dtype` is that of the sum (default: the operands' common one).
+    As in XLA, the kernel is not flipped: element o of the result is the sum over k of
+    `x[o * stride - low + k * dilation] * w[k]`, with zeros outside x and `base_dilation - 1` zeros between its
+    elements. `padding` is "valid" (none), "same" (the result has one element per `stride` positions of x, including
+    the zeros between elements; an odd zero is added at the high end) or `{dim: (low, high)}`, where negative numbers
+    crop x. `stride`, `dilation` and `base_dilation` are one number for all dims, or numbers by dim name. A dim not
+    named has stride and dilations 1 and padding "same". If the kernel is longer than padded x, the result has size 0.
+    `dtype` is the dtype of the sum (default: the operands' common dtype).
 
-    Raises `ShapeError` for a window over what is not there, for operands that share a name in different roles, and
-    when `out` would lose a dim.
+    Raises `ShapeError` for a window over a dim that an operand lacks, for a name with different roles in the operands,
+    and if `out` omits a dim that must stay.
     """
     x, w = promote(x, w)
 
@@ -248,7 +253,7 @@ def _kernel_and_name(dim: DimLike, value: Any) -> tuple[str, str]:
 
 
 def _named_out(x: Shape, w: Shape, window: tuple[Window, ...], kernel: tuple[str, ...], out: DimsLike) -> Shape:
-    """The output dims asked for; a dim that is slid over may be given as x has it, and gets its new size."""
+    """Resolve `out`. A dim that is slid over may be given as x's dim; it gets its new size."""
     read = {v.dim: v.out_size(find(v.dim, x).size) for v in window}
     made = {v.out_dim: Dim(v.out_dim, read[v.dim]) for v in window}
     rest = [d for d in x if d.name not in read] + [d for d in w if d.name not in kernel]

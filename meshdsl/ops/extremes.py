@@ -1,4 +1,4 @@
-"""Where a dim has its largest and smallest element."""
+"""Indices of the largest and smallest element along a dim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["argmax", "argmin"]
 
 
 def argmax(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a maximum (int32); the first NaN if there is one. Over a split dim nothing is gathered.
+    """The lowest index (int32) of the maximum, or of the first NaN. A sharded dim is not gathered.
 
     >>> import meshdsl as md
     >>> md.argmax(md.tensor([1.0, 3.0, 3.0], "a"), "a")
@@ -28,7 +28,7 @@ def argmax(x: Any, over: DimLike) -> Tensor:
 
 
 def argmin(x: Any, over: DimLike) -> Tensor:
-    """The lowest index of a minimum (int32); the first NaN if there is one.
+    """The lowest index (int32) of the minimum, or of the first NaN. A sharded dim is not gathered.
 
     >>> import meshdsl as md
     >>> md.argmin(md.tensor([1.0, 3.0, 1.0], "a"), "a")

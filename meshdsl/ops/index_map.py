@@ -1,7 +1,8 @@
-"""What an operation moves along one dim, as data: kernels do it on one device, lowering by exchange between devices.
+"""`IndexMap`: which elements an operation moves along one dim, as data.
 
-`IndexMap` says it exactly, so slice, pad, roll, reverse and concat along a split dim need no rule of their own.
-`ROWS` and `PLACE` are the two local halves of an exchange; only lowering makes them.
+Lowering reads it to exchange elements between devices, so slice, pad, roll, reverse and concat along a sharded dim need
+no rules of their own. `ROWS` and `PLACE` are the local steps before and after such an exchange; only lowering creates
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["PLACE", "ROWS", "IndexMap", "Piece", "PlaceTable", "one_label", "rep
 
 @dataclass(frozen=True)
 class Piece:
-    """`count` elements `start, start + step, ...` of an operand go to `to, to + to_step, ...` of the result."""
+    """Copy `count` elements, from `start, start + step, ...` of an operand to `to, to + to_step, ...` of the result."""
 
     operand: int
     start: int
@@ -33,9 +34,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class IndexMap:
-    """Where every element along one dim comes from; what no piece writes is `fill`.
+    """The source of every element of the result along one dim. Elements that no piece writes equal `fill`.
 
-    `dims` are the operands' dims that are worked on, `out` the result's. No two pieces write the same element.
+    `dims` has one dim per operand, `out` is the result's dim. No two pieces write the same element.
     """
 
     dims: tuple[Dim, ...]
@@ -44,7 +45,7 @@ class IndexMap:
     fill: Any = 0
 
     def sources(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each element of the result its operand and the index there; -1 where the fill stays."""
+        """For each element of the result, its operand and its index in the operand; -1 in both for `fill`."""
         operand = np.full(self.out.size, -1, np.int64)
         index = np.full(self.out.size, -1, np.int64)
         for piece in self.pieces:
@@ -55,7 +56,7 @@ class IndexMap:
 
 
 def replaced(shape: Shape, old: Dim, new: Dim) -> Shape:
-    """The shape with one dim in place of another."""
+    """The shape with the dim `old` replaced by `new`."""
     return tuple(new if d == old else d for d in shape)
 
 
@@ -68,7 +69,7 @@ def _rows_kernel(c: Local, x: Any, *, dim: Dim, rows: Dim, starts: tuple[int, ..
 
 
 def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) -> Labels:
-    """All the dims worked on are cut alike; the others pass by name."""
+    """Labels that shard the dims `olds` and `new` alike; other dims keep their names as labels."""
     names: list[dict[str, str | None]] = [
         {d.name: new.name if d == old else d.name for d in t.shape} for t, old in zip(ins, olds, strict=True)
     ]
@@ -89,7 +90,7 @@ ROWS = Op(
 
 @dataclass(frozen=True)
 class PlaceTable:
-    """For each device and each stored element of its block of the result, the row of its buffer, or -1."""
+    """The row of a device's buffer for each stored element of its block of the result, or -1; one tuple per device."""
 
     rows: tuple[tuple[int, ...], ...]
 
@@ -101,11 +102,11 @@ def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Pl
     at = c.ins[0].position(dims[0])
     parts: list[Any] = list(xs)
     buffer = c.xp.concatenate(parts, at) if len(parts) > 1 else parts[0]
-    if not buffer.shape[at]:  # nothing to take from, and so nothing is wanted
+    if not buffer.shape[at]:  # the buffer is empty, so all elements are fill
         return c.xp.full(c.outs[0].sizes, fill, buffer.dtype)
     rows = np.array(table.rows, np.int32)
     span = _span(rows, buffer.shape[at])
-    if span is not None:  # the same rows, in the same order, on every device that wants them
+    if span is not None:  # all devices read the same evenly spaced rows
         taken = buffer[(slice(None),) * at + (span,)]
     else:
         mine = c.xp.asarray(rows)[c.index(axes)]
@@ -117,7 +118,7 @@ def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Pl
 
 
 def _span(rows: np.ndarray, length: int) -> slice | None:
-    """The rows as one slice, if every device that wants an element takes it from the same place, in even steps."""
+    """The rows as one slice, if all devices read each element from the same row and the rows are evenly spaced."""
     width = rows.shape[1]
     if width == 0:
         return slice(0, 0)
