@@ -1,6 +1,6 @@
-"""Elementwise operations: the dims of one operand contain the dims of every other, and are the result's.
+"""Elementwise operations. One operand has all dims of the others; the result has that operand's dims.
 
-A gradient rule is written as mathematics; `autodiff` sums its result over the dims a smaller operand lacks.
+A gradient rule contains only the mathematics; `autodiff` sums its result over the dims that a smaller operand lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def broadcast_shape(*types: Type):
-    """The dims of the operand that contains all others'; raises `ShapeError` when none does."""
+    """The dims of the operand that has all dims of the others; raises `ShapeError` if there is none."""
     table = merge(t.shape for t in types)
     for t in types:
         if len(t.shape) == len(table):
@@ -53,7 +53,7 @@ def _same_dtype(*types: Type, dtype: Any = None) -> Type:
 
 
 def _aligned(function: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A kernel that aligns its operands by name, then calls `function(xp)` on them."""
+    """A kernel that aligns its operands by dim name, then applies `function(xp)` to them."""
 
     def kernel(c: Local, *xs: Any) -> Any:
         xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
@@ -74,9 +74,9 @@ def _unary(
     cheap: bool = False,
     slow: bool = False,
     stops_gradient: bool = False,
-    shown: bool = True,  # a public name of the package
+    shown: bool = True,  # public in the package
 ) -> Callable[[Any], Tensor]:
-    """The public function of an elementwise operation with one operand."""
+    """Make the function of an elementwise operation with one operand."""
 
     def infer(x: Type) -> Type:
         _check_kind(name, x.dtype, kinds)
@@ -125,7 +125,7 @@ _KINDS = {"f": "floating", "c": "complex", "i": "integer", "b": "boolean"}
 
 
 def _takes(kinds: str) -> str:
-    """What a docstring says of dtypes."""
+    """The docstring sentence about dtypes."""
     others = [name for kind, name in _KINDS.items() if kind not in kinds]
     return f"Raises `ShapeError` for {' and '.join(others)} tensors." if others else "Takes every dtype."
 
@@ -142,19 +142,19 @@ def _check_kind(name: str, dtype: np.dtype, kinds: str) -> None:
 
 
 def check_ordered(name: str, dtype: np.dtype) -> None:
-    """Raises `ShapeError` for complex numbers, of which none is the larger."""
+    """Raise `ShapeError` for complex dtypes, which have no order."""
     _check_kind(name, dtype, "fib")
 
 
 def kind(dtype: Any) -> str:
-    """f for floats (narrow ones too), c complex, i integers, b booleans."""
+    """The kind of a dtype: "f" for floats (including 8- and 16-bit ones), "c" complex, "i" integers, "b" booleans."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
 
 
 def _inexact(dtype: np.dtype) -> str:
-    """The float that integers become where a result is not whole; JAX's rule."""
+    """The float dtype to which integers are promoted for a noninteger result; JAX's rule."""
     return "float64" if dtype.itemsize == 8 else "float32"
 
 
@@ -170,12 +170,12 @@ CAST = Op(
 
 
 def _cast_back(ct: Tensor, dtype: np.dtype) -> Tensor:
-    """The cotangent in another dtype; of a complex one for a real operand, the real part."""
+    """Cast a cotangent; a complex cotangent of a real operand gives its real part."""
     return ct if ct.dtype == dtype else bind1(CAST, ct, dtype=dtype)
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """The dtype; raises `ShapeError` when this process cannot store it."""
+    """Convert to a NumPy dtype; raise `ShapeError` if JAX lacks it or it needs the disabled 64-bit types."""
     try:
         dtype = np.dtype(jnp.dtype(dtype))
     except TypeError:
@@ -195,7 +195,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     >>> md.cast(md.tensor([1.5], "a"), "int32")
     tensor(int32[a=1], [1])
 
-    Raises `ShapeError` from complex to real numbers, and for a dtype that JAX does not have or has switched off.
+    Raises `ShapeError` for a cast from complex to real numbers, and for a dtype that JAX lacks or has disabled.
     """
     x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
     if kind(x.dtype) == "c" and kind(dtype) in "fi":
@@ -219,7 +219,7 @@ _BITCAST = Op(
 
 
 def bitcast(x: Tensor, dtype: Any) -> Tensor:
-    """The same bits read as another dtype of the same width."""
+    """The same bits as another dtype of the same width; raises `ShapeError` if the widths differ."""
     return bind1(_BITCAST, x, dtype=np.dtype(jnp.dtype(dtype)))
 
 
@@ -296,18 +296,18 @@ def silu(x: Any) -> Tensor:
 
 
 def softplus(x: Any) -> Tensor:
-    """log(1 + exp(x)), without overflow.
+    """log(1 + exp(x)) per element, without overflow.
 
     >>> import meshdsl as md
     >>> md.softplus(md.tensor([0.0], "a"))
     tensor(float32[a=1], [0.6931])
     """
     x = as_tensor(x)
-    return where(x >= 0, x, 0) + log1p(exp(-abs(x)))  # both slopes are those from the right, so that their sum is right
+    return where(x >= 0, x, 0) + log1p(exp(-abs(x)))  # at 0 both terms use the slope from the right; the sum is 1/2
 
 
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
-    """x where positive, else alpha * (exp(x) - 1).
+    """x where x > 0, else alpha * (exp(x) - 1).
 
     >>> import meshdsl as md
     >>> md.elu(md.tensor([-1.0, 1.0], "a"))
@@ -328,7 +328,7 @@ def selu(x: Any) -> Tensor:
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
-    """x where not negative, else slope * x.
+    """x where x >= 0, else slope * x.
 
     >>> import meshdsl as md
     >>> md.leaky_relu(md.tensor([-1.0, 1.0], "a"))
@@ -339,10 +339,10 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
 
 
 def promote(*xs: Any) -> tuple[Tensor, ...]:
-    """Operands in their common dtype by JAX's rules: a Python number takes the tensors' dtype."""
+    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype."""
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
-            as_tensor(x)  # raises the error that says how to name dims
+            as_tensor(x)  # raises an error that explains how to name dims
     dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
 
@@ -361,9 +361,9 @@ def _binary(
     cheap: bool = False,
     slow: bool = False,
     kinds: str = "fcib",
-    shown: bool = False,  # a public name of the package
+    shown: bool = False,  # public in the package
 ) -> Callable[[Any, Any], Tensor]:
-    """The public function of an elementwise operation with two operands."""
+    """Make the function of an elementwise operation with two operands."""
 
     def infer(x: Type, y: Type) -> Type:
         _check_kind(name, x.dtype, kinds)
@@ -432,11 +432,11 @@ bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib"
 left_shift = _binary("left_shift", lambda xp: xp.left_shift, None, kinds="i")
 right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
-ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # records that passes look for
+ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # passes match these records
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:
-    """1 where x > y, a half where they tie."""
+    """1 where x > y, 0.5 where x == y, else 0."""
     return where(x > y, 1.0, where(equal(x, y), 0.5, cast(0.0, x.dtype)))
 
 
@@ -450,7 +450,10 @@ def _power_dy(ct: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
 
 
 def power(x: Any, y: Any) -> Tensor:
-    """`jnp.power`: 0 ** 0 is 1; a negative base with a fractional exponent is NaN."""
+    """`jnp.power` element by element: 0 ** 0 is 1; a negative base with a fractional exponent is NaN.
+
+    Raises `ShapeError` for an integer tensor to a negative power.
+    """
     floating = isinstance(x, Tensor) and kind(x.dtype) in "fc"
     if isinstance(x, Tensor) and isinstance(y, int if not floating else int | float) and y == 2:
         return square(x)
@@ -498,13 +501,13 @@ WHERE = Op(
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """`a` where the condition holds, else `b`; nothing of the other branch passes, not even NaN.
+    """`a` where the condition is true, else `b`. NaN in the operand that is not selected does not propagate.
 
     >>> import meshdsl as md
     >>> md.where(md.tensor([True, False], "a"), 1.0, md.tensor([5.0, 6.0], "a"))
     tensor(float32[a=2], [1. 6.])
 
-    Raises `ShapeError` for a condition that is not boolean, and where no operand has the dims of the others.
+    Raises `ShapeError` if the condition is not boolean, or if no operand has all dims of the others.
     """
     a, b = promote(a, b)
     return bind1(WHERE, as_tensor(condition), a, b)
@@ -534,14 +537,14 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
         derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
         return derivative
 
-    # the derivative of an elementwise function is one
+    # the derivative of an elementwise function is elementwise
     return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
 
 
 _MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
 
 
-# What to write instead of a primitive inside md.map.
+# The operation to use outside md.map instead of a primitive inside it.
 _INSTEAD_OF = {
     "argmax": "md.argmax", "argmin": "md.argmin", "concatenate": "md.concat", "conv_general_dilated": "md.conv",
     "cumsum": "md.cumsum", "dot_general": "md.einsum", "dynamic_slice": "md.dynamic_slice", "gather": "md.take",
@@ -553,10 +556,10 @@ _INSTEAD_OF = {
 
 
 def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
-    """Raises `ShapeError` for a function whose result on a part of an array is not that part of its result."""
+    """Raise `ShapeError` if f is not elementwise: on a part of an array it must return that part of its result."""
     shape = broadcast_shape(*types)
     sizes = tuple(d.size for d in shape)
-    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # the function's own errors come first
+    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # raises f's own errors first
     found = mixing(f, names(shape), [t.dtype for t in types])
     if found is None:
         return
@@ -575,16 +578,16 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
 
 
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
-    """Any elementwise `jnp` function of one or more tensors; differentiated by JAX.
+    """Apply any elementwise `jnp` function to one or more tensors. JAX differentiates it.
 
     >>> import meshdsl as md
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
 
-    The function is checked: every primitive that it uses must work element by element, for every shape.
+    The function is checked: every primitive in it must be elementwise for every shape.
 
-    Raises `ShapeError` for a function that is not elementwise, that reads the shape of its arguments or combines them
-    with an array, and where no operand has the dims of the others.
+    Raises `ShapeError` if the function is not elementwise, reads the shape of its arguments or combines them with an
+    array, and if no operand has all dims of the others.
     """
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())
@@ -594,7 +597,7 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
 
 
 def _operand(x: Any) -> bool:
-    """Whether an operator takes it; arrays too, so that their error says how to name dims."""
+    """Whether an operator accepts x. Arrays are accepted so that the error explains how to name their dims."""
     return isinstance(x, Tensor | bool | int | float | complex | np.generic | np.ndarray | jax.Array)
 
 

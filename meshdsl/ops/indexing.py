@@ -1,6 +1,6 @@
-"""Indices: making them, reading by them, adding by them, ordering by value.
+"""Indexing: create indices, gather and scatter-add by index, and sort.
 
-An index outside its dim reads zero and adds nothing, under every layout.
+Under every layout, an out-of-range index gathers zero and scatters nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     >>> md.iota("n:3").numpy()
     array([0, 1, 2], dtype=int32)
 
-    Raises `ShapeError` for several dims, for one without a size, and for an integer dtype that cannot count so far.
+    Raises `ShapeError` for several dims, for a dim without a size, and for an integer dtype too narrow for the indices.
     """
     n = _new_dim(dim)
 
@@ -72,17 +72,17 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
-    """1 where the index equals the place along `dim` (the last dim of the result), else 0.
+    """1 where the index equals the position along `dim`, else 0. `dim` is the last dim of the result.
 
     >>> import meshdsl as md
     >>> md.one_hot(md.tensor([2, 9], "n"), "class:3")
     tensor(float32[n=2 class=3], [[0. 0. 1.]
      [0. 0. 0.]])
 
-    Raises `ShapeError` for a dim that the indices have, or without a size.
+    Raises `ShapeError` if the indices have the dim, or if it has no size.
     """
     i, dim = as_tensor(i), _new_dim(dim)
-    i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer counts
+    i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer's range
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
 
@@ -98,7 +98,7 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
-    """Indices relative to this device's block of `over`, and which of them are inside it."""
+    """Indices relative to this device's block along `over`, and a mask of those inside the block."""
     i = clipped(c, i, -1, over.size) - c.xp.asarray(c.start(block, over), np.int32)
     real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
     inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
@@ -106,7 +106,7 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
 
 
 def _apart(over: Dim, i: Type) -> str:
-    """The label of the dim that is indexed into: its name, or another where the indices have that name too."""
+    """The label of the indexed dim: its name, or a different label if the indices have a dim of that name."""
     return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
 
 
@@ -120,7 +120,7 @@ def _own(shape: Shape) -> dict[str, str | None]:
 
 
 def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
-    """Indices into the rows of all paired dims together, one table behind the other."""
+    """Indices into the rows of all paired tables concatenated."""
     for dim in reversed(paired):
         at = block.position(dim)
         i = i + rows * c.xp.arange(block.sizes[at], dtype=np.int32).reshape((-1,) + (1,) * (len(block.sizes) - at - 1))
@@ -153,23 +153,23 @@ TAKE = Op(
 
 
 def take(x: Any, i: Any, over: DimLike) -> Tensor:
-    """The slices of `x` along `over` at indices `i`; the result has i's dims, then x's others.
+    """Gather the slices of `x` along `over` at indices `i`. The result has i's dims, then x's other dims.
 
     >>> import meshdsl as md
     >>> md.take(md.tensor([10.0, 20.0], "row"), md.tensor([1, 1, 7], "n"), "row").numpy()
     array([20., 20.,  0.], dtype=float32)
 
-    Dims that both have are paired: each of their places has a table of its own.
+    Dims that both have are paired: each index of a paired dim has its own table.
 
     >>> tables = md.tensor([[10.0, 20.0], [30.0, 40.0]], "group row")
     >>> md.take(tables, md.tensor([[1, 1], [0, 7]], "group n"), "row")
     tensor(float32[group=2 n=2], [[20. 20.]
      [30.  0.]])
 
-    Split rows are looked up where they are stored and summed over devices; nothing is gathered. The indices may have
-    the name that is indexed into: `md.take(x, order, "row")` reorders the rows by an order along "row".
+    If `over` is sharded, each device looks up the rows it stores, and the results are summed over devices; the table
+    is not gathered. The indices may have a dim named `over`: `md.take(x, order, "row")` reorders the rows of x.
 
-    Raises `ShapeError` for a dim that x lacks, and for indices that are no integers.
+    Raises `ShapeError` for a dim that x lacks, and for indices that are not integers.
     """
     x, i = as_tensor(x), as_tensor(i)
     return bind1(TAKE, x, i, over=located(lambda: find(over, x.dims)))
@@ -215,13 +215,13 @@ SCATTER_ADD = Op(
 
 
 def _scatter_add(i: Tensor, updates: Tensor, over: Dim, into: Shape) -> Tensor:
-    """Zeros with the dims `into`, in an order of their own, to which the updates are added."""
+    """Zeros plus the updates. The result has the dims `into`, in the order of `SCATTER_ADD`."""
     paired = tuple(d for d in into if d != over and d in i.dims)
     return bind1(SCATTER_ADD, i, updates, over=over, paired=paired)
 
 
 def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
-    """`x` with `updates` added at indices `i` along `over`; equal indices add up.
+    """`x` with `updates` added at indices `i` along `over`. Updates with equal indices are summed.
 
     >>> import meshdsl as md
     >>> md.put_add(md.tensor([0.0, 0.0], "row"), md.tensor([1, 1], "n"), md.tensor([2.0, 3.0], "n"), "row")
@@ -266,7 +266,9 @@ def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
 
 
 def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Running sums along a dim: of the elements up to each (before it, when exclusive; after, when reversed).
+    """The running sum along a dim, from the start, or from the end if `reverse`.
+
+    Each element is included in its own sum, unless `exclusive`.
 
     >>> import meshdsl as md
     >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
@@ -297,7 +299,7 @@ def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
 
 
 def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
-    """All dims pass but the one indexed into and the one that indexes; of those, the operands' are labelled apart."""
+    """Labels by name, except that the dims `over` and `to` of the operands get a different label from the result's."""
     gone = to if put else over
     ins = tuple({d.name: f"{d.name}*" if d == gone and (put or s is x) else d.name for d in s} for s in (x, i))
     return Labels(ins, ({d.name: d.name for d in replaced(x, gone, over if put else to)},))
@@ -346,7 +348,7 @@ PUT_ALONG = Op(
 
 
 def _put_along(x: Tensor, i: Tensor, to: Dim, over: Dim) -> Tensor:
-    """Zeros with the elements of `x` along `to` added along `over`, each where the index of its own place says."""
+    """Zeros plus the elements of `x`: each element along `to` is added at its index in `i` along `over`."""
     return bind1(PUT_ALONG, x, i, over=over, to=to)
 
 
@@ -365,13 +367,15 @@ TOP_K = Op(
 
 
 def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
-    """The k largest along a dim, in descending order, and their indices (int32); NaN first, ties to the lowest index.
+    """The k largest elements along a dim, in descending order, and their indices (int32).
+
+    NaN is first; ties are in index order. `k` is the dim that replaces `over`.
 
     >>> import meshdsl as md
     >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
     tensor(int32[k=2], [0 2])
 
-    Raises `ShapeError` for a dim that x lacks, for more than it has, and for complex numbers.
+    Raises `ShapeError` for a dim that x lacks, for a k larger than the dim, and for complex numbers.
     """
     x = as_tensor(x)
     dim = located(lambda: find(over, x.dims))
@@ -404,7 +408,7 @@ SORT = Op(
 
 
 def argsort(x: Any, over: DimLike) -> Tensor:
-    """The indices (int32) that put a dim in ascending order, NaN last; stable.
+    """The indices (int32) that sort a dim in ascending order, NaN last; stable.
 
     >>> import meshdsl as md
     >>> md.argsort(md.tensor([3.0, 1.0, 2.0], "a"), "a")

@@ -1,4 +1,4 @@
-"""Tensors joined along a dim, old or new, and taken apart again."""
+"""Join tensors along an existing or a new dim, and split them again."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _check_same(name: str, first: Tensor, x: Tensor, but: str = "") -> None:
 
 
 def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
-    """Tensors one after another along a dim they all have; its size is the sum of theirs.
+    """Concatenate tensors along a dim that all of them have; the result's size is the sum of their sizes.
 
     >>> import meshdsl as md
     >>> md.concat([md.iota("n:2"), md.iota("n:3")], "n").dims
     (n=5,)
 
-    Raises `ShapeError` for no tensors, and for tensors whose other dims differ.
+    Raises `ShapeError` for an empty list, and for tensors whose other dims differ.
     """
     xs = _several("concat", xs)
     name = dim_name(over)
@@ -106,7 +106,7 @@ STACK = Op(
 
 
 def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
-    """All of them; where the new dim is cut, this device's run of them."""
+    """Stack all tensors; if the new dim is sharded, slice this device's block."""
     block = c.outs[0]
     stacked = c.xp.stack(xs)
     more = block.size(dim) * c.count(block.axes[0]) - dim.size
@@ -115,13 +115,13 @@ def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
 
 
 def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
-    """Tensors of equal dims under a new first dim, whose size is their number.
+    """Stack tensors of equal dims along a new first dim, whose size is the number of tensors.
 
     >>> import meshdsl as md
     >>> md.stack([md.iota("n:2"), md.iota("n:2")], "m").dims
     (m=2, n=2)
 
-    Raises `ShapeError` for no tensors, for tensors whose dims differ, and for a name that they have.
+    Raises `ShapeError` for an empty list, for tensors whose dims differ, and if they have a dim of the new name.
     """
     xs = _several("stack", xs)
 
@@ -136,7 +136,7 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
 
 
 def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
-    """The element where it lies; zero on the devices that do not hold it, which add nothing to the sum."""
+    """The slice at index `at` on the devices that store it; zero on the others, so that the sum over devices is it."""
     axis = c.ins[0].position(dim)
     if not c.ins[0].axes[axis]:
         return x[(builtin_slice(None),) * axis + (at,)]
@@ -160,7 +160,7 @@ INDEX = Op(
 
 
 def unstack(x: Any, dim: DimLike) -> list[Tensor]:
-    """The tensors under each index of a dim, as a list.
+    """The slices of x at each index of a dim, as a list of tensors without the dim.
 
     >>> import meshdsl as md
     >>> md.unstack(md.tensor([1.0, 2.0], "a"), "a")[1]

@@ -1,4 +1,4 @@
-"""The one operation that only lowering makes: padding replaced by the identity of what follows."""
+"""`MASK` replaces padding by the identity of the reduction that reads it. Only lowering creates it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MASK", "identity"]
 
 
 def identity(fill: Any, dtype: np.dtype) -> Any:
-    """The number that `Op.mask` names: "low" and "high" are the extremes of the dtype."""
+    """The number for a value of `Op.mask`: "low" and "high" are the extremes of the dtype."""
     if fill not in ("low", "high"):
         return fill
     if dtype == np.dtype(bool):

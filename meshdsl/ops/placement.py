@@ -1,7 +1,7 @@
-"""Placement says where a tensor should lie; it never changes a value.
+"""Placement operations set how a tensor is sharded; they never change values.
 
-`prefer` states precedence and names no mesh axis, so a model that uses it works under every layout. `shard` and
-`replicate` name axes and are for the person who owns both the model and the mesh.
+`prefer` sets precedence among dims and names no mesh axis, so a model that uses it works under every layout. `shard`
+names mesh axes, so it ties a model to a mesh; `replicate` removes all sharding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREFER = Op(
 
 
 def prefer(x: Any, *dims: DimLike) -> Tensor:
-    """The same tensor; where its dims compete for a mesh axis, these are split, the first named first.
+    """The same tensor; if several of its dims compete for a mesh axis, `dims` are sharded first, in the given order.
 
     >>> import meshdsl as md
     >>> md.prefer(md.tensor([[1.0]], "group expert"), "expert").dims
@@ -52,13 +52,14 @@ SHARD = Op(
 
 
 def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
-    """The same tensor, split exactly so: a dim not named is whole on every device.
+    """The same tensor, sharded exactly as `split` says; a dim not named is not sharded.
 
     >>> import meshdsl as md
     >>> md.shard(md.tensor([1.0, 2.0], "batch"), {"batch": "rows"}).dims
     (batch=2,)
 
-    Raises `LayoutError` at compilation when the mesh lacks an axis, or one axis is given twice.
+    `split` maps dims to mesh axes, major to minor. Raises `LayoutError` at compilation if the mesh lacks an axis or an
+    axis is used twice.
     """
     x = as_tensor(x)
 
@@ -72,7 +73,7 @@ def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
 
 
 def replicate(x: Any) -> Tensor:
-    """The same tensor, whole on every device.
+    """The same tensor, replicated on every device.
 
     >>> import meshdsl as md
     >>> md.replicate(md.tensor([1.0], "a")).dims

@@ -1,4 +1,4 @@
-"""What slides a window over one tensor: pooled sums and maxima, and the unfolding that the maximum's gradient needs."""
+"""Pooling: sums, means and maxima of windows of one tensor, and `UNFOLD`, which the gradient of the maximum needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FOLD", "UNFOLD", "avg_pool", "max_pool", "sum_pool"]
 
 
 def _slid_type(x: Type, *, window: tuple[Window, ...]) -> Type:
-    """The type of what only moves a window over x."""
+    """The type of x with the dims of its windows replaced by their output dims."""
     sizes = {v.dim: Dim(v.out_dim, v.out_size(d.size)) for v, d in pairs(window, x.shape)}
     return Type(tuple(sizes.get(d.name, d) for d in x.shape), x.dtype)
 
@@ -59,11 +59,11 @@ SUM_POOL = Op(
 
 
 def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]) -> tuple[Tensor]:
-    """Equal shares to all that tie for the maximum of a window; padding is NaN here, which equals nothing."""
+    """Divide ct equally among ties in each window. Padding is NaN, so it never equals the maximum."""
     places = tuple(Dim(f"{v.dim}_place", v.size) for v in window)
     unfolded = bind1(UNFOLD, x, window=window, places=places, value=math.nan)
     ties = cast(equal(unfolded, broadcast(out, unfolded.dims)), ct.dtype)
-    shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN where the maximum is
+    shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN if the maximum is NaN
     return (bind1(FOLD, shares, window=_back(window, x.dims, ct.dims), places=places),)
 
 
@@ -150,16 +150,16 @@ def _pool_windows(name: str, x: Tensor, window: Mapping[DimLike, int], stride: A
 
 
 def max_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
-    """The maximum of each window, `{dim: size}`, over one dim or several; they keep their names.
+    """The maximum of each window over one or several dims, `{dim: size}`; the dims keep their names.
 
     >>> import meshdsl as md
     >>> md.max_pool(md.tensor([1.0, 3.0, 2.0, 4.0, 0.0], "length"), window={"length": 2})
     tensor(float32[length=2], [3. 4.])
 
-    `stride` (default: the window, so that windows lie side by side) is a number for every dim, or by name; `padding`
-    is "valid", "same" or `{dim: (low, high)}`, as in `md.conv`, and never wins: it is -inf (the lowest integer), which
-    is also the result of a window that holds nothing else. NaN if any element is. The gradient is shared equally
-    among ties. Raises `ShapeError` for a dim that x lacks, and for booleans and complex numbers.
+    `stride` is one number for all dims, or numbers by dim name (default: the window size, so windows do not overlap).
+    `padding` is "valid", "same" or `{dim: (low, high)}`, as in `md.conv`; its value is -inf (or the lowest integer),
+    which is also the result of a window that contains only padding. NaN propagates; ties share the gradient equally.
+    Raises `ShapeError` for a dim that x lacks, and for booleans and complex numbers.
     """
     x = as_tensor(x)
 
@@ -173,7 +173,7 @@ def max_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding:
 
 
 def sum_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
-    """The sum of each window; see `max_pool`. Padding is 0."""
+    """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
     slid = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
@@ -181,13 +181,13 @@ def sum_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding:
 
 
 def avg_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
-    """The mean of the elements of x in each window; see `max_pool`. Padding is neither summed nor counted.
+    """The mean of x's elements in each window; see `max_pool`. Padding is neither summed nor counted.
 
     >>> import meshdsl as md
     >>> md.avg_pool(md.tensor([1.0, 3.0, 2.0, 4.0, 6.0], "length"), window={"length": 2}, padding="same")
     tensor(float32[length=3], [2. 3. 6.])
 
-    A window that holds padding alone has no mean: NaN.
+    The result of a window that contains only padding is NaN.
     """
     x = as_tensor(x)
     slid = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
@@ -202,6 +202,6 @@ def avg_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding:
 
 
 def _real(v: Window, n: int) -> np.ndarray:
-    """How many elements, of n, each window holds."""
+    """The number of input elements in each window, for an input of n elements."""
     p = np.arange(v.out_size(n))[:, None] * v.stride - v.low + np.arange(v.size) * v.dilation
     return ((p >= 0) & (p < v.span(n)) & (p % v.base_dilation == 0)).sum(1).astype(np.int32)

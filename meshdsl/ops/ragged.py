@@ -1,7 +1,7 @@
-"""What of a tensor is filled: the first so many places along one dim, and a different number in each row.
+"""`md.ragged` marks how many leading slots along one dim are filled, with a separate count per row.
 
-The mark changes no value and no layout. It is a promise, of which the compiler makes use where what is marked is
-exchanged (`lowering.trim`): there only what is filled travels.
+The mark changes no value and no layout. When the marked tensor is exchanged between devices, the compiler sends only
+the filled slots.
 """
 
 from __future__ import annotations
@@ -42,23 +42,22 @@ RAGGED = Op(
 
 
 def ragged(x: Any, counts: Any, dim: DimLike, share: float = 1.0) -> Tensor:
-    """The same tensor, of which along `dim` only the first `counts` places are filled.
+    """The same tensor, marked as filled only in the first `counts` slots along `dim`.
 
     >>> import meshdsl as md
     >>> slots = md.tensor([[5.0, 0.0, 0.0], [7.0, 8.0, 0.0]], "expert slot")
     >>> md.ragged(slots, md.tensor([1, 2], "expert"), "slot").dims
     (expert=2, slot=3)
 
-    `counts` are integers with some of the tensor's other dims. Requires that places past the count hold zero, or are
-    read by nobody: where the tensor is exchanged by all_to_all over one mesh axis or several, on its way to the mark or
-    from it, under its names or others, only what is filled is sent (a ragged_all_to_all, the counts exchanged first),
-    and what is past the count arrives as zero. The gradient is marked with the same counts. Under a layout that
-    exchanges nothing the mark is nothing. `share` is the part of all places that is expected to be filled, for the
-    estimate of time; it changes no result.
+    `counts` is an integer tensor with some of the tensor's other dims. Slots past the count must hold zero or never be
+    read. If the tensor is exchanged by all_to_all over one or several mesh axes, before or after the mark, also after
+    a rename, only filled slots are sent: the counts are exchanged first, then a ragged_all_to_all runs. Slots past the
+    count arrive as zero. The gradient is marked with the same counts. Under a layout without such an exchange, the
+    mark has no effect. `share` is the expected fraction of filled slots; only the predicted time depends on it.
 
-    Raises `ShapeError` for counts that are no integers or have other dims, and for a share outside 0 to 1; when it is
-    compiled, `LayoutError` for an exchange that cuts or joins a dim that the counts lack. A program with such an
-    exchange runs on TPUs and GPUs: JAX has no ragged_all_to_all for CPUs.
+    Raises `ShapeError` for counts that are not integers or have other dims, and for a share outside 0 to 1. At
+    compilation, raises `LayoutError` for an exchange that splits or joins a dim that the counts lack. A program with
+    such an exchange runs on TPUs and GPUs; JAX has no ragged_all_to_all for CPUs.
     """
     x, counts = as_tensor(x), as_tensor(counts)
 
