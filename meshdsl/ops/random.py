@@ -1,9 +1,9 @@
-"""Random numbers are a function of the key and of the element's place in the whole tensor, so no layout changes them.
+"""Random numbers that depend only on the key and on an element's global index, so they are equal under every layout.
 
-The bits of element i, counted in row-major order of the dims as given, are Threefry-2x32 of the key and i (Salmon et
-al., "Parallel random numbers: as easy as 1, 2, 3", 2011). A device draws its own part from its own offsets. All
+The bits of element i, in row-major order of the given dims, are Threefry-2x32 of the key and i (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011). Each device generates its own block from its offsets. All
 numbers equal those of `jax.random` with `jax.random.key(seed)`, bit for bit, for the same sizes and dtype. A key is
-an ordinary uint32 tensor with the one dim key_word=2: pass it, stack it, scan over it.
+an ordinary uint32 tensor with the single dim key_word=2: it can be passed, stacked and scanned over.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
-    """Threefry-2x32 with 20 rounds, on uint32 arrays of any library; sums wrap around."""
+    """Threefry-2x32 with 20 rounds, on uint32 arrays of NumPy or JAX; sums wrap around."""
     ks = (k0, k1, k0 ^ k1 ^ np.uint32(0x1BD11BDA))
     x0, x1 = x0 + k0, x1 + k1
     for i in range(5):
@@ -53,7 +53,7 @@ def threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
 
 
 def _times(p: Any, stride: int) -> tuple[Any, Any]:
-    """The high and low words of a uint32 array times a 64-bit number, exact: long multiplication in 16-bit digits."""
+    """The high and low words of the product (modulo 2**64) of a uint32 array and a 64-bit number, in 16-bit digits."""
     s0, s1 = np.uint32(stride & 0xFFFF), np.uint32(stride >> 16 & 0xFFFF)
     p0, p1 = p & _LOW_16, p >> np.uint32(16)
     middle = p1 * s0 + (p0 * s0 >> np.uint32(16))
@@ -63,7 +63,7 @@ def _times(p: Any, stride: int) -> tuple[Any, Any]:
 
 
 def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
-    """The row-major place of each element of a block in the whole tensor, in two words, without 64-bit integers."""
+    """The global row-major index of each element of a block, as a high and a low uint32 word."""
     high = low = c.xp.zeros((1,), np.uint32)
     narrow = size_of(block.shape) <= 1 << 32
     for i, dim in enumerate(block.shape):
@@ -80,11 +80,11 @@ def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
 
 
 def _words(c: Local, key: Any, high: Any, low: Any) -> tuple[Any, Any]:
-    return c.xp.outline(threefry)(key[0:1], key[1:2], high, low)  # one-element arrays: NumPy's scalars warn of overflow
+    return c.xp.outline(threefry)(key[0:1], key[1:2], high, low)  # one-element arrays: NumPy scalars warn on overflow
 
 
 def _key(key: Any) -> Tensor:
-    """A key as the user gave it; its type is checked where it is used."""
+    """Return the user's key; raise `ShapeError` if it is not a tensor. `_check_key` checks its type."""
     if isinstance(key, Tensor):
         return key
     what = repr(key) if isinstance(key, int) else type(key).__name__
@@ -118,7 +118,7 @@ _BITS = Op(
     type=_bits_type,
     kernel=_bits_kernel,
     blocked=lambda key, **_: (WORD.name,),
-    flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations of 20 rounds and 5 key injections
+    flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations in 20 rounds and 5 key injections
     fuses=Fuses.MAP,
 )
 
@@ -156,10 +156,10 @@ def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tu
 
 
 def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: Any, name: str) -> Tensor:
-    """`function(*ins, shape=, dtype=)`; outside a trace as one compiled program.
+    """Call `function(*ins, shape=, dtype=)`; outside a trace, as one compiled program.
 
-    XLA rounds once where it fuses a product and a sum, so operations run one at a time would differ from `jax.random`
-    (and from the same function under `md.compile`) in the last bit.
+    XLA rounds once when it fuses a product and a sum. Separately executed operations would differ in the last bit from
+    `jax.random` and from the same function under `md.compile`.
     """
     ins = (_key(ins[0]), *ins[1:])
     dtype = located(lambda: _float(name, dtype))
@@ -174,7 +174,7 @@ def _float(name: str, dtype: Any) -> np.dtype:
 
 
 def _known(name: str, dtype: Any, wanted: str, words: str) -> np.dtype:
-    """A dtype of the wanted kind."""
+    """Convert to a NumPy dtype; raise `ShapeError` if its kind is not `wanted`."""
     dtype = as_dtype(dtype)
     if kind(dtype) != wanted:
         raise ShapeError(f"md.random.{name} draws {words}, not {dtype.name}")
@@ -186,7 +186,7 @@ def _dims(dims: DimsLike) -> Shape:
 
 
 def key(seed: Any) -> Tensor:
-    """A random key, equal to `jax.random.key(seed)`. The seed is an integer, also a traced one.
+    """Create a random key, equal to `jax.random.key(seed)`. The seed is an integer or a traced integer.
 
     >>> import meshdsl as md
     >>> md.random.key(7)
@@ -205,7 +205,7 @@ def key(seed: Any) -> Tensor:
 
 
 def fold_in(key: Tensor, i: Any) -> Tensor:
-    """A new key for the integer `i`; for a tensor of integers, a key for each.
+    """Derive a new key from a key and the integer `i`; for a tensor of integers, one key per element.
 
     >>> import meshdsl as md
     >>> md.random.fold_in(md.random.key(7), md.iota("layer:3")).dims
@@ -218,7 +218,7 @@ def fold_in(key: Tensor, i: Any) -> Tensor:
 
 
 def split(key: Tensor, n: int | Dim = 2) -> Any:
-    """`n` new keys as a list; for a dim, one tensor of keys with that dim, to scan over.
+    """Derive `n` new keys, as a list; if `n` is a dim, as one tensor of keys with that dim, to scan over.
 
     >>> import meshdsl as md
     >>> first, second = md.random.split(md.random.key(7))
@@ -243,7 +243,7 @@ def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
 
 
 def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
-    """Random mantissas under the exponent of 1, less 1, scaled; 8 bits where the mantissa is shorter than 8."""
+    """Random mantissa bits with the exponent of 1, minus 1, scaled; from 8 random bits if the mantissa has fewer."""
     info = jnp.finfo(dtype)
     width = info.bits if info.nmant >= 8 else 8
     pattern = cast(bits(key, shape, _UNSIGNED[width]), _UNSIGNED[info.bits])
@@ -253,7 +253,7 @@ def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.
 
 
 def uniform(key: Tensor, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32") -> Tensor:
-    """Uniform on [low, high).
+    """Draw from the uniform distribution on [low, high).
 
     >>> import meshdsl as md
     >>> md.random.uniform(md.random.key(7), "a:2")
@@ -270,7 +270,7 @@ def _normal(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
 
 
 def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
-    """Standard normal.
+    """Draw from the standard normal distribution.
 
     >>> import meshdsl as md
     >>> md.random.normal(md.random.key(7), "a:2")
@@ -280,14 +280,14 @@ def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
 
 
 def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
-    """Standard normal given that it lies between `low` and `high`, which are numbers.
+    """Draw from the standard normal distribution truncated to (`low`, `high`), which are numbers.
 
     >>> import meshdsl as md
     >>> drawn = md.random.truncated_normal(md.random.key(7), -1.0, 1.0, "a:1000")
     >>> (md.max(md.abs(drawn)) <= 1).item()
     True
 
-    The numbers are those of `jax.random.truncated_normal`.
+    The results equal those of `jax.random.truncated_normal`.
     """
     dtype = located(lambda: _float("truncated_normal", dtype))
     root = np.array(math.sqrt(2), dtype)
@@ -305,7 +305,9 @@ def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
 
 
 def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
-    """Standard Gumbel, -log(-log(u)): `md.argmax(logits + noise, over)` draws a category by its logit.
+    """Draw from the standard Gumbel distribution, -log(-log(u)).
+
+    With it, `md.argmax(logits + noise, over)` samples categories with probabilities softmax(logits).
 
     >>> import meshdsl as md
     >>> logits = md.log(md.tensor([0.9, 0.1], "category"))
@@ -317,7 +319,7 @@ def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
 
 
 def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:
-    """True with probability `p`, a floating number or tensor, over `dims` (default: those of p).
+    """Draw booleans that are true with probability `p`, a floating number or tensor, over `dims` (default: p's dims).
 
     >>> import meshdsl as md
     >>> md.random.bernoulli(md.random.key(7), 0.9, "a:2")
@@ -328,7 +330,7 @@ def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor
 
 
 def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int32") -> Tensor:
-    """Integers from `low` up to, not including, `high`.
+    """Draw uniform integers from `low` (inclusive) to `high` (exclusive).
 
     >>> import meshdsl as md
     >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
@@ -342,7 +344,7 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     low, high = (_clipped(x, least, most, sampled) for x in (low, high))
     some = high > low
     span = where(some, cast(high - low, unsigned), 1)
-    span = where(some & beyond, span + 1, span)  # 0 stands for all of them
+    span = where(some & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
 
     def rest(x: Tensor) -> Tensor:
         return x % span if beyond is False else where(span == 0, x, x % span)
@@ -361,7 +363,7 @@ def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
 
 
 def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
-    """The slices of `x` along a dim in random order; for a dim instead of a tensor, a random order of its indices.
+    """The slices of `x` along `over` in random order. If `x` is a dim, the dim's indices in random order.
 
     >>> import meshdsl as md
     >>> md.random.permutation(md.random.key(7), "n:5")
@@ -374,7 +376,7 @@ def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
 
 
 def _shuffled(key: Tensor, dim: Dim) -> Tensor:
-    """Sorted by random words, in as many rounds as make a tie in all of them unlikely."""
+    """The dim's indices sorted by random words, in enough rounds that a tie in all rounds is unlikely."""
     order = iota(dim)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(_LOW_32))):
         key, now = split(key)

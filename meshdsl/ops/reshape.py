@@ -1,7 +1,7 @@
-"""Dims renamed, reordered, merged and split: names and sizes change, elements keep their row-major order.
+"""Rename, transpose, merge and split dims.
 
-Row-major order of the dims as given is the only order there is. `blocked_kernel`, `trim` and `refill` are for kernels
-that work on whole dims: they see real sizes, without the padding that storage adds.
+Merges and splits keep the row-major order of elements, in the order of dims given. `blocked_kernel`, `trim` and
+`refill` are for kernels that work on unsharded dims: such a kernel gets real sizes, without storage padding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def trim(c: Local, x: Any, block: Block) -> Any:
-    """Without the padding of dims that are whole here."""
+    """Remove the padding of a block's unsharded dims."""
     cut = tuple(
         builtin_slice(0, d.size) if not axes else builtin_slice(None)
         for d, axes in zip(block.shape, block.axes, strict=True)
@@ -34,13 +34,13 @@ def trim(c: Local, x: Any, block: Block) -> Any:
 
 
 def refill(c: Local, x: Any, block: Block) -> Any:
-    """Padded at the end of every dim to the stored sizes of a block."""
+    """Pad every dim at its end to the block's stored size, with zeros."""
     pads = [(0, size - there) for size, there in zip(block.sizes, x.shape, strict=True)]
     return c.xp.pad(x, pads) if any(high for _, high in pads) else x
 
 
 def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel that sees whole dims at their real sizes: padding is trimmed before it and refilled after."""
+    """Wrap a kernel so that unsharded dims have their real sizes: trim padding before it, add padding after it."""
 
     def run(c: Local, *xs: Any, **params: Any) -> Any:
         xs = tuple(trim(c, x, block) for x, block in zip(xs, c.ins, strict=True))
@@ -67,20 +67,21 @@ def _rename_kernel(c: Local, x: Any) -> Any:
 
 
 def _rename_rule(x: Type, shape: Shape) -> Labels:
-    """A renamed dim is born in the layout of its new name, where both names are padded alike; the others pass."""
+    """A renamed dim follows the layout's rule for its new name if both names have equal padding; others keep theirs."""
     new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
     return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
 
 
 def rename(x: Any, **new: str | Dim) -> Tensor:
-    """The same tensor with other dim names; a renamed dim takes the layout of its new name.
+    """The same tensor with other dim names; a renamed dim follows the layout's rule for its new name.
 
     >>> import meshdsl as md
     >>> md.rename(md.tensor([1.0, 2.0], "length"), length="memory").dims
     (memory=2,)
 
-    Raises `ShapeError` for a dim that x lacks, for a name that another dim has, and for a dim of another size.
+    Raises `ShapeError` for a dim that x lacks, for a name that another dim of x has, and for a new dim with another
+    size.
     """
     x = as_tensor(x)
 
@@ -113,13 +114,13 @@ TRANSPOSE = Op(
 
 
 def transpose(x: Any, dims: DimsLike) -> Tensor:
-    """The same tensor stored in another order of its dims.
+    """The same tensor with its dims in the storage order `dims`.
 
     >>> import meshdsl as md
     >>> md.transpose(md.tensor([[1, 2]], "a b"), "b a").dims
     (b=2, a=1)
 
-    Raises `ShapeError` unless every dim of x is named once.
+    Raises `ShapeError` unless `dims` names every dim of x once.
     """
     x = as_tensor(x)
 
@@ -134,7 +135,7 @@ def transpose(x: Any, dims: DimsLike) -> Tensor:
 
 
 def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The finest matching runs of dims with equal numbers of elements, in order.
+    """Split both shapes into the shortest matching runs of dims with equal numbers of elements, in order.
 
     >>> from meshdsl.dims import dims
     >>> groups(dims("a:2 b:6 c:5"), dims("a:2 d:3 e:2 c:5"))[1]
@@ -168,7 +169,7 @@ def _reshape_type(x: Type, *, shape: Shape) -> Type:
 
 
 def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
-    """A dim that stays passes; the first dims of a merge or a split share one label while they divide exactly."""
+    """Unchanged dims keep their sharding; the first dims of a merge or split share a label that must divide exactly."""
     ins: dict[str, str | None] = {d.name: None for d in x.shape}
     outs: dict[str, str | None] = {d.name: None for d in shape}
     exact = set()
@@ -200,13 +201,13 @@ def _real(block: Block) -> list[int]:
 
 
 def reshape(x: Any, dims: DimsLike) -> Tensor:
-    """The same elements in row-major order under other dims.
+    """The same elements, in row-major order, with other dims.
 
     >>> import meshdsl as md
     >>> md.reshape(md.iota("n:6"), "a:2 b:3").dims
     (a=2, b=3)
 
-    Raises `ShapeError` where the numbers of elements differ.
+    Raises `ShapeError` if the numbers of elements differ.
     """
     x = as_tensor(x)
     sized = not isinstance(dims, str) or ":" in dims
@@ -215,7 +216,7 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
 
 
 def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
-    """Several dims as one, row-major in the order given, at the place of the first.
+    """Merge several dims into one, row-major in the given order, at the position of the first.
 
     >>> import meshdsl as md
     >>> md.flatten(md.tensor([[1, 2], [3, 4]], "a b"), "a b", into="c").dims
@@ -238,14 +239,14 @@ def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
 
 
 def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
-    """One dim as several, row-major, in its place.
+    """Split one dim into several, row-major, at its position.
 
     >>> import meshdsl as md
     >>> md.unflatten(md.iota("n:6"), "n", "a:2 b:3").dims
     (a=2, b=3)
 
-    Raises `ShapeError` for a dim that x lacks, where the numbers of elements differ, and for a name that another
-    dim has.
+    Raises `ShapeError` for a dim that x lacks, if the numbers of elements differ, and for a name that another dim of x
+    has.
     """
     x = as_tensor(x)
 

@@ -1,6 +1,6 @@
-"""Elements moved along one dim: sliced, padded, rolled, reversed, or picked from a place known only at run time.
+"""Slice, pad, roll, shift and reverse along one dim; slices and updates at an index known only at run time.
 
-What each moves is data (`moves.Piece`), from which lowering exchanges just that between devices.
+An operation lists the elements it moves as `index_map.Piece`s; lowering exchanges exactly these between devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def along(
     fuses: Fuses = Fuses.MAP,
     pieces: Callable[..., tuple[Piece, ...]] | None = None,
 ) -> Op:
-    """An operation that rearranges one dim, `dim`, and perhaps changes its size; `pieces` says what goes where."""
+    """Make an operation that rearranges one dim, `dim`, and may change its size; `pieces` lists the moved elements."""
 
     def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
         new = infer(dim, **params)
@@ -80,13 +80,13 @@ _SLICE = along(
 
 
 def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tensor:
-    """`size` elements of a dim from `start`, every `stride`-th.
+    """Take `size` elements of a dim, every `stride`-th from `start`.
 
     >>> import meshdsl as md
     >>> md.slice(md.iota("n:6"), "n", 1, 2, stride=3)
     tensor(int32[n=2], [1 4])
 
-    Raises `ShapeError` for a dim that x lacks, and for elements outside it.
+    Raises `ShapeError` for a dim that x lacks, and for elements outside the dim.
     """
     x = as_tensor(x)
 
@@ -119,13 +119,13 @@ def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, i
 
 
 def _pad_vjp(ct: Tensor, x: Tensor, dim: Dim, low: int, high: int, inner: int) -> tuple[Tensor]:
-    ct = pad(ct, dim.name, max(0, -low), max(0, -high))  # what a negative pad cut off has no gradient
+    ct = pad(ct, dim.name, max(0, -low), max(0, -high))  # elements cropped by a negative pad have gradient 0
     return (slice(ct, dim.name, max(0, low), dim.size, inner + 1),)
 
 
 def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple[Piece, ...]:
     every = inner + 1
-    first = max(0, -(low // every)) if low < 0 else 0  # the first element that is not cut off
+    first = max(0, -(low // every)) if low < 0 else 0  # the first element that is not cropped
     count = min(dim.size, -(-(out.size - low) // every)) - first
     return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
 
@@ -134,13 +134,13 @@ _PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, piec
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
-    """`low` and `high` elements of `value` added before and after (cut off where negative), `inner` between.
+    """Add `low` elements of `value` before, `high` after, and `inner` between elements; negative numbers crop.
 
     >>> import meshdsl as md
     >>> md.pad(md.tensor([1.0, 2.0], "a"), "a", 1, 0)
     tensor(float32[a=3], [0. 1. 2.])
 
-    Raises `ShapeError` for a dim that x lacks, and where more would be cut off than is there.
+    Raises `ShapeError` for a dim that x lacks, for a negative `inner`, and if it would crop more elements than exist.
     """
     x = as_tensor(x)
 
@@ -163,7 +163,7 @@ _REVERSE = along(
 
 
 def reverse(x: Any, dim: DimLike) -> Tensor:
-    """The elements of a dim in the opposite order.
+    """Reverse the elements along a dim.
 
     >>> import meshdsl as md
     >>> md.reverse(md.iota("n:3"), "n")
@@ -190,7 +190,7 @@ def _roll_pieces(size: int, by: int) -> tuple[Piece, ...]:
 
 
 def roll(x: Any, dim: DimLike, by: int) -> Tensor:
-    """Elements moved `by` places towards higher indices; what leaves at the end comes back at the start.
+    """Rotate elements along a dim by `by` positions towards higher indices; the last elements move to the start.
 
     >>> import meshdsl as md
     >>> md.roll(md.iota("n:3"), "n", 1)
@@ -203,7 +203,9 @@ def roll(x: Any, dim: DimLike, by: int) -> Tensor:
 
 
 def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
-    """Elements moved `by` places towards higher indices; what leaves is lost, and `fill` comes in.
+    """Shift elements along a dim by `by` positions towards higher indices; drop the last and insert `fill` first.
+
+    A negative `by` shifts towards lower indices.
 
     >>> import meshdsl as md
     >>> md.shift(md.tensor([1.0, 2.0, 3.0], "n"), "n", 1)
@@ -218,24 +220,24 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
 
 
 def clipped(c: Local, i: Any, low: int, high: int) -> Any:
-    """Integers as int32, clipped to a range: before the cast where they can be beyond int32, else after it."""
+    """Clip integers to a range and cast to int32; clip before the cast if their dtype is wider than int32."""
     i = c.xp.asarray(i)
     if i.dtype.itemsize < 4 or i.dtype == np.dtype(np.int32):
         return c.xp.clip(c.xp.asarray(i, np.int32), low, high)
-    if i.dtype.kind == "u":  # low is no number of the dtype where it is negative
+    if i.dtype.kind == "u":  # a negative `low` does not fit into an unsigned dtype
         return c.xp.asarray(c.xp.minimum(i, np.asarray(high, i.dtype)), np.int32)
     return c.xp.asarray(c.xp.clip(i, low, high), np.int32)
 
 
 def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
-    """Elements at indices along an axis; `otherwise` where an index is outside."""
+    """Gather elements at indices along an axis; `otherwise` for out-of-range indices."""
     inside = (index >= 0) & (index < x.shape[axis])
     taken = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
     return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), taken, otherwise)
 
 
 def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
-    """What of it lies here; zero elsewhere, which adds nothing to the sum over devices."""
+    """The elements of the slice that this device stores, and zeros for the others; devices sum the results."""
     axis = c.ins[0].position(dim)
     start = clipped(c, start, 0, dim.size - size)
     if not c.ins[0].axes[axis]:
@@ -265,14 +267,14 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
-    """`size` elements of a dim from a traced `start`, which is clipped so that they exist.
+    """Take `size` elements of a dim from a traced `start`, which is clipped so that the slice is in range.
 
     >>> import meshdsl as md
     >>> md.dynamic_slice(md.iota("n:5"), "n", md.tensor(2), 2)
     tensor(int32[n=2], [2 3])
 
-    Raises `ShapeError` for a dim that x lacks or that has fewer elements, and for a start that is no integer
-    without dims.
+    Raises `ShapeError` for a dim that x lacks or that has fewer elements, and if `start` is not an integer without
+    dims.
     """
     x, start = as_tensor(x), as_tensor(start)
 
@@ -292,7 +294,7 @@ def _named(x: Type) -> dict[str, str | None]:
 
 
 def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
-    """Each device writes the part that lies in its block."""
+    """Each device writes the part of the update that is in its block."""
     axis = c.ins[0].position(dim)
     part = find(dim.name, c.ins[1].shape)
     update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
@@ -323,13 +325,14 @@ _DYNAMIC_UPDATE = Op(
 
 
 def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
-    """`x` with `update` written along a dim from a traced `start`, which is clipped so that it fits.
+    """`x` with `update` written along a dim from a traced `start`, which is clipped so that the update fits.
 
     >>> import meshdsl as md
     >>> md.dynamic_update_slice(md.iota("n:4"), md.iota("n:2"), "n", md.tensor(2))
     tensor(int32[n=4], [0 1 0 1])
 
-    Raises `ShapeError` for a dim that x lacks or the update lacks, and where the update is larger than x.
+    Raises `ShapeError` for a dim that x or the update lacks, if the update is larger than x along the dim, and if the
+    other dims differ.
     """
     x, update = promote(x, update)
 

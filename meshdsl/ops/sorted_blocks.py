@@ -1,9 +1,9 @@
-"""Local halves of a sort along a split dim; only lowering makes them, around exchanges of whole or half blocks.
+"""The local steps of a sort along a sharded dim. Only lowering creates them, around exchanges of full or half blocks.
 
-Every operation takes and gives a run of elements as one value, or as two: the elements and where each stood in the
-undivided dim. The two are ordered together, element first and NaN last, so equal elements keep their order and padding,
-which is filled with what sorts last and stands behind all elements, comes after an element that looks the same.
-Without the places, equal elements (and the two zeros, and any NaN) are interchangeable, padding among them.
+Each operation takes and returns a run of elements as one value, or as two: the elements and their global indices. With
+indices, runs are sorted by element (NaN last), then by index, so the sort is stable. Padding has the value that sorts
+last and indices beyond all elements, so it also sorts after real elements of that value. Without indices, equal
+elements are interchangeable: -0 with 0, any NaN with any other, and padding with real elements of its value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["BEGIN_SORT", "COLLECT", "DEAL", "JOIN_HALVES", "KEEP_PART", "last"]
 
 
 def last(dtype: np.dtype) -> Any:
-    """An element that no other sorts behind."""
+    """The value that sorts last in a dtype."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return complex(np.nan, np.nan)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -35,7 +35,7 @@ def _label(types: tuple[Type, ...], old: Dim, label: str) -> tuple[dict[str, str
 
 
 def _begin(c: Local, x: Any, *, over: Dim, run: Dim, place: Any) -> Any:
-    """The block sorted; padding, of the dim and up to the run's stored size, last."""
+    """Sort the block, with all padding last: the dim's padding, and padding up to the run's stored size."""
     axis = c.ins[0].position(over)
     position = c.positions(c.ins[0], over)
     fill = c.xp.asarray(last(x.dtype), x.dtype)
@@ -67,7 +67,10 @@ BEGIN_SORT = Op(
 
 
 def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[str, ...]) -> Any:
-    """Of mine and my partner's, the lower half (part -1) or the upper (1); mine alone where I have no partner (0)."""
+    """Merge this device's run with its partner's; keep the lower half (part -1) or the upper half (1).
+
+    A device without a partner (part 0) keeps its run.
+    """
     n = len(items) // 2
     mine, theirs = items[:n], items[n:]
     axis = c.ins[0].position(run)
@@ -89,7 +92,7 @@ KEEP_PART = Op(
 
 
 def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:
-    """The block in as many equal hands as there are devices: every n-th element to one, or a stretch to one."""
+    """Split the block into one equal part per device: every n-th element if `cyclic`, else contiguous elements."""
     axis = c.ins[0].position(run)
     made = []
     for x in items:
@@ -122,7 +125,7 @@ DEAL = Op(
 
 
 def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
-    """The hands that came, as one sorted block."""
+    """Sort the received parts into one block."""
     axis = c.ins[0].position(to)
     length = items[0].shape[axis] * items[0].shape[axis + 1]
     return c.xp.sort_by(tuple(x.reshape((*x.shape[:axis], length, *x.shape[axis + 2 :])) for x in items), axis)
@@ -145,7 +148,10 @@ COLLECT = Op(
 
 
 def _join(c: Local, *items: Any, run: Dim, half: Dim, axes: tuple[str, ...]) -> Any:
-    """My block, each half sorted together with the half of the neighbour that it touches."""
+    """Merge each half of this device's block with the adjacent half of the neighbour's block; keep this device's part.
+
+    The first half of the first block and the second half of the last have no neighbour and stay as they are.
+    """
     n = len(items) // 3
     mine, before, after = items[:n], items[n : 2 * n], items[2 * n :]
     axis, here, count = c.ins[0].position(run), c.index(axes), c.count(axes)

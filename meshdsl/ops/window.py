@@ -1,14 +1,14 @@
-"""Windows: each element along an output dim reads a window of elements along an input dim, and nothing else.
+"""Windows: each element along an output dim reads only a window of elements along an input dim.
 
-A `Window` says all there is to say of one such dim, for every operation of the family alike: output index o reads the
-positions `o * stride - low + k * dilation`, k < size, of the input with `base_dilation - 1` holes after each element.
-A position that is a hole or outside is the operation's identity: 0 of a sum, -inf of a max. Strides, paddings, and
-dilations of the kernel (window dilation) and of the input (base dilation) are XLA's
-(openxla.org/xla/operation_semantics, ConvWithGeneralPadding and ReduceWindow); GShard (Lepikhin et al., 2021, section
-3.3 and appendix A.4) lists what each asks of neighbours when the dim is split.
+A `Window` describes one such dim completely, for convolution, pooling, `unfold` and `fold`. Output index o reads the
+positions `o * stride - low + k * dilation`, k < size, of the input with `base_dilation - 1` holes between elements.
+A hole or an out-of-range position has the operation's identity: 0 for a sum, -inf for a maximum. Strides, padding,
+kernel dilation (window dilation) and input dilation (base dilation) are defined as in XLA
+(openxla.org/xla/operation_semantics, ConvWithGeneralPadding and ReduceWindow). GShard (Lepikhin et al., 2021, section
+3.3 and appendix A.4) lists the neighbour exchanges that each needs when the dim is sharded.
 
-The family is closed under gradients: a convolution's are convolutions, a pooled sum's is a pooled sum, and `unfold`
-and `fold` are each other's. In all of them a window's gradient is `transposed(window)`.
+The gradients are in the same family: those of a convolution are convolutions, that of a pooled sum is a pooled sum,
+and `unfold` and `fold` are each other's gradients. Each gradient uses the window `transposed(window)`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Window:
-    """How one output dim reads one input dim; printed without what is usual.
+    """How one output dim reads one input dim. `repr` omits default values.
 
     >>> Window("height", "height", 3, stride=2, low=1, high=1)
     height[3,stride=2,low=1,high=1]
@@ -49,15 +49,15 @@ class Window:
 
     @property
     def extent(self) -> int:
-        """The positions from the first that a window reads to its last, both counted."""
+        """The number of positions from the first to the last that a window reads, inclusive."""
         return _spread(self.size, self.dilation)
 
     def span(self, n: int) -> int:
-        """The positions that n input elements take, holes between them included."""
+        """The number of positions of n input elements, including holes between them."""
         return _spread(n, self.base_dilation)
 
     def out_size(self, n: int) -> int:
-        """The windows that fit into n input elements and the padding; 0 when none does."""
+        """The number of windows that fit into n input elements plus padding; the size of the output dim."""
         return max(0, (self.low + self.span(n) + self.high - self.extent) // self.stride + 1)
 
     def __repr__(self) -> str:
@@ -72,18 +72,18 @@ def _spread(n: int, apart: int) -> int:
 
 
 def windows(*types: Type, window: tuple[Window, ...], **params: Any) -> tuple[Window, ...]:
-    """How an equation of this family reads its first operand, one record for each dim along which it does.
+    """The windows with which an equation of this family reads its first operand, one per dim.
 
-    `fold` takes what it reads at place k of a window from index `size - 1 - k` of the dim that is folded.
+    `fold` reads position k of a window from index `size - 1 - k` of the dim that it folds.
     """
     return window
 
 
 def transposed(window: Window, n: int, m: int) -> Window:
-    """The window with which the cotangent (m elements) of what reads `window` is read back into n elements.
+    """The window of the gradient: it reads the cotangent (m elements) and gives the input's n elements.
 
-    The element at position p is read by window o at its place k where `p = o * stride - low + k * dilation`. Solved
-    for o: strides and base dilation change places, and places are counted from the other end.
+    Window o reads the element at position p as its element k if `p = o * stride - low + k * dilation`. Solved for o,
+    stride and base dilation are exchanged, and k counts from the other end.
 
     >>> transposed(Window("height", "height", 3, stride=2, low=1, high=1), 7, 4)
     height[3,base_dilation=2,low=1,high=1]
@@ -100,12 +100,15 @@ def transposed(window: Window, n: int, m: int) -> Window:
 
 
 def sized(window: Window, n: int, m: int) -> Window:
-    """With the high padding (perhaps negative) that makes exactly m of n elements."""
+    """The same window with the high padding (possibly negative) that gives m output elements for n input elements."""
     return dataclasses.replace(window, high=(m - 1) * window.stride + window.extent - window.span(n) - window.low)
 
 
 def numbers(name: str, what: str, given: Any, over: Sequence[str]) -> dict[str, int]:
-    """A number for each dim: one for all of them, or by name, 1 where it is not named."""
+    """One number per dim, from a single number or from numbers by dim name; 1 for a dim not named.
+
+    Raises `ShapeError` for a dim without a window, and for anything but integers from 1.
+    """
     by_name: dict[str, Any] = dict.fromkeys(over, given)
     if isinstance(given, Mapping):
         by_name = {name_of(d): n for d, n in given.items()}
@@ -136,7 +139,7 @@ def name_of(dim: DimLike) -> str:
 
 
 def pads_of(name: str, padding: Any, usual: str, over: Sequence[str]) -> dict[str, Any]:
-    """For each dim "same", "valid" or (low, high)."""
+    """The padding of each dim: "same", "valid" or (low, high); `usual` for a dim not named."""
     by_name = {name_of(d): p for d, p in padding.items()} if isinstance(padding, Mapping) else {}
     _check_named(name, "padding", by_name, over)
     if not isinstance(padding, Mapping):
@@ -149,7 +152,7 @@ def pads_of(name: str, padding: Any, usual: str, over: Sequence[str]) -> dict[st
 
 
 def padded(window: Window, n: int, padding: Any) -> Window:
-    """The window with its padding as numbers; "same" makes one window for each `stride` positions (XLA's SAME)."""
+    """The window with numeric padding; "same" gives one window per `stride` input positions (XLA's SAME)."""
     if padding == "valid":
         return window
     if padding == "same":
