@@ -135,7 +135,7 @@ class SaveError(CheckpointError):
 
 
 class Where(NamedTuple):
-    """A source line: file and line number, from 1. Line 0 of no file is `NOWHERE`."""
+    """A source line: file and line number, from 1. `NOWHERE` has an empty file name and line 0."""
 
     file: str
     line: int
@@ -151,7 +151,7 @@ class Where(NamedTuple):
 NOWHERE = Where("", 0)  # for equations and errors without a user's line
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages, and Python's own
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages; standard library
 _COMMAND = os.sep + "meshdsl"  # the installed command-line script
 
 

@@ -128,7 +128,7 @@ def _block_of(c: backend.Local, value: np.ndarray) -> Any:
 
 
 def current() -> Traced | None:
-    """The innermost trace in progress, if any."""
+    """The innermost trace in progress, or None."""
     return _state.trace
 
 

@@ -25,7 +25,7 @@ class Collective(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind, such as `all_reduce`."""
+        """The kind of collective, such as `all_reduce`."""
         ...
 
     @property
@@ -47,15 +47,15 @@ class Collective(Protocol):
         ...
 
     def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype that is sent."""
+        """The dtype that is sent for a value of `dtype`."""
         ...
 
     @property
     def emit(self) -> Callable[..., Any]:
-        """The JAX call."""
+        """The function that makes the JAX call; see the class."""
         ...
 
     @property
     def simulate(self) -> Callable[..., Blocks]:
-        """The definition on the blocks of all devices."""
+        """The definition on the blocks of all devices, in NumPy; see the class."""
         ...

@@ -141,7 +141,7 @@ class Eqn:
 
     @property
     def collective(self) -> Collective | None:
-        """The collective, if the equation is one."""
+        """The collective, or None if the equation is an operation."""
         return None if isinstance(self.op, Op) else self.op
 
     @property
@@ -158,7 +158,7 @@ class Eqn:
 
     @property
     def control(self) -> Control | None:
-        """The loop, branch or call, if the equation is one."""
+        """The loop, branch or call, or None if the equation is neither."""
         return self.params.get("control")
 
     @property
@@ -188,7 +188,7 @@ class Eqn:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A function as equations. `print(graph)` shows it."""
+    """A function as a list of equations: inputs, equations, results. `print(graph)` shows it."""
 
     ins: tuple[Var, ...]
     eqns: tuple[Eqn, ...]

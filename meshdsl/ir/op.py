@@ -104,20 +104,18 @@ class Op:
     name: str
     type: Callable[..., Type | tuple[Type, ...]]  # (*input types, **params); raises ShapeError
     kernel: Callable[..., Any]  # (local: backend.Local, *arrays, **params) on one device's blocks
-    vjp: Callable[..., Any] | None = (
-        None  # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
-    )
+    # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
+    vjp: Callable[..., Any] | None = None
     fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
-    flops: Callable[..., float] | None = (
-        None  # (input sizes, output sizes[, shapes, dtypes of inputs], **params) on one
-    )
-    # device; default: one for each element of the outputs; see `operations`
+    # (input sizes, output sizes[, shapes, dtypes of inputs], **params) -> floating-point operations on one device;
+    # default: one per element of the outputs; see `operations`
+    flops: Callable[..., float] | None = None
     fuses: Fuses = Fuses.KERNEL
     linear: Linear = Linear.NONE
     reduce: Reduce = Reduce.NONE
     blocked: Callable[..., tuple[str, ...]] | None = None  # (*input types, **params) -> dims that must be replicated
     mask: Any = None  # written over the padding of removed dims: a number, or "low"/"high" of the dtype
-    moves: Callable[..., Any] | None = None  # (*input types, **params) -> ops.moves.Moves along one dim, or None
+    moves: Callable[..., Any] | None = None  # (*input types, **params) -> ops.index_map.IndexMap along one dim, or None
     rule: Callable[..., Labels] | None = None  # (*input types, **params), if sharding does not follow equal names
     inside_blocks: bool = False  # mixes elements within a device's block of a dim it keeps; only lowering makes it
     shardings: Callable[..., Sequence[Sharding]] | None = None  # (equation) -> result shardings, if labels cannot

@@ -19,7 +19,7 @@ __all__ = ["Mesh"]
 
 
 class Mesh:
-    """A grid of processors with named axes.
+    """A grid of devices with named axes.
 
     >>> Mesh("rows:2 cols:4")
     Mesh('rows:2 cols:4')
@@ -64,7 +64,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The number of processors."""
+        """The number of devices."""
         return math.prod(self.axes.values())
 
     def __repr__(self) -> str:

@@ -90,7 +90,7 @@ ROWS = Op(
 
 @dataclass(frozen=True)
 class PlaceTable:
-    """The row of a device's buffer for each stored element of its block of the result, or -1; one tuple per device."""
+    """For each device, the buffer row of each stored element of its block of the result; -1 means the fill value."""
 
     rows: tuple[tuple[int, ...], ...]
 

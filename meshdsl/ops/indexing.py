@@ -49,7 +49,7 @@ def find_one(shape: Shape) -> Dim:
 
 
 def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
-    """0, 1, 2, ... along a dim.
+    """The indices 0, 1, 2, ... along a dim.
 
     >>> import meshdsl as md
     >>> md.iota("n:3").numpy()
@@ -420,7 +420,7 @@ def argsort(x: Any, over: DimLike) -> Tensor:
 
 
 def sort(x: Any, over: DimLike) -> Tensor:
-    """The elements of a dim in ascending order, NaN last.
+    """Sort the elements along a dim in ascending order, NaN last.
 
     >>> import meshdsl as md
     >>> md.sort(md.tensor([3.0, 1.0, 2.0], "a"), "a")

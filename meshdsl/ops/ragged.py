@@ -1,7 +1,7 @@
 """`md.ragged` marks how many leading slots along one dim are filled, with a separate count per row.
 
 The mark changes no value and no layout. When the marked tensor is exchanged between devices, the compiler sends only
-the filled slots.
+the filled slots (`schedule.ragged_exchange`).
 """
 
 from __future__ import annotations

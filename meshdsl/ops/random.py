@@ -231,7 +231,7 @@ def split(key: Tensor, n: int | Dim = 2) -> Any:
 
 
 def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
-    """Random bits as unsigned integers of 8, 16, 32 or 64 bits.
+    """Draw random bits, as unsigned integers of 8, 16, 32 or 64 bits.
 
     >>> import meshdsl as md
     >>> md.random.bits(md.random.key(7), "a:2")
