@@ -1,7 +1,7 @@
 """Errors. A message states the request, the actual values, the reason and one fix, and ends with the user's line.
 
 Inner code raises an error without a line (`ShapeError("...")`). The public function that knows the user's source line
-adds it once, with `at`. `ShapeError`, `LayoutError` and `TraceError` are also `ValueError`s, so callers may catch that.
+adds it once, with `at`. `ShapeError`, `LayoutError` and `TraceError` are also a `ValueError`, which callers may catch.
 """
 
 from __future__ import annotations

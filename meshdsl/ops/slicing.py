@@ -1,6 +1,6 @@
 """Slice, pad, roll, shift and reverse along one dim; slices and updates at an index known only at run time.
 
-An operation lists the elements it moves as `index_map.Piece`s; lowering exchanges exactly these between devices.
+An operation lists the elements it moves as `index_map.Piece` records; lowering exchanges exactly these between devices.
 """
 
 from __future__ import annotations
