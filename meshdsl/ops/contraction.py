@@ -107,7 +107,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     tensor(float32[batch=1 hidden=1], [[7.]])
 
     `dtype` is the dtype of the sum, also of partial sums on each device (default: the operands' common dtype).
-    Raises `ShapeError` if no operand has a dim in `out`.
+    Raises `ShapeError` if `out` contains a dim that no operand has.
     """
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))

@@ -452,7 +452,7 @@ def _power_dy(ct: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
 def power(x: Any, y: Any) -> Tensor:
     """`jnp.power` element by element: 0 ** 0 is 1; a negative base with a fractional exponent is NaN.
 
-    Raises `ShapeError` for an integer tensor to a negative power.
+    Raises `ShapeError` for an integer tensor and a negative Python integer.
     """
     floating = isinstance(x, Tensor) and kind(x.dtype) in "fc"
     if isinstance(x, Tensor) and isinstance(y, int if not floating else int | float) and y == 2:
