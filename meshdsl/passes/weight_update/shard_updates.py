@@ -302,7 +302,7 @@ class _Rewrite:
         if self.regather and eqn.backward and v in self.owner:
             if v not in self.again:
                 source = self.inside[v, self.owner[v]]
-                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # own copy: no cse
+                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
                 cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, kept.shape)
                 self.again[v] = self.rename(kept, v.shape, eqn, cause)
             return self.again[v]
