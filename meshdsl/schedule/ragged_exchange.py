@@ -100,7 +100,7 @@ class _Trim:
     program: Program
     eqns: list[Eqn] = field(default_factory=list[Eqn])
     same: dict[Var, Var] = field(default_factory=dict[Var, Var])  # result of a mark -> the value it marks
-    origin: dict[Var, Var] = field(default_factory=dict[Var, Var])  # result of a collective -> the value it started from
+    origin: dict[Var, Var] = field(default_factory=dict[Var, Var])  # result of a collective -> its original
     versions: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # origin -> versions so far
 
     def __post_init__(self) -> None:

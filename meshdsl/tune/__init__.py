@@ -1,1 +1,3 @@
-"""Decisions that need a machine: which weight updates are sharded, over which groups, and with which buckets."""
+"""Decisions that need a machine model: which weight updates to shard, over which groups, and how to overlap
+collectives.
+"""
