@@ -119,7 +119,7 @@ class CollectiveRecord:
     dtype: np.dtype  # as sent
     bytes: int  # the larger of operand and result
     wire_bytes: int  # sent by one device around a ring; an upper bound for a ragged exchange
-    count: int  # trips of the scans around it; 1 per trip of a while loop, whose trips are unknown
+    count: int  # trips of the scans around it; a while loop, whose trips are unknown, counts as one trip
     shape: tuple[int, ...]  # of the operand
     name: str  # the tensor's name, or empty
     where: Where

@@ -207,7 +207,7 @@ class _Estimate:
         self.axes: dict[Var, AxisSet] = {v: axes for v, axes in demand.arriving.items() if v in region.values}
         self.maker: dict[Var, Eqn] = {}
         self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
-        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation's own result is pending
+        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation itself creates a pending sum
         for eqn in region.eqns:
             self.through[eqn] = through = self._through(eqn)
             self.gone[eqn] = gone = self._gone(eqn)

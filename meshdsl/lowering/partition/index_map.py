@@ -100,7 +100,7 @@ class _Part:
     dim: Dim
     first: np.ndarray  # for each device, the operand's row that is first in this part; -1 if the part is zeros there
     size: int  # rows
-    offset: float = 0.0  # mean distance to the senders; sorting parts by it keeps the operand's order
+    offset: float = 0.0  # mean of sender - receiver; sorting parts by it keeps the operand's order
 
 
 def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, axes: Axes, out: Var) -> None:

@@ -1,4 +1,4 @@
-"""Find what makes a layout illegal for a graph, and report all problems at once, each with the model's source line."""
+"""Find all problems that make a layout illegal for a graph, and report them at once, with the model's source lines."""
 
 from __future__ import annotations
 
