@@ -28,9 +28,7 @@ DType = np.dtype[Any]
 
 
 def varying(x: Array, axes: Collection[str]) -> Array:
-    """The block, typed as varying along all the axes; a psum of an invariant block would multiply it without an
-    error.
-    """
+    """Cast the block to varying along all the axes: a psum of an invariant block multiplies it without an error."""
     missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 

@@ -1,4 +1,4 @@
-"""A permutation of devices: every dim keeps its number of blocks, and each device receives the block of its new
+"""A permutation of devices: every dim keeps its number of blocks, and each device receives its block of the new
 sharding.
 
 A device that already stores its new block keeps it; each other device receives it from one device. `Permute` is one of

@@ -85,9 +85,7 @@ class RaggedAllToAll:
         after = tuple(m * n if i == grows else m // n if i == cut else m for i, m in enumerate(cells))
 
         def by_peer(a: Array, axis: int) -> Array:
-            """A flat array ordered as [peer, its cells], from an array with the peers' parts one after another along an
-            axis.
-            """
+            """Flatten an array with the peers' parts one after another along an axis to [peer, its cells]."""
             parts = jnp.reshape(a, (*a.shape[:axis], n, a.shape[axis] // n, *a.shape[axis + 1 :]))
             return varying(jnp.ravel(jnp.moveaxis(parts, axis, 0)).astype(np.int32), self.axes)
 

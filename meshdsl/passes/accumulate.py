@@ -2,8 +2,8 @@
 
 A carry that starts from a constant and only adds pending sums, such as the gradients of microbatches, stays pending and
 is reduced once, after the loop (`lowering.partition.control`). A start of `params * 0`, or of zeros from NumPy, would
-be complete from the beginning, and every trip would reduce. The user's zeros, which are NaN where a weight is not
-finite, are added after the loop instead.
+be complete from the beginning, and every trip would reduce. Computed zeros, which are NaN where a weight is not finite,
+are added after the loop instead.
 """
 
 from __future__ import annotations

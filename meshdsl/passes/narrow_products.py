@@ -25,9 +25,7 @@ def widens(narrow: np.dtype, wide: np.dtype) -> bool:
 
 
 def narrow_products(graph: Graph) -> Graph:
-    """The graph in which products read the narrow values, if all operands are copies of values of one narrower
-    float.
-    """
+    """The graph in which products whose operands are all copies of values of one narrower float read those values."""
     return verify(_rewritten(graph), "narrow_products")
 
 

@@ -192,9 +192,7 @@ def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
 
 
 def _together(program: Program, group: Group) -> list[Eqn]:
-    """The group as one collective, between the equation that packs its operands and the one that unpacks its
-    results.
-    """
+    """The group as one collective, between equations that pack its operands and unpack its results."""
     first, mesh = group[0], program.mesh
     op = _joinable(first)
     home = first.ins[0].sharding

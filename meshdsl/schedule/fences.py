@@ -26,7 +26,7 @@ def is_product(eqn: Eqn) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A kernel that a fence keeps in its window: its reads of stored values (by equation), and the stored values it
+    """A kernel that a fence keeps in its window: its (equation, stored value) reads, and the stored values it
     writes.
     """
 

@@ -30,9 +30,7 @@ __all__ = ["ragged_exchange"]
 
 @dataclass(frozen=True, eq=False)
 class _Mark:
-    """The known facts about a marked value: its counts, the dims that it shares with them, and the dim they count
-    along.
-    """
+    """The facts known about a marked value: its counts, the dims it shares with them, and the dim they count along."""
 
     counts: Var
     names: Mapping[str, str]  # dim of the counts -> its name in the value

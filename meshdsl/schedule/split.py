@@ -311,8 +311,8 @@ class _Splitter:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one equation runs in parts: the cut of each operand and result; None for values that every part reads
-    complete.
+    """How one equation runs in parts: the cut of each operand and result; None if every part reads the complete
+    value.
     """
 
     ins: tuple[tuple[Var, Cut | None], ...]

@@ -1,3 +1,1 @@
-"""Decisions that need a machine model: which weight updates to shard, over which groups, and how to overlap
-collectives.
-"""
+"""Decisions that need a machine model: how to shard weight updates, and how to overlap collectives with computation."""

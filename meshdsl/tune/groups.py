@@ -129,9 +129,7 @@ class RefinedMesh:
         return graph.replace(eqns=tuple(eqns))
 
     def placement(self, coarse: Placement) -> Placement:
-        """The refined mesh's placement on the hardware, from the coarse mesh's; inner axes take the minor hardware
-        parts.
-        """
+        """The refined mesh's placement on the hardware, from the coarse mesh's: inner axes take the minor parts."""
         if not self.parts:
             return coarse
         placed = {axis: tuple(parts) for axis, parts in coarse.parts.items() if axis not in self.parts}
@@ -144,9 +142,7 @@ class RefinedMesh:
 
 
 def _cut(parts: tuple[AxisFactor, ...], inner: int) -> tuple[tuple[AxisFactor, ...], tuple[AxisFactor, ...]] | None:
-    """Split parts of hardware axes, listed major to minor, so that the minor ones have `inner` members; None if
-    impossible.
-    """
+    """Split hardware axes (major to minor) so that the minor ones have `inner` members; None if impossible."""
     minor: list[AxisFactor] = []
     major = list(parts)
     while inner > 1 and major:

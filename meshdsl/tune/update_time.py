@@ -33,9 +33,7 @@ def all_groups(pending: Axes) -> Sequence[Axes]:
 
 
 def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
-    """A function that tells whether sharding an update is faster: saved memory traffic against added collective
-    time.
-    """
+    """A function that judges whether sharding an update is faster: saved memory traffic against added collectives."""
     network = _network(machine, refined)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:

@@ -255,8 +255,8 @@ class _Estimate:
         return any(v not in self.through[eqn] for eqn in self.demand.users.get(v, ()) if not _ignores(eqn, v))
 
     def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
-        """The results of a loop body that may leave it pending: number, value, and the price per trip of reducing it
-        outside.
+        """The results of a loop body that may leave it pending: (number, value, price per trip of reducing it
+        outside).
         """
         body, graph = self.demand.body, self.demand.graph
         for i, v in enumerate(graph.outs) if body is not None else ():

@@ -162,8 +162,8 @@ def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
 
 
 def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """For each group: flatten the block to one run of elements, exchange it into the target's runs, restore the
-    target's dims.
+    """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's
+    dims.
     """
     (x,), (out,) = ins, outs
     mesh, extents = scope.setting.mesh, scope.setting.extents

@@ -173,7 +173,7 @@ def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
 
 
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
-    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim if that sends
+    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if it sends
     less.
     """
     n = scope.setting.mesh.count(axes)
@@ -212,7 +212,7 @@ def _stored(a: np.ndarray, size: int) -> np.ndarray:
 
 
 def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
-    """The runs that devices lack, in rounds in which no device sends or receives twice; runs of equal size share a
+    """The runs that devices lack, in rounds; in a round, no device sends or receives twice. Equal sizes share a
     round.
     """
     lacking: list[_Run] = []

@@ -30,9 +30,7 @@ class FlowGraph:
         self.room.setdefault(b, {}).setdefault(a, 0)
 
     def sink_side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the sink's side of the minimum cut; if there are several minimum cuts, the one nearest the
-        sink.
-        """
+        """The nodes on the sink's side of the minimum cut; of several minimum cuts, the one nearest the sink."""
         self.room.setdefault(source, {})
         self.room.setdefault(sink, {})
         while level := self._levels(source, sink):

@@ -1,5 +1,4 @@
-"""Partition: from graph, mesh and layout to a program with a sharding for every value and collectives between
-shardings.
+"""Partition: from a graph, a mesh and a layout to a program with a sharding for every value, and collectives.
 
 An operation takes its operands under one assignment of axes to labels (`choose`). Pending sums pass through linear
 operations while that saves bytes (`demand`). Missing shardings are produced by the cheapest plan (`planner`). The
@@ -123,9 +122,7 @@ def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]])
 
 
 def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
-    """For each value, the dims that win conflicts: those in its `md.prefer`, or in that of an elementwise result of
-    it.
-    """
+    """For each value, the dims that win conflicts, from its `md.prefer` or from that of an elementwise result of it."""
     found: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):
         for sub in eqn.graphs().values():
@@ -142,7 +139,7 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
 
 
 def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
-    """Define an input, sharded by the layout's rules for its path; if two dims claim an axis, the preferred dim gets
+    """Define an input, sharded by the layout's rules for its path. If two dims claim an axis, the preferred one gets
     it.
     """
     claims = Claims()
@@ -157,9 +154,7 @@ def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
 
 
 def add_output(scope: Scope, v: Var, path: str) -> Var:
-    """Reshard a result to the layout's rules for its path; if these conflict, keep the sharding in which it was
-    computed.
-    """
+    """Reshard a result by the layout's rules for its path. If these conflict, it stays sharded as computed."""
     wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
     used = [axis for axes in wanted.values() for axis in axes]
     home = scope.default_sharding.get(v, Sharding()).whole()
@@ -273,9 +268,7 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
-    """Whether the axes can split every dim with this label, and whether its blocks match where the label requires
-    it.
-    """
+    """Whether the axes divide every dim with this label, and whether its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     there = [d for v, names in pairs for d in v.shape if names[d.name] == label]

@@ -27,8 +27,9 @@ def shard(scope: Scope, eqn: Eqn) -> None:
 
 
 def prefer(scope: Scope, eqn: Eqn) -> None:
-    """Split the preferred dims by the layout, and the other dims by the remaining axes; a sum stays pending if that is
-    cheaper.
+    """Split the preferred dims by the layout, and the other dims by the remaining axes.
+
+    A sum stays pending if that is cheaper.
     """
     _place(scope, eqn, lambda v: _preferred(scope, eqn, v))
 
@@ -81,9 +82,7 @@ def keep(scope: Scope, eqn: Eqn) -> None:
 
 
 def cut(scope: Scope, eqn: Eqn) -> None:
-    """Reduce-scatter a sum, then rename its dims; if the new names are padded differently, rename first, then
-    scatter.
-    """
+    """Reduce-scatter a sum, then rename its dims; in the other order if the new names are padded differently."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
     alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
@@ -147,9 +146,7 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
 
 
 def rename_first(scope: Scope, eqn: Eqn) -> None:
-    """Rename the value in its current sharding, then reshard it by the new names: an all-to-all instead of an
-    all-gather.
-    """
+    """Rename the value in its current sharding, then reshard it: an all-to-all instead of an all-gather."""
     (v,), (out,) = eqn.ins, eqn.outs
     home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
@@ -162,9 +159,7 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
 
 
 def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
-    """The layout's axes for the renamed dims; the other dims keep their axes, without those that the renamed dims
-    take.
-    """
+    """The layout's axes for the renamed dims; the other dims keep their axes unless a renamed dim takes them."""
     (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
     home = scope.whole_version(v) or scope.default_sharding[v]
     wanted = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}

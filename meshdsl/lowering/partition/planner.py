@@ -73,8 +73,7 @@ def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize
 
 
 def _direct(source: Sharding, target: Sharding) -> Steps | None:
-    """The plan for the simple cases: slices only, or one collective that sends only bytes that the target needs; else
-    None.
+    """The plan in simple cases: slices only, or one collective that sends only bytes that the target needs; else None.
 
     Such a plan is minimal: a device must receive every part of its target block that it does not store, and a ring
     sends as many bytes as it receives.
@@ -161,9 +160,7 @@ def _renamed(step: Step, dim: Mapping[str, str], axis: Mapping[str, str]) -> Ste
 
 @lru_cache(maxsize=65536)
 def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """Dijkstra's algorithm over all shardings; equal prices are settled in the order in which `_moves` lists the
-    steps.
-    """
+    """Dijkstra's algorithm over all shardings; ties are broken by the order in which `_moves` lists the steps."""
     axes = tuple(axis for axis in mesh.axes if axis in source.varying | target.varying)
     dims = tuple(dim for dim, _ in sizes)
     held = _held(source, target, len(axes) > EXACT_AXES)
@@ -188,8 +185,8 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
 
 
 def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
-    """The axes that no step may change: those that stay pending and, if `leading`, those that lead a dim in both
-    shardings.
+    """The axes that no step may change: those that stay pending and, if `leading`, those that lead a dim on both
+    sides.
     """
     split: dict[str, Axes] = {}
     for dim, axes in source.split if leading else ():

@@ -16,8 +16,8 @@ RowDims = dict[Var, frozenset[str]]
 
 
 def row_dims(graph: Graph) -> Mapping[Var, frozenset[str]]:
-    """For values of a graph and of its loops, the dims that all their readers scan; values without such dims are left
-    out.
+    """For values of a graph and of its loops, the dims that all their readers scan; values without such dims are
+    absent.
     """
     found: RowDims = {}
     _collect(graph, dict.fromkeys(graph.outs, frozenset[str]()), found)

@@ -188,9 +188,7 @@ class Scope:
         return made
 
     def unmade_sharding(self, v: Var) -> Sharding:
-        """The layout's sharding of a value without inputs, used where no operation decides; replicated if rules
-        conflict.
-        """
+        """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
         wanted = self.canonical(v.shape)
         used = [axis for axes in wanted.values() for axis in axes]
         return Sharding.of(wanted) if len(used) == len(set(used)) else Sharding()

@@ -39,8 +39,8 @@ def _kernels(eqn: Eqn) -> tuple[str, ...]:
 
 
 def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
-    """For each window, whether its input is split like the kernel ("kernel", if the kernel is split) or the result
-    ("out").
+    """For each window, "kernel" if its input is split like the kernel (when that is split), or "out": like the
+    result.
     """
 
     def side(kernel: str) -> str:

@@ -34,8 +34,9 @@ class ShardedGraph:
 
 @dataclass(frozen=True)
 class Sums:
-    """The pending sums from which an update starts, in one graph; `loops` has those in loop bodies, by loop and result
-    number.
+    """The pending sums from which an update starts, in one graph.
+
+    `loops` has the sums inside loop bodies, by loop and result number.
     """
 
     here: tuple[Var, ...] = ()
@@ -97,8 +98,7 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
 
 
 def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
-    """The order of the axis groups along which a sum is scattered: the largest first, so that less is left for the
-    others.
+    """The order of the axis groups along which a sum is scattered: the largest first, to leave less for the others.
 
     If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
     """

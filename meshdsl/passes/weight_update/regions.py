@@ -69,9 +69,7 @@ def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
 
 
 class Region:
-    """Collects one update: all values downstream of its sums that have a split dim, and values that only the update
-    reads.
-    """
+    """Collects one update: all values downstream of its sums with a split dim, and all values that only these read."""
 
     def __init__(
         self,

@@ -188,9 +188,7 @@ def _differentiates(eqn: Eqn) -> bool:
 def _cut_around(
     loop: Eqn, scan: Scan, inside: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
 ) -> list[Eqn]:
-    """A loop with split updates in its body, and the renames that split its carries before it and gather them after
-    it.
-    """
+    """A loop with split updates in its body, with renames that split its carries before it and gather them after it."""
     body, held = _rewritten(inside, pairs, chosen), scan.consts
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):

@@ -119,10 +119,9 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
 
 
 def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> Format:
-    """Choose the dims to split: one that divides, else the fewest dims with the least padding, the earliest in a tie.
+    """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
-    A dim that the layout splits is used last if it does not divide, because its blocks under the private name would
-    differ.
+    A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
     """
     mesh, extents = placed.mesh, placed.extents
 

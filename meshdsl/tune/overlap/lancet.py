@@ -109,7 +109,7 @@ class _Search:
         self.bounds, self.seconds = self.groups()
 
     def groups(self) -> tuple[list[int], list[float]]:
-        """The equation number at which each group begins (and the end of the last group), and the seconds of each
+        """The equation number at which each group begins, then the end of the last one; and the seconds of each
         group.
         """
         exchanges = [t for t in self.tasks if t.sends and isinstance(t.eqn.op, AllToAll | RaggedAllToAll)]
@@ -173,9 +173,7 @@ class _Search:
         return self.program.replace(ins=tuple(ins), eqns=tuple(eqns), outs=tuple(outs))
 
     def time(self, body: Program, parts: int) -> float:
-        """Seconds of a range in parts, overlapped by a list schedule; infinite if the range cannot be split that
-        way.
-        """
+        """Seconds of a range in parts, overlapped by a list schedule; infinite if it cannot be split that way."""
         key = parts, tuple((str(eqn.op), tuple(v.type for v in eqn.outs)) for eqn in body.eqns)
         if key not in self.known:
             self.known[key] = self.timed(body, parts)

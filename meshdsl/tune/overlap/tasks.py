@@ -23,9 +23,7 @@ __all__ = ["Task", "Tasks", "ordered", "tasks_of"]
 
 @dataclass(eq=False)
 class Task:
-    """One step: its `seconds` when it runs alone on its lane, the tasks that it reads from, and those that read from
-    it.
-    """
+    """One step: its `seconds` alone on its lane, the tasks that it reads from, and the tasks that read from it."""
 
     number: int  # its place in the program
     step: Step

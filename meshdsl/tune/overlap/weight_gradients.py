@@ -78,9 +78,7 @@ def _available(task: Task, gradients: set[Task], placed: dict[Task, Task]) -> bo
 
 
 def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
-    """The program's order with every placed gradient behind its exchange, or further back where its operands require
-    it.
-    """
+    """The program's order with every placed gradient behind its exchange, or later if its operands require it."""
     behind: dict[Task, list[Task]] = {}
     for task in tasks.all:
         if task in placed:
