@@ -1,7 +1,7 @@
-"""`md.compile` binds a function to a mesh and a layout; tracing, partition and compilation happen per signature.
+"""`md.compile` binds a function to a mesh and a layout; it traces, partitions and compiles once per signature.
 
-Every stage can be read before anything runs: `.graph`, `.program`, `.history`, `.lower`. Arguments may be specs, and
-the mesh may have more devices than the machine, until something is called.
+Every stage can be read before anything runs: `.graph`, `.program`, `.history`, `.lower`. Until the function is called,
+arguments may be specs, and the mesh may have more devices than the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Compiled", "History", "compile", "host_devices"]
 
 @dataclass(frozen=True)
 class History:
-    """The graph or program after every pass, for one signature. `print(history)` shows those that changed something."""
+    """The graph or program after every pass, for one signature. `print(history)` shows those that a pass changed."""
 
     stages: tuple[Stage, ...]
 
@@ -54,7 +54,7 @@ class History:
 
 
 class _Traced:
-    """One signature of a function, traced: the same for every mesh and layout."""
+    """The trace of one signature of a function; all meshes and layouts share it."""
 
     def __init__(self, function: Callable[..., Any], structure: Any, types: Sequence[Type], paths: Sequence[str]):
         self.structure = structure
@@ -66,7 +66,7 @@ class _Traced:
             traced, captures, self.result = trace(flat, types, paths)
         except MeshdslError:
             raise
-        except Exception as error:  # the function's own, for example a KeyError: say what it was called with
+        except Exception as error:  # an error of the function itself, for example a KeyError: add the argument types
             error.add_note(
                 "meshdsl traced it with " + ", ".join(f"{p}: {t}" for p, t in zip(paths, types, strict=True))
             )
@@ -77,18 +77,18 @@ class _Traced:
 
 
 class _Stages:
-    """One signature of a compiled function: made once, stage by stage, when first asked for."""
+    """The stages of one signature of a compiled function, each computed when first requested."""
 
     def __init__(self, owner: Compiled, traced: _Traced):
         self.owner = owner
         self.structure = traced.structure
         self.begun = traced.begun
         self.result = traced.result
-        self.accepted: list[Any] = [None] * len(self.graph.ins)  # the sharding in which each input came last
+        self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
 
     @cached_property
     def passed(self) -> tuple[State, tuple[Stage, ...]]:
-        """The state after the pipeline, and what every pass left."""
+        """The state after the pipeline, and the stage of every pass."""
         places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
         options = dataclasses.replace(self.owner.options, donated=self.donated)
@@ -129,7 +129,7 @@ class _Stages:
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
-        """The inputs of the program whose memory its results may take over."""
+        """The numbers of the program's inputs whose memory its results may reuse."""
         counts = [child.num_leaves for child in self.structure.children()]
         starts = np.cumsum([0, *counts])
         return tuple(i for n in self.owner.donate for i in range(starts[n], starts[n + 1]))
@@ -156,7 +156,7 @@ class _Stages:
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
-        """Whether these arguments are concrete tensors of this signature: the check of every call but the first."""
+        """Whether these arguments are concrete tensors of this signature; checked on every call but the first."""
         if structure != self.structure:
             return False
         for x, v in zip(leaves, self.graph.ins, strict=True):
@@ -168,7 +168,7 @@ class _Stages:
 
     @cached_property
     def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
-        """Of every input, the stored sizes and the sharding."""
+        """The stored sizes and the sharding of every input."""
         sizes = (self.program.extents.global_shape(v.shape) for v in self.runnable.ins)
         return list(zip(sizes, self.shardings, strict=True))
 
@@ -189,14 +189,14 @@ class _Stages:
         return found
 
     def deleted(self, i: int) -> ShapeError:
-        """The error for an argument whose memory another call has taken over."""
+        """The error for an argument that was donated to an earlier call."""
         return ShapeError(
             f"argument {self.program.ins[i].name} was donated to an earlier call, which has overwritten its memory\n"
             "  use the result that replaced it, or leave the argument out of donate="
         )
 
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
-        """An argument brought into the sharding that the program takes, through the host."""
+        """Reshard an argument to the sharding that the program takes, through the host."""
         sizes = self.program.extents.global_shape(v.shape)
         if isinstance(x, Type):
             raise ShapeError(
@@ -216,7 +216,7 @@ class _Stages:
 
 
 def _moved(stored: jax.Array, real: Sequence[int], sizes: Sequence[int], sharding: NamedSharding) -> jax.Array:
-    """An array of several processes where a program expects it, with its padding. No host holds all of it."""
+    """Reshard and pad an array that spans several processes. No host stores all of it."""
     pads = [(0, size - n) for size, n in zip(sizes, real, strict=True)]
 
     def fit(a: jax.Array) -> jax.Array:
@@ -226,7 +226,7 @@ def _moved(stored: jax.Array, real: Sequence[int], sizes: Sequence[int], shardin
 
 
 class Compiled:
-    """A function on a mesh, under a layout, which `md.compile` makes. Call it, or read its stages.
+    """A function on a mesh, under a layout; the result of `md.compile`. Call it, or read its stages.
 
     >>> import meshdsl as md
     >>> compiled = md.compile(lambda x: md.sum(x * x, "batch"), "rows:4", "batch:rows")
@@ -237,7 +237,7 @@ class Compiled:
     ['multiply', 'sum', 'all_reduce(sum) over rows']
 
     The stages take specs as well as tensors, and need no devices. Raises `LayoutError` for an illegal layout when the
-    program is first made, and when it is called on a mesh that there are no devices for.
+    program is first built, and when it is called on a mesh whose devices are not available.
     """
 
     def __init__(
@@ -255,10 +255,10 @@ class Compiled:
         self.donate = tuple(donate)
         self._recent: _Stages | None = None  # of the last call
         self._stages: dict[Any, _Stages] = {}
-        self._traced: dict[Any, _Traced] = {}  # shared with what `under` makes
+        self._traced: dict[Any, _Traced] = {}  # shared with the functions that `under` returns
 
     def _for(self, args: Sequence[Any]) -> tuple[_Stages, list[Any]]:
-        """The stages for these arguments' signature, and the arguments as leaves."""
+        """The stages for the signature of these arguments, and the arguments as leaves."""
         try:
             with_paths, structure = tree.tree_flatten_with_path(tuple(args))
             leaves = [leaf for _, leaf in with_paths]
@@ -300,7 +300,7 @@ class Compiled:
         return self._for(args)[0].graph
 
     def program(self, *args: Any) -> Program:
-        """What one device runs."""
+        """The program that one device runs."""
         stages, _ = self._for(args)
         try:
             return stages.program
@@ -314,7 +314,7 @@ class Compiled:
 
     @property
     def weight_update(self) -> UpdateTable:
-        """What was decided for the update of every weight, for the last arguments seen; `print` shows a table.
+        """The decisions about the update of every weight, for the last arguments seen; `print` shows a table.
 
         >>> import meshdsl as md
         >>> def step(params, x):
@@ -329,7 +329,7 @@ class Compiled:
         >>> [record.kind for record in program.collectives]
         ['all_gather', 'reduce_scatter']
 
-        Raises `TraceError` before any arguments were seen.
+        Raises `TraceError` if no arguments were given yet.
         """
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
@@ -337,7 +337,7 @@ class Compiled:
 
     @property
     def overlap(self) -> OverlapPlan:
-        """The overlap plan for the last arguments seen: its windows and what was tried; `print` shows it.
+        """The overlap plan for the last arguments seen, with its windows and the plans tried; `print` shows it.
 
         >>> import meshdsl as md
         >>> def step(x, w):
@@ -347,14 +347,14 @@ class Compiled:
         >>> compiled.overlap.after.seconds <= compiled.overlap.before.seconds
         True
 
-        Raises `TraceError` before any arguments were seen.
+        Raises `TraceError` if no arguments were given yet.
         """
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
         return list(self._stages.values())[-1].state.overlap
 
     def lower(self, *args: Any) -> Any:
-        """A `jax.stages.Lowered`; on an abstract mesh when there are no devices for the mesh."""
+        """A `jax.stages.Lowered`, on an abstract mesh if the machine lacks the mesh's devices."""
         self.program(*args)
         return self._for(args)[0].lower()
 
@@ -365,7 +365,7 @@ class Compiled:
         limit: float | None = None,
         assignment: Mapping[str, str | Sequence[str]] | None = None,
     ) -> Report:
-        """What one call costs on a machine: its time, its memory, what it sends and why. Needs no devices.
+        """Estimate one call on a machine: time, memory, bytes sent and their causes. Needs no devices.
 
         >>> import meshdsl as md
         >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:2 cols:4", "batch:rows io:cols")
@@ -375,9 +375,9 @@ class Compiled:
         >>> print(*report.collectives)
         io on cols: 1 all_reduce of 134 MB
 
-        `machine` is a name, or the path of a machine file. `limit` is the memory of one device in bytes, by default the
-        machine's; `assignment` says on which hardware axes the mesh axes lie. Raises `LayoutError` for an illegal
-        layout and for a mesh that the machine has no room for, `MachineError` for a machine that nobody knows.
+        `machine` is a name, or the path of a machine file. `limit` is the memory limit per device in bytes (default:
+        the machine's). `assignment` maps mesh axes to hardware axes. Raises `LayoutError` for an illegal layout and for
+        a mesh that does not fit the machine, `MachineError` for an unknown machine.
         """
         program = self.program(*args)
         try:
@@ -397,12 +397,12 @@ class Compiled:
             raise at(error, caller()) from None
 
     def donated(self, *args: Any) -> tuple[Var, ...]:
-        """The inputs of the program whose memory its results may take over."""
+        """The inputs of the program whose memory its results may reuse."""
         program = self.program(*args)
         return tuple(program.ins[i] for i in self._for(args)[0].donated)
 
     def under(self, mesh: Mesh | str, layout: Layout | str | dict[str, Any]) -> Compiled:
-        """The same function on another mesh or under another layout; what has been traced is not traced again."""
+        """The same function on another mesh or under another layout; existing traces are reused."""
         other = copy.copy(self)
         try:
             other.mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
@@ -425,33 +425,33 @@ def compile(
     gather_limit: float | None = None,
     unroll: bool = False,
 ) -> Compiled:
-    """`f` as one SPMD program on a mesh, under a layout.
+    """Compile `f` to one SPMD program on a mesh, under a layout.
 
     >>> import meshdsl as md
     >>> double = md.compile(lambda x: md.sum(x * 2, "batch"), md.Mesh("rows:4"), md.Layout("batch:rows"))
     >>> double.program(md.spec("batch:8 io:2")).collectives[0].kind
     'all_reduce'
 
-    `donate` lists arguments whose memory results may take over; they cannot be used afterwards. Results equal those
-    of `f` itself under every legal layout. Where a contraction of two operands would gather one of them to more than
-    `gather_limit` bytes on a device, the operand goes around the devices block by block instead (0: always; None:
-    never).
+    Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
+    the results may reuse; such arguments cannot be used afterwards. If a contraction of two operands would gather one
+    of them to more than `gather_limit` bytes per device, the operand is sent around the devices block by block instead
+    (0: always; None: never).
 
-    `weight_update` says how a training step updates a weight that several devices hold: "replicated", every device
-    updates its whole copy; "sharded", each device updates one shard, and the weight and its optimizer state stay
-    sharded between steps (Xu et al., 2020); "auto", sharded where that is faster on `machine` (default "tpu-v5e"). A
+    `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
+    updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay
+    sharded between steps (Xu et al., 2020). "auto": sharded where that is faster on `machine` (default "tpu-v5e"). A
     `md.WeightUpdate` also sets groups of devices, buckets of small tensors, and gathering again for the backward pass.
     `print(compiled.weight_update)` shows the decisions.
 
-    `overlap` says how communication overlaps with computation: "none"; "dw", "lancet", "list" or "halves", see
-    `md.Overlap`; "auto", the fastest of these for `machine` (default "tpu-v5e") that fits its memory.
+    `overlap` is how communication overlaps with computation. "none": no plan. "dw", "lancet", "list" or "halves": see
+    `md.Overlap`. "auto": the fastest of these on `machine` (default "tpu-v5e") that fits its memory.
     `print(compiled.overlap)` shows the plan.
 
-    With `unroll` the layers of a loop follow one another in the program: steps are faster on most devices, as no value
-    is stacked and sliced, and compile time grows with depth. Every overlap plan unrolls too.
+    With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
+    and sliced; compile time grows with depth. Every overlap plan unrolls too.
 
-    Raises `LayoutError` for an illegal layout and for options without effect ("sharded" where nothing can be sharded,
-    buckets where nothing can be joined, an overlap that moves nothing), before anything runs.
+    Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
+    nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing).
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:
@@ -478,13 +478,13 @@ def compile(
 
 
 def host_devices(count: int) -> list[Any]:
-    """Make `count` CPU devices of this machine, for trying layouts out; returns them.
+    """Create `count` CPU devices on this machine, to try layouts on; returns them.
 
     >>> import meshdsl as md
     >>> len(md.host_devices(8))
     8
 
-    Requires that JAX has not started. Raises `LayoutError` when it has, with fewer devices.
+    Requires that JAX has not started. Raises `LayoutError` if it has started with fewer devices.
     """
     try:
         jax.config.update("jax_num_cpu_devices", count)
@@ -506,7 +506,7 @@ def host_devices(count: int) -> list[Any]:
 def _check_count(function: Callable[..., Any], args: Sequence[Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     try:
         signature.bind(*args)
@@ -533,7 +533,7 @@ def _path(path: Any) -> str:
 
 
 def _argument_path(function: Callable[..., Any], path: Any) -> str:
-    """The path of an argument's leaf: the parameter's name, then the keys; `params/mlp/w1`."""
+    """The path of an argument's leaf: the parameter's name, then the keys; for example `params/mlp/w1`."""
     first, *rest = path
     try:
         parameters = list(inspect.signature(function).parameters.values())

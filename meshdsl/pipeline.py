@@ -1,8 +1,7 @@
-"""The passes from a traced function to the program of one device, in one visible order.
+"""The passes from a traced function to the program of one device, in order.
 
 A pass takes the state of a compilation and returns the next state. The runner verifies the graph and the program after
-every pass, and keeps both for `compiled.history`. To add a pass, write it in a file of its own and add one entry
-here.
+every pass, and keeps both for `compiled.history`. To add a pass, write it in its own file and add one entry here.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), Ov
 
 @dataclass(frozen=True)
 class Options:
-    """What `md.compile` was asked for, apart from the function, the mesh and the layout."""
+    """The options of `md.compile`, without the function, the mesh and the layout."""
 
     gather_limit: float | None = None
     weight_update: WeightUpdate = REPLICATED
     unroll: bool = False
     overlap: Overlap = NO_OVERLAP
-    machine: Machine | None = None  # decides what "auto" leaves open, and the order of an overlap plan
-    donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may take over
+    machine: Machine | None = None  # decides in mode "auto", and the order of an overlap plan
+    donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
 
 
 @dataclass(frozen=True)
 class State:
-    """A compilation between two passes: the graph, where it runs, and its program once it is partitioned."""
+    """A compilation between two passes: the graph, the mesh and layout, and the program after partition."""
 
     graph: Graph
     mesh: Mesh  # the mesh of the program, with the axes of update groups
@@ -59,14 +58,14 @@ class State:
 
 @dataclass(frozen=True)
 class Pass:
-    """One entry of the pipeline: a name for `history`, and a function from state to state."""
+    """One entry of the pipeline: its name in `history`, and a function from state to state."""
 
     name: str
     run: Callable[[State, Options], State]
 
 
 def _decides(options: Options) -> Machine | None:
-    """The machine that decides on weight updates: under "auto" only."""
+    """The machine that decides on weight updates; None unless the mode is "auto"."""
     return options.machine if options.weight_update.mode == "auto" else None
 
 
@@ -127,7 +126,7 @@ def _on_program(transform: Callable[[Program, State, Options], Program]) -> Call
     return run
 
 
-# Before any layout: run once for each signature of a function
+# Before any layout; run once per signature of a function
 GRAPH_PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (("simplify", simplify),)
 
 # For one mesh and layout
@@ -148,7 +147,7 @@ PASSES: tuple[Pass, ...] = (
 
 @dataclass(frozen=True)
 class Stage:
-    """What one pass left: a graph, or a program once there is one. `changed` says whether it is a new one."""
+    """The graph, or the program after partition, that a pass returned. `changed` tells whether the pass changed it."""
 
     name: str
     graph: Graph
@@ -156,7 +155,7 @@ class Stage:
 
 
 def begin(traced: Graph) -> tuple[Stage, ...]:
-    """The stages that need no layout: the traced graph, and what `GRAPH_PASSES` make of it."""
+    """The stages that need no layout: the traced graph, and the graph after each of `GRAPH_PASSES`."""
     stages = [Stage("trace", traced, True)]
     for name, transform in GRAPH_PASSES:
         before = stages[-1].graph
@@ -170,8 +169,8 @@ def run(
 ) -> tuple[State, tuple[Stage, ...]]:
     """The state after all of `PASSES`, and every stage.
 
-    Raises `LayoutError` for an illegal layout and for options without effect, `InternalError`, naming the pass, where
-    a pass breaks a law of graphs or programs.
+    Raises `LayoutError` for an illegal layout and for options without effect, and `InternalError`, naming the pass, if
+    a pass returns an invalid graph or program.
     """
     state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh))
     stages = list(begun)

@@ -1,4 +1,4 @@
-"""From a graph, a mesh and a layout to the program of one device, and the readers that run it."""
+"""Lower a graph, on a mesh and under a layout, to the program of one device; emit it for JAX or simulate it."""
 
 from .program import CollectiveRecord, Program
 from .simulate import simulate

@@ -1,9 +1,9 @@
-"""Asynchrony is stated: a collective is one instruction, or a `start` and a `wait`.
+"""Asynchronous collectives and fences: a collective is one instruction, or a `start` and a `wait`.
 
-From its start a collective occupies the network; at its wait the result is available, and its buffers stay allocated
-in between. Anything may run meanwhile, and nothing else overlaps. A fence ties values together: none of its results is
-available before all of its operands are. Compilers keep an order that fences tie to operands, and no other
-(`jax.lax.optimization_barrier`).
+From its start until it completes, a collective occupies the network. Its result is available at its wait; its buffers
+stay allocated between the two. Any equation may run in between; nothing else overlaps. A fence ties values together:
+none of its results is available before all of its operands are. Compilers preserve an order only if fences make it a
+dependency (`jax.lax.optimization_barrier`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,7 +31,7 @@ __all__ = ["FENCE", "WAIT", "Start", "check_pairs", "emit_fence", "pairs"]
 
 @dataclass(frozen=True)
 class Start:
-    """Begin a collective. The result may be read by one `wait` only, in the same body.
+    """Start a collective. Only one `wait` may read the result, in the same body.
 
     >>> from meshdsl.lowering.collectives import AllReduce
     >>> print(Start(AllReduce(("cols",))))
@@ -91,7 +91,7 @@ WAIT = Op(
 FENCE = Op(
     "fence",
     type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
-    kernel=lambda c, *xs: list(xs),  # in NumPy; see `emit_fence`
+    kernel=lambda c, *xs: list(xs),  # the NumPy kernel; see `emit_fence` for JAX
     flops=_no_flops,
     fuses=Fuses.VIEW,
     effects=True,
@@ -100,10 +100,10 @@ FENCE = Op(
 
 
 def emit_fence(eqn: Eqn, xs: Sequence[Any], mesh: Mesh) -> list[Any]:
-    """The operands of a fence, tied in JAX.
+    """The operands of a fence, tied together in JAX.
 
-    `optimization_barrier` types every result as varying over the axes of all operands, so the operands are typed alike
-    before it and as their shardings say after it.
+    `optimization_barrier` types every result as varying over the axes of all operands. The operands are therefore cast
+    to one type before it, and back to the types of their shardings after it.
     """
     own = [v.sharding.varying for v in eqn.ins]
     every = tuple(axis for axis in mesh.axes if any(axis in axes for axes in own))
@@ -112,13 +112,13 @@ def emit_fence(eqn: Eqn, xs: Sequence[Any], mesh: Mesh) -> list[Any]:
 
 
 def pairs(graph: Graph) -> dict[Eqn, Eqn]:
-    """Every start of one body, with its wait."""
+    """Map every start of one body to its wait."""
     waits = {eqn.ins[0]: eqn for eqn in graph.eqns if eqn.op is WAIT}
     return {eqn: waits[eqn.outs[0]] for eqn in graph.eqns if isinstance(eqn.op, Start)}
 
 
 def check_pairs(graph: Graph, made_by: str) -> None:
-    """Raise `InternalError` unless every start has one wait, which alone reads it, in every body."""
+    """Raise `InternalError` unless each start has exactly one wait, the only reader of its result, in every body."""
     for problem in _problems(graph):
         raise InternalError(f"{made_by}: {problem}")
     for eqn in graph.eqns:

@@ -1,7 +1,7 @@
-"""A cast changes what JAX knows about a block, or how its bits are read. No value changes; nothing is sent.
+"""Casts that change the JAX type of a block, or how its bits are read. No value changes; nothing is sent.
 
-Inside `jax.shard_map` JAX types a block as varying, or not, along each mesh axis. `varying` and `invariant`
-change that type; `ordered` and `restored` read floats as integers of the same order and back.
+Inside `jax.shard_map`, JAX types a block as varying or invariant along each mesh axis. `varying` and `invariant` change
+that type. `ordered` reads floats as integers with the same order; `restored` is its inverse.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -28,22 +28,22 @@ DType = np.dtype[Any]
 
 
 def varying(x: Array, axes: Collection[str]) -> Array:
-    """The block, typed as varying along all the axes: a psum of an invariant one multiplies it, silently."""
+    """Cast the block to varying along all the axes: a psum of an invariant block multiplies it without an error."""
     missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def invariant(x: Array, axes: Axes) -> Array:
-    """The block, typed as equal along the axes. Requires that it is: nothing checks it.
+    """The block, typed as equal along the axes. Requires that the blocks are equal: nothing checks it.
 
-    A relabelling can make it so (batch:rows -> batch:cols no longer varies along rows), but JAX types the
-    result of every ppermute as varying and has no public cast back.
+    A permutation can make blocks equal (batch:rows -> batch:cols no longer varies along rows), but JAX types the result
+    of every ppermute as varying and has no public cast back.
     """
     return _invariant.bind(x, axes=axes) if axes else x
 
 
 def ordered(x: Array, wire: DType, nan_is_largest: bool) -> Array:
-    """A block as integers in the same order. -0.0 is below +0.0; NaN is above all, or below all."""
+    """The block as integers in the same order. -0.0 is below +0.0; NaN is above all, or below all."""
     if not jnp.issubdtype(x.dtype, np.floating):
         return x.astype(wire)
     limits = jnp.iinfo(wire)
@@ -52,14 +52,14 @@ def ordered(x: Array, wire: DType, nan_is_largest: bool) -> Array:
 
 
 def restored(bits: Array, dtype: DType) -> Array:
-    """What `ordered` was given. The largest and the smallest integer come back as NaN."""
+    """The inverse of `ordered`. The largest and the smallest integer become NaN."""
     if not jnp.issubdtype(dtype, np.floating):
         return bits.astype(dtype)
     return lax.bitcast_convert_type(_flip(bits), dtype)
 
 
 def _flip(bits: Array) -> Array:
-    """Sign and magnitude to two's complement, and back."""
+    """Convert sign and magnitude to two's complement, or back."""
     return jnp.where(bits < 0, bits ^ np.array(jnp.iinfo(bits.dtype).max, bits.dtype), bits)
 
 

@@ -1,8 +1,8 @@
-"""The law of a program: the stored sharding of every value is the one that the rule of its equation infers.
+"""Check a program: the stored sharding of every value must be the one that its equation's rule infers.
 
-A loop or a branch follows the law when its operands are sharded as its bodies take them, its results as the bodies
-return them, and its bodies follow it too. The row that a body sees is a slice along the stacked dim, which is
-replicated; a predicate is replicated and complete, so that all devices go the same way.
+A loop or a branch is valid if its operands have the shardings of its bodies' inputs, its results those of the bodies'
+results, and its bodies are valid too. A body reads a stacked value row by row, so the stacked dim must be replicated. A
+predicate must be replicated and complete, so that all devices take the same branch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["check"]
 
 
 def check(program: Program, made_by: str) -> Program:
-    """The program itself; raises `InternalError`, naming the pass, where a stored sharding breaks the law."""
+    """Returns the program; raises `InternalError`, naming the pass, if a stored sharding is wrong."""
     check_pairs(program, made_by)
     _check(program, made_by)
     return program

@@ -1,9 +1,9 @@
-"""A collective takes a value from one `Sharding` to another and never changes the global value.
+"""A collective changes the `Sharding` of a value and never the global value.
 
-Every kind says four things side by side: its rule (`step`), the bytes that one device sends around a ring
-(`bytes_sent`), the JAX call (`emit`), and the definition on the list of every device's block (`simulate`:
-NumPy, the oracle for `emit`). Blocks are listed row-major over the mesh. One collective takes a tuple of
-axes, major to minor. The planner's edges are these rules, and nothing else in the package sends anything.
+Each class has four methods: `step` (the sharding rule), `bytes_sent` (bytes that one device sends around a ring),
+`emit` (the JAX call) and `simulate` (the definition in NumPy, on the list of all devices' blocks: the oracle for
+`emit`). Blocks are listed row-major over the mesh. A collective takes a tuple of axes, major to minor. The planner's
+edges are these rules. Only collectives send data.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -32,17 +32,17 @@ __all__ = ["AllGather", "AllReduce", "AllToAll", "Permute", "ReduceScatter", "Sl
 Array = Any  # a JAX tracer inside shard_map
 DType = np.dtype[Any]
 
-_COUNTS = np.dtype(np.uint16)  # a sum of booleans says whether any is true; JAX would send it as int32, or refuse
+_COUNTS = np.dtype(np.uint16)  # a sum of booleans tells whether any is true; JAX would send int32, or refuse
 
 
 def _as_is(self: object, dtype: DType) -> DType:
-    """The dtype on the wire is the value's own."""
+    """The value's own dtype: it is sent unchanged."""
     return np.dtype(dtype)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Cut `dim` further: each device keeps its chunk of what it holds. Nothing is sent.
+    """Split `dim` further: each device keeps its chunk of its block. Sends nothing.
 
     >>> print(Slice("batch", ("rows",)), Slice("batch", ("rows",)).step(Sharding(), Mesh("rows:2")))
     slice batch over rows {batch:rows}
@@ -76,7 +76,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Make `dim` whole over its minor axes: every device gets its peers' blocks, in order.
+    """Gather `dim` over its minor axes: every device gets its peers' blocks, in order.
 
     >>> print(AllGather("batch", ("rows",)).step(Sharding.of({"batch": ("rows",)}), Mesh("rows:2")))
     {}
@@ -111,7 +111,7 @@ class AllGather:
 
 @dataclass(frozen=True)
 class AllToAll:
-    """Move the minor axes of `dim` to be the minor axes of `to`: one dim grows, the other is cut.
+    """Move the minor axes of `dim` to the minor end of `to`: blocks grow along `dim` and shrink along `to`.
 
     >>> before = Sharding.of({"expert": ("rows",)})
     >>> print(AllToAll("expert", "batch", ("rows",)).step(before, Mesh("rows:2")))
@@ -150,9 +150,9 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Finish a pending sum, max or min over some of its axes.
+    """Reduce a pending sum, max or min over some of its axes.
 
-    NaN is data: `lax.pmax` and `lax.pmin` lose it on CPU, so floats travel as integers of the same width and
+    NaN is preserved. `lax.pmax` and `lax.pmin` lose it on CPU, so floats are sent as integers of the same width and
     order, in which NaN is the largest (for max) or the smallest (for min); -0.0 is below +0.0.
 
     >>> print(AllReduce(("cols",), "max"), AllReduce(("cols",), "max").wire_dtype(np.dtype("float32")))
@@ -175,7 +175,7 @@ class AllReduce:
         return _ring(2 * local_bytes, mesh.count(self.axes))
 
     def wire_dtype(self, dtype: DType) -> DType:
-        """The dtype that is sent: under max and min, the integer as wide as a float, and uint8 for bool."""
+        """The dtype that is sent: for max and min, the integer as wide as a float, and uint8 for bool."""
         dtype = np.dtype(dtype)
         if self.kind == "sum" and dtype == np.bool_:
             return _COUNTS
@@ -201,7 +201,7 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """Finish a pending sum over `axes`, each device keeping its chunk of `dim`.
+    """Reduce a pending sum over `axes`; each device keeps its chunk of `dim`.
 
     >>> print(ReduceScatter("hidden", ("cols",)).step(Sharding.of({}, ("cols",)), Mesh("cols:4")))
     {hidden:cols}
@@ -225,7 +225,7 @@ class ReduceScatter:
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
         axis = _at(shape, self.dim)
-        if not x.shape[axis]:  # nor an empty reduce_scatter
+        if not x.shape[axis]:  # StableHLO has no empty reduce_scatter either
             return varying(x, self.axes)
         wire = varying(x, self.axes).astype(self.wire_dtype(x.dtype))
         return lax.psum_scatter(wire, self.axes, scatter_dimension=axis, tiled=True).astype(x.dtype)
@@ -240,7 +240,7 @@ class ReduceScatter:
         return [_chunk(whole[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
 
 
-Step = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute  # what a plan consists of
+Step = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute  # a step of a plan
 
 
 def _at(shape: Shape, dim: str) -> int:
@@ -265,13 +265,13 @@ def _finish(before: Sharding, axes: Axes) -> Sharding:
 
 
 def _ring(local_bytes: int, n: int) -> int:
-    """(n-1)/n of the bytes, rounded up: what a device sends around a ring in n-1 equal chunks."""
+    """(n-1)/n of the bytes, rounded up: a device sends n-1 of n equal chunks around a ring."""
     return -(-(n - 1) * local_bytes // n)
 
 
 @lru_cache(maxsize=256)
 def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Every device with those that differ from it only along `axes`, in their order, itself among them."""
+    """For every device, the devices that differ from it only along `axes`, in order, including itself."""
     grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
     at = [list(mesh.axes).index(axis) for axis in axes]
     groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(axes), -1).T.tolist()
@@ -279,5 +279,5 @@ def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def _chunk(block: Any, axis: int, peers: tuple[int, ...], me: int) -> Any:
-    """Of a block cut into as many chunks as there are peers, the one that is mine."""
+    """This device's chunk of a block that is cut into as many chunks as there are peers."""
     return np.split(block, len(peers), axis)[peers.index(me)]

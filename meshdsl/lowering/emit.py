@@ -1,6 +1,6 @@
-"""A program as one function for `jax.shard_map`; every equation is its kernel, every collective its JAX call.
+"""Emit a program as one function for `jax.shard_map`: kernels for operations, JAX calls for collectives.
 
-Nothing is decided here. `check_vma=True` stays on: JAX checks our shardings by a type system of its own.
+This module makes no decisions. `check_vma=True` stays on, so that JAX checks our shardings by its own type system.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -33,7 +33,7 @@ Env = dict[Var, Any]
 
 
 def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
-    """How JAX writes a split."""
+    """A sharding as a JAX `PartitionSpec`, without pending axes."""
     return PartitionSpec(*(sharding.axes(d) or None for d in shape))
 
 
@@ -43,7 +43,7 @@ def block(program: Program, v: Var) -> Block:
 
 
 def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Callable[..., Any]:
-    """The program as a function of global arrays, stored sizes, to a list of global arrays."""
+    """The program as a function of global arrays, in stored sizes, that returns a list of global arrays."""
     in_specs = tuple(partition_spec(v.shape, v.sharding) for v in program.ins)
     out_specs = [partition_spec(v.shape, v.sharding) for v in program.outs]
 
@@ -59,13 +59,13 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
 
 
 def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
-    """The results of a program's equations on arrays: inside `shard_map`, one device's blocks."""
+    """Run a program's equations on arrays (inside `shard_map`, one device's blocks) and return its results."""
     assert isinstance(program, Program)
     env: Env = dict(zip(program.ins, ins, strict=True))
     planned = any(isinstance(eqn.op, Start) for eqn in program.eqns)
     for number, eqn in enumerate(program.eqns):
         xs = [env[v] for v in eqn.ins]
-        # the number finds a planned equation again in a compiler's text
+        # the number identifies an equation of a plan in a compiler's text
         with jax.named_scope(f"eqn{number}") if planned else nullcontext():
             env.update(zip(eqn.outs, _results(program, eqn, xs), strict=True))
     return [env[v] for v in program.outs]
@@ -131,12 +131,12 @@ def _cond(branch: Cond, xs: Sequence[Any]) -> list[Any]:
 
 
 def _varying(xs: Sequence[Any], vars: Sequence[Var]) -> list[Any]:
-    """Typed as varying over the axes of these values: JAX wants one type for a carry, and for both arms."""
+    """Cast to varying over the axes of these values: JAX needs one type for a carry, and for both branches."""
     return [varying(x, v.sharding.varying) for x, v in zip(xs, vars, strict=True)]
 
 
 def check_platform(program: Program, platforms: Iterable[str]) -> None:
-    """Raise `LayoutError` where the program has a ragged exchange and the devices are CPUs."""
+    """Raise `LayoutError` if the program has a ragged exchange and the devices are CPUs."""
     if "cpu" not in platforms:
         return
     for eqn, _ in walk(program):

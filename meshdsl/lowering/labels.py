@@ -1,7 +1,8 @@
-"""Sharding rules come from dim names: dims with equal labels are split together.
+"""Infer shardings from dim names: dims with equal labels are split over the same axes.
 
-The default label of a dim is its name, None where the operation needs the dim whole. A label of operands and
-results passes through; one that vanishes leaves the result partial; one that appears is born in its layout.
+A dim's default label is its name, or None if the operation needs the dim unsplit. A label in both operands and results
+passes its axes through. If a label vanishes, the result is partial over its axes. If a label first appears in the
+result, the layout's rule decides.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ def vanishing(labels: Labels) -> tuple[str, ...]:
 
 
 def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
-    """The sharding of one operand or result under axes assigned to labels."""
+    """The sharding of one operand or result when labels have these axes."""
     return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
 
 
 def out_shardings(eqn: Eqn) -> list[Sharding | None]:
-    """What an operation's rule infers from its operands' shardings; a born dim keeps what is stored.
+    """The result shardings that an operation's rule infers from its operands' shardings.
 
-    Raises `InternalError` when operands disagree on a label.
+    New dims keep their stored axes. None means that every sharding is allowed. Raises `InternalError` when operands
+    disagree on a label.
     """
     if not eqn.ins:
         return [None] * len(eqn.outs)

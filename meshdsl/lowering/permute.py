@@ -1,7 +1,8 @@
-"""A permutation of devices: every dim keeps its number of blocks, and each device gets the block it wants.
+"""A permutation of devices: every dim keeps its number of blocks, and each device receives its block of the new
+sharding.
 
-A device that already holds its block keeps it; each of the others gets it from one device. This is one of the
-collectives; `collectives` says what they have in common.
+A device that already stores its new block keeps it; each other device receives it from one device. `Permute` is one of
+the collectives; see `collectives` for their common methods.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -33,7 +34,7 @@ DType = np.dtype[Any]
 
 @dataclass(frozen=True)
 class Permute:
-    """Every dim in `moves` (dim, axes before, axes after) is cut by other axes into as many blocks as before.
+    """For each (dim, axes before, axes after) in `moves`, split the dim over other axes into as many blocks as before.
 
     >>> swap = Permute((("batch", ("rows", "cols"), ("cols", "rows")),))
     >>> print(swap, swap.step(Sharding.of({"batch": ("rows", "cols")}), Mesh("rows:2 cols:4")))
@@ -46,7 +47,7 @@ class Permute:
 
     @staticmethod
     def between(before: Sharding, after: Sharding) -> Permute:
-        """The permutation from one sharding to another; `step` says whether it is one."""
+        """The permutation from one sharding to another. Does not check that there is one; `step` does."""
         dims = sorted({dim for dim, _ in before.split + after.split})
         moves = ((dim, before.axes(dim), after.axes(dim)) for dim in dims)
         return Permute(tuple(move for move in moves if move[1] != move[2]))
@@ -58,11 +59,11 @@ class Permute:
 
     @property
     def axes(self) -> Axes:
-        """The axes along which blocks travel, sorted by name."""
+        """The axes along which blocks are sent, sorted by name."""
         return tuple(sorted({axis for _, old, new in self._cores() for axis in old + new}))
 
     def wire_dtype(self, dtype: DType) -> DType:
-        """The dtype on the wire is the value's own."""
+        """The value's own dtype."""
         return np.dtype(dtype)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
@@ -82,7 +83,7 @@ class Permute:
         return local_bytes
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
-        # lax.ppermute numbers devices in mesh order, whatever the order of the tuple
+        # lax.ppermute numbers devices in mesh order, regardless of the order of the tuple
         axes = tuple(axis for axis in mesh.axes if axis in self.axes)
         moved = lax.ppermute(varying(x, axes), axes, self.pairs(mesh))
         after = self.step(before, mesh).varying
@@ -102,7 +103,7 @@ class Permute:
         return [(me if held[me] == block else next(free[block]), me) for me, block in enumerate(wanted)]
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
-        # by definition: a device wants the block whose index along every dim its new axes spell
+        # definition: a device receives the block at the index that its coordinates along the new axes give
         places = [dict(zip(mesh.axes, at, strict=True)) for at in product(*map(range, mesh.axes.values()))]
         kept = [axis for axis in mesh.axes if axis not in self.axes]
 
@@ -114,7 +115,7 @@ class Permute:
         return [blocks[held.index(one)] for one in wanted]
 
     def _cores(self) -> Iterator[tuple[str, Axes, Axes]]:
-        # equal major or minor axes on both sides stay put: the rest of the index does not depend on them
+        # equal major or minor axes on both sides do not change: the rest of the index does not depend on them
         for dim, old, new in self.moves:
             while old and new and old[0] == new[0]:
                 old, new = old[1:], new[1:]
@@ -124,5 +125,5 @@ class Permute:
 
 
 def _linear(at: dict[str, int], axes: Axes, mesh: Mesh) -> int:
-    """The index that the coordinates spell along these axes, the first being the major one."""
+    """The row-major index of a device along these axes, the first being the major one."""
     return reduce(lambda index, axis: index * mesh.axes[axis] + at[axis], axes, 0)

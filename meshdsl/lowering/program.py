@@ -1,6 +1,6 @@
-"""A `Program` is one device's view: every value has a sharding, and collectives are equations among the others.
+"""A `Program` is the computation of one device: every value has a sharding, and collectives are explicit equations.
 
-It is the only description of what a device does. Running it, simulating it, costing it and printing it are readers.
+It is the only description of a device's work. Execution, simulation, costing and printing all use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CollectiveRecord", "Program"]
 
 @dataclass(frozen=True, eq=False)
 class Program(Graph):
-    """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and causes.
+    """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and their causes.
 
     >>> import meshdsl as md
     >>> def dot(x, w):
@@ -59,7 +59,7 @@ class Program(Graph):
         return f"{var.dtype.name}[{' '.join(dims)}]{pending}"
 
     def note(self, eqn: Eqn) -> str:
-        """What is printed beside a collective: its bytes and its cause."""
+        """The text printed beside a collective: its bytes and its cause."""
         if not eqn.sends:
             return ""
         record = self.record(eqn, 1)
@@ -75,7 +75,7 @@ class Program(Graph):
 
     @property
     def collectives(self) -> tuple[CollectiveRecord, ...]:
-        """Every collective that sends something, in program order, those in loop bodies with their trips."""
+        """Every collective that sends something, in program order; those in loop bodies are counted once per trip."""
         return tuple(self._records())
 
     def _records(self) -> Iterator[CollectiveRecord]:
@@ -86,8 +86,8 @@ class Program(Graph):
                 yield self.record(eqn, trips, eqn in unbounded)
 
     def record(self, eqn: Eqn, trips: int, unbounded: bool = False) -> CollectiveRecord:
-        """What one collective costs."""
-        (x, *_), (y,) = eqn.ins, eqn.outs  # a ragged exchange takes its counts too
+        """The record of one collective that runs `trips` times."""
+        (x, *_), (y,) = eqn.ins, eqn.outs  # a ragged exchange has its counts as further operands
         op = eqn.collective
         assert op is not None
         wire = op.wire_dtype(x.dtype)
@@ -112,31 +112,31 @@ class Program(Graph):
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """One collective of a program; sizes are of one device and one trip."""
+    """One collective of a program. Sizes are per device and per trip."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter, all_to_all, ragged_all_to_all, permute
     axes: tuple[str, ...]
-    dtype: np.dtype  # on the wire
-    bytes: int  # the larger of one device's operand and result
-    wire_bytes: int  # sent by one device around a ring; of a ragged exchange, at most
-    count: int  # trips of the scans around it; of a while loop, whose trips nobody knows, one trip
+    dtype: np.dtype  # as sent
+    bytes: int  # the larger of operand and result
+    wire_bytes: int  # sent by one device around a ring; an upper bound for a ragged exchange
+    count: int  # trips of the scans around it; a while loop, whose trips are unknown, counts as one trip
     shape: tuple[int, ...]  # of the operand
-    name: str  # the tensor, where it has a name
+    name: str  # the tensor's name, or empty
     where: Where
     cause: Cause
     backward: bool
     op: Collective
-    unbounded: bool = False  # in a while loop: it runs `count` times a trip (once more, in the predicate)
-    asynchronous: bool = False  # started here, and waited for later
+    unbounded: bool = False  # in a while loop: runs `count` times per trip (once more in the predicate)
+    asynchronous: bool = False  # has a separate wait
 
     @property
     def at_most(self) -> bool:
-        """Whether the bytes are an upper bound, as only filled slots are sent."""
+        """Whether the bytes are an upper bound, because only filled slots are sent."""
         return isinstance(self.op, RaggedAllToAll)
 
     @property
     def size(self) -> str:
-        """The bytes for people; a ragged exchange sends what is filled, at most all of it."""
+        """The bytes as text; "at most" if only filled slots are sent."""
         return f"{'at most ' if self.at_most else ''}{show_bytes(self.bytes)}"
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""An all_to_all of runs of slots of which only what is filled is sent.
+"""An all-to-all that sends only filled slots.
 
-Each run (an expert's slots for a group, say) is contiguous in sender and receiver alike, so it travels from its place
-to its place: nothing is packed before or unpacked after. How many of its slots are filled both know beforehand.
+Each run of slots (for example an expert's slots for one group) is contiguous in both the sender's and the receiver's
+block, so nothing is packed or unpacked. Sender and receiver both know the number of filled slots in advance.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -34,12 +34,12 @@ Array = Any  # a JAX value inside shard_map
 
 @dataclass(frozen=True)
 class RaggedAllToAll:
-    """`AllToAll` of a value of which along `slots` only the first so many are filled; the others arrive as zeros.
+    """An `AllToAll` that sends only the first slots along `slots`, as many as are filled; the others arrive as zeros.
 
-    It takes the counts as they lie before and after it, [cells] and a last dim of size 1 on each device, `cells` being
-    the dims that the counts tell apart, `dim` and `to` among them. As the exchange by counts is no step of a plan,
-    the pass `trim` puts it in place of one. `share` is the part of all slots expected to be filled: it scales the time
-    that is estimated and nothing else.
+    It takes the counts in the shardings before and after the exchange: on each device [cells] and a last dim of size 1.
+    `cells` are the dims that have separate counts; they include `dim` and `to`. No plan contains a ragged exchange; the
+    pass `ragged_exchange` puts it in place of an `AllToAll`. `share` is the expected fraction of filled slots; it
+    scales the estimated time only.
 
     >>> op = RaggedAllToAll("expert", "batch", ("rows",), ("batch", "expert"), "slot")
     >>> print(op, op.step(Sharding.of({"expert": ("rows",)}), Mesh("rows:2")))
@@ -64,7 +64,7 @@ class RaggedAllToAll:
         return AllToAll(self.dim, self.to, self.axes)
 
     def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype on the wire is the value's own."""
+        """The value's own dtype."""
         return np.dtype(dtype)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
@@ -72,11 +72,11 @@ class RaggedAllToAll:
         return self.padded.step(before, mesh)
 
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
-        """At most so many: what `AllToAll` sends, and all of it is sent where every slot is filled."""
+        """An upper bound: the bytes that `AllToAll` sends. They are sent if every slot is filled."""
         return self.padded.bytes_sent(local_bytes, mesh)
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, sent: Array, came: Array) -> Array:
-        """`lax.ragged_all_to_all` on rows, one for each slot; for every peer as many runs as it gets cells."""
+        """Call `lax.ragged_all_to_all` on rows, one for each slot, with one run per cell that a peer receives."""
         order = self._order(shape)
         x = jnp.transpose(varying(x, self.axes), order)
         n, k = mesh.count(self.axes), len(self.cells)
@@ -85,7 +85,7 @@ class RaggedAllToAll:
         after = tuple(m * n if i == grows else m // n if i == cut else m for i, m in enumerate(cells))
 
         def by_peer(a: Array, axis: int) -> Array:
-            """[peer, its cells] in one row, of an array that holds the peers' parts one after another along an axis."""
+            """Flatten an array with the peers' parts one after another along an axis to [peer, its cells]."""
             parts = jnp.reshape(a, (*a.shape[:axis], n, a.shape[axis] // n, *a.shape[axis + 1 :]))
             return varying(jnp.ravel(jnp.moveaxis(parts, axis, 0)).astype(np.int32), self.axes)
 
@@ -127,12 +127,12 @@ class RaggedAllToAll:
         return self.padded.simulate(filled, shape, before, mesh)
 
     def _order(self, shape: Shape) -> tuple[int, ...]:
-        """The dims as [cells, slots, the others]."""
+        """The permutation of the dims to [cells, slots, the others]."""
         there = names(shape)
         first = (*self.cells, self.slots)
         return tuple(there.index(d) for d in (*first, *(d for d in there if d not in first)))
 
 
 def _back(order: Sequence[int]) -> tuple[int, ...]:
-    """The order that undoes one."""
+    """The inverse of a permutation."""
     return tuple(order.index(i) for i in range(len(order)))

@@ -1,7 +1,7 @@
-"""Every device of a program, in NumPy: the oracle.
+"""Simulate all devices of a program in NumPy: the oracle for `emit`.
 
-It shares the kernels with `emit`, evaluated by NumPy, and nothing else: collectives run by their definition on the
-list of all devices' blocks. `poison` fills padding with NaN (or a large integer), so that padding that leaks is seen.
+It shares only the kernels with `emit`, evaluated by NumPy; collectives run by their definition on the list of all
+devices' blocks. `poison` fills padding with NaN (or a large integer), so that padding that leaks into results shows.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -30,13 +30,13 @@ Blocks = list[np.ndarray]  # one per device, row-major over the mesh
 
 
 def coordinates(mesh: Mesh) -> list[dict[str, int]]:
-    """Every device's place along every axis, in row-major order."""
+    """Every device's coordinates by axis, in row-major order."""
     sizes = tuple(mesh.axes.values())
     return [dict(zip(mesh.axes, map(int, np.unravel_index(i, sizes)), strict=True)) for i in range(mesh.size)]
 
 
 def index_along(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
-    """A device's row-major place along these axes."""
+    """A device's row-major index along these axes."""
     index = 0
     for axis in axes:
         index = index * mesh.axes[axis] + at[axis]
@@ -44,14 +44,14 @@ def index_along(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
 
 
 def poison(dtype: np.dtype) -> Any:
-    """What padding is filled with."""
+    """The fill value of padding: NaN, True, or a large integer."""
     if jnp.issubdtype(dtype, np.inexact):
         return np.nan
     return True if dtype == np.dtype(bool) else np.iinfo(dtype).max // 3
 
 
 def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
-    """Every device's block of a global array, padding poisoned."""
+    """Every device's block of a global array, with poisoned padding."""
     pads = [(0, program.extents.padded(d) - d.size) for d in v.shape]
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
     blocks = []
@@ -65,7 +65,7 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
 
 
 def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
-    """The global array, without padding; raises `InternalError` when devices that should agree do not."""
+    """The global array without padding; raises `InternalError` if replicas of a block differ between devices."""
     stored = np.zeros(program.extents.global_shape(v.shape), v.dtype)
     written = np.zeros(stored.shape, bool)
     real = tuple(slice(0, d.size) for d in v.shape)
@@ -90,10 +90,10 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
-    """The program's results, in order, from its inputs in order (tensors or arrays, flat, undivided).
+    """Run the program on tensors or arrays (undivided, in the order of its inputs); returns its results in order.
 
-    Raises `ShapeError` when the number or the shapes of inputs do not fit, `InternalError` when devices that
-    should hold the same values do not.
+    Raises `ShapeError` if the number or the shapes of inputs do not fit, `InternalError` if devices that must store the
+    same values store different ones.
 
     >>> import meshdsl as md
     >>> program = md.compile(lambda x: md.sum(x), "rows:4", "n:rows").program(md.spec("n:6"))
@@ -144,7 +144,7 @@ def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Block
 
 
 def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
-    """A predicate; every device must hold the same."""
+    """A predicate's value; raises `InternalError` if devices disagree."""
     taken = {bool(x) for x in blocks}
     if len(taken) != 1:
         raise InternalError(f"devices disagree on the predicate of {eqn.op} at {eqn.where}")

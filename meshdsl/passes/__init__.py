@@ -1,1 +1,1 @@
-"""Passes: a pass takes a valid graph and returns a valid graph with the same results."""
+"""Passes on graphs: each takes a valid graph and returns a valid graph with the same results."""

@@ -1,8 +1,9 @@
-"""A sum over the trips of a loop begins with a constant zero, however its zeros were written.
+"""Make sums over the trips of a loop start from a constant zero, however the user wrote the zeros.
 
-A carry that begins with a constant and only adds up pending sums stays pending, and is reduced once, after the loop
-(`lowering.control`): so do the gradients of microbatches. `params * 0`, or zeros from NumPy, would be whole from the
-beginning, and every trip would reduce. What such zeros are where a weight is not finite is added after the loop.
+A carry that starts from a constant and only adds pending sums, such as the gradients of microbatches, stays pending and
+is reduced once, after the loop (`lowering.partition.control`). A start of `params * 0`, or of zeros from NumPy, would
+be complete from the beginning, and every trip would reduce. Computed zeros, which are NaN where a weight is not finite,
+are added after the loop instead.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["running_sum", "sums_begin_with_zero"]
 
 
 def sums_begin_with_zero(graph: Graph) -> Graph:
-    """The graph in which loops that add to zeros add to a constant."""
+    """The graph in which loops that add to zeros start from a constant."""
     return verify(_rewritten(graph), "sums_begin_with_zero")
 
 
@@ -48,7 +49,7 @@ def _summed(eqn: Eqn, loop: Scan, made: dict[Var, Eqn]) -> list[Eqn]:
 
 
 def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
-    """The equation that adds to a carry, if nothing else in the body reads it."""
+    """The equation that adds to a carry, if nothing else in the body reads the carry; else None."""
     readers = [eqn for eqn in body.eqns if carry in eqn.ins]
     if len(readers) != 1 or carry in body.outs or readers[0].op is not ADD or readers[0].outs[0] is not out:
         return None
@@ -57,13 +58,13 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
 
 
 def _is_constant(v: Var, made: dict[Var, Eqn]) -> bool:
-    """Whether a value is one number everywhere, and known to be."""
+    """Whether a value is known to be one number in all elements."""
     eqn = made.get(v)
     return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], made)))
 
 
 def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
-    """Whether a value is zero wherever what it is computed from is finite."""
+    """Whether a value is zero wherever the values it is computed from are finite."""
     eqn = made.get(v)
     if eqn is None:
         return False

@@ -1,4 +1,4 @@
-"""Casts of weights move out of loops, so that a weight is gathered after the cast, and once."""
+"""Move casts of weights out of loops, so that a weight is gathered once, after the cast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["hoist_casts"]
 
 
 def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
-    """The graph in which loops that only cast these inputs to one narrower dtype are given the narrow values."""
+    """The graph in which loops that only cast an input in `of` to one narrower dtype take the narrow value."""
     made: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
@@ -37,7 +37,7 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
 
 
 def _only_cast(body: Graph, v: Var) -> Eqn | None:
-    """One of the casts that are all that a body does with a value, to one narrower dtype; None if it does more."""
+    """One of the casts of a value, if a body only casts it, to one narrower dtype; else None."""
     readers = [eqn for eqn in body.eqns if v in eqn.ins]
     if v in body.outs or not readers:
         return None

@@ -1,8 +1,8 @@
-"""Products of wide copies of narrow values take the narrow values: every number is the same, and the units are faster.
+"""Products of wide copies of narrow values read the narrow values instead: same numbers, faster matrix units.
 
-The gradient of a product of bfloat16 values that is summed in float32 multiplies one operand with a float32 cotangent,
-and promotes that operand to float32. Where the cotangent is only a copy of a bfloat16 value, both enter the product as
-bfloat16; the dtype of the sum stays.
+The gradient of a product of bfloat16 values with a float32 sum multiplies one operand by a float32 cotangent, and
+promotes that operand to float32. If the cotangent is only a copy of a bfloat16 value, both enter the product as
+bfloat16. The dtype of the sum does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def widens(narrow: np.dtype, wide: np.dtype) -> bool:
 
 
 def narrow_products(graph: Graph) -> Graph:
-    """The graph in which products whose operands are all copies of values of one narrower float take those values."""
+    """The graph in which products whose operands are all copies of values of one narrower float read those values."""
     return verify(_rewritten(graph), "narrow_products")
 
 
@@ -42,6 +42,6 @@ def _rewritten(graph: Graph) -> Graph:
 
 
 def _source(v: Var, made: dict[Var, Eqn]) -> Var:
-    """The value of which v is a wider copy, or v."""
+    """The value of which v is a wider copy, or v itself."""
     eqn = made.get(v)
     return eqn.ins[0] if eqn is not None and eqn.op is CAST and widens(eqn.ins[0].dtype, v.dtype) else v

@@ -1,4 +1,4 @@
-"""Before partition: calls and checkpoints are opened in place, then equal and dead equations go."""
+"""Simplify a graph before partition: inline calls and checkpoints, then remove equal and dead equations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["inline", "simplify"]
 
 
 def inline(graph: Graph) -> Graph:
-    """Open `checkpoint` and `call` equations: once differentiated, they are their bodies."""
+    """Inline `checkpoint` and `call` equations, which after differentiation are equal to their bodies."""
     renamed: dict[Var, Var] = {}
     eqns = tuple(_opened(graph.eqns, renamed))
     return verify(graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs)), "inline")
 
 
 def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False) -> Iterator[Eqn]:
-    # a body may be opened twice (forward, and again in a gradient), so its values get new variables
+    # a body may be inlined twice (forward, and again in a gradient), so its values get new variables
     for eqn in eqns:
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
         if isinstance(eqn.control, Call):
@@ -37,6 +37,6 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
 
 
 def simplify(graph: Graph) -> Graph:
-    """Inlines, rewrites for fewer bytes and faster products, then removes common subexpressions and dead code."""
+    """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = made_inside_loops(sums_begin_with_zero(narrow_products(inline(graph))))
     return verify(dce(cse(graph)), "simplify")

@@ -1,7 +1,7 @@
-"""Values made of nothing: numbers, constants, iotas, and what cheap operations make of these alone (masks, tables).
+"""Find values without inputs: numbers, constants, iotas, and cheap functions of these alone (masks, tables).
 
-Every device can make its own part of such a value in any sharding, so none is ever sent: `lowering` makes them where
-they are read. Loops that read one make it inside, for the same reason.
+Every device can compute its part of such a value in any sharding, so it is never sent: `lowering` computes it where it
+is read. For the same reason, loops that read one compute it inside their body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 
 def unmade_values(graph: Graph) -> dict[Var, Eqn]:
-    """The values of a graph that are made of nothing, with the equations that make them."""
+    """The values of a graph that depend on no input, with the equations that compute them."""
     found: dict[Var, Eqn] = {}
     for eqn in graph.eqns:
         if not eqn.ins or (isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in found for v in eqn.ins)):
@@ -26,17 +26,17 @@ def unmade_values(graph: Graph) -> dict[Var, Eqn]:
 
 
 def _is_cheap(eqn: Eqn) -> bool:
-    """Whether equal dims of operands and result are split alike, and computing it again costs next to nothing."""
+    """Whether equal dims of operands and result are split the same way, and recomputing costs almost nothing."""
     op = eqn.operation
     if eqn.control is not None or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
         return False
-    if op.linear is Linear.EACH and op.reduce is Reduce.SUM:  # an outer product, where nothing is summed over
+    if op.linear is Linear.EACH and op.reduce is Reduce.SUM:  # an outer product if nothing is summed over
         return all(d in eqn.outs[0].shape for v in eqn.ins for d in v.shape)
     return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
 
 
 def made_inside_loops(graph: Graph) -> Graph:
-    """The graph in which scans make the constants that are made of nothing themselves."""
+    """The graph in which scans compute their constants that depend on no input inside the body."""
     return verify(_rewritten(graph), "made_inside_loops")
 
 
@@ -70,7 +70,7 @@ def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn
 
 
 def _needed(values: Iterable[Var], unmade: dict[Var, Eqn]) -> list[Var]:
-    """These values and all that they are made of, each after its operands."""
+    """These values and all values they are computed from, each after its operands."""
     order: dict[Var, None] = {}
 
     def visit(v: Var) -> None:

@@ -1,1 +1,1 @@
-"""Passes from program to program: which collectives are joined, shortened, split and reordered."""
+"""Passes from program to program: bucket collectives, send only filled slots, unroll, split, reorder and fence."""

@@ -1,12 +1,12 @@
-"""Small tensors travel together: collectives of one kind over the same axes that do not wait for each other are one.
+"""Bucket collectives: several of one kind over the same axes, none of which depends on another, become one.
 
-Every result is what it was, value and sharding. Single numbers that the weight update sums (norms) always travel
-together; of tensors those do that the caller chooses by their bytes. Two parts of a step are looked at, in both of
-which nothing waits that could go on:
+Values and shardings of all results stay the same. Single numbers that the weight update sums (norms) are always
+bucketed; the caller chooses tensors by their bytes. Two parts of a step are bucketed, neither of which delays other
+work:
 
-- the update, what comes after the last operation of the backward pass: reduce_scatters, all_reduces and all_gathers.
-  An equation that needs one of them is moved behind them; the others keep their order.
-- the step's start: all_gathers of its inputs (weights as they lie between steps), which move to the first of them.
+- the update, which follows the last operation of the backward pass: reduce_scatters, all_reduces and all_gathers.
+  Equations that need one of them are moved behind them; the others keep their order.
+- the start of the step: all_gathers of its inputs (weights as stored between steps), which move to the first of them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .packing import PACK, UNPACK
 
 __all__ = ["Joins", "bucket_collectives", "bucketed_tensors"]
 
-# Of collectives of one kind over some axes, given the bytes of each, ascending (one device's operand or result,
-# whichever is larger): how many travel together, the smallest first
+# (kind, axes, bytes of each collective) -> how many of the collectives, smallest first, to bucket. Bytes ascend; each
+# is the larger of one device's operand and result
 Joins = Callable[[str, Axes, Sequence[int]], int]
 
-Key = tuple[Any, ...]  # what is equal in collectives that can be one
+Key = tuple[Any, ...]  # equal for collectives that can share a bucket
 Group = tuple[Eqn, ...]
 
 
 def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
-    """The program with the collectives of single numbers in its update joined, and those of tensors that `joins` says.
+    """Bucket the collectives of single numbers in the program's update, and those of tensors that `joins` chooses.
 
     >>> import meshdsl as md
     >>> def step(params, x):
@@ -63,7 +63,7 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
 
 
 def bucketed_tensors(program: Program) -> int:
-    """How many tensors, single numbers aside, travel with others."""
+    """The number of tensors in buckets, not counting single numbers."""
     return sum(bool(v.shape) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
 
 
@@ -72,7 +72,7 @@ def _is_number(eqn: Eqn) -> bool:
 
 
 def _key(eqn: Eqn) -> Key | None:
-    """What has to be equal for two collectives to be one; None where it is none that can be joined."""
+    """The key that two collectives must share to be bucketed together; None if this one cannot be bucketed."""
     op: Any = eqn.op
     if not isinstance(op, AllReduce | AllGather | ReduceScatter) or eqn.ins[0].dtype.kind not in "fV":
         return None
@@ -84,7 +84,7 @@ def _key(eqn: Eqn) -> Key | None:
 
 
 def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
-    """The all_gathers of the program's inputs, or of what is computed from those element by element."""
+    """The all_gathers of the program's inputs, or of elementwise results of these."""
     ready = set(program.ins)
     found: dict[Eqn, int] = {}
     for eqn in eqns:
@@ -98,7 +98,7 @@ def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
 
 
 def _levels(eqns: Sequence[Eqn]) -> dict[Eqn, int]:
-    """The collectives, with how many of them one waits for, one after the other."""
+    """The collectives, with the length of the longest chain of collectives that each depends on."""
     depth: dict[Var, int] = {}
     found: dict[Eqn, int] = {}
     for eqn in eqns:
@@ -111,7 +111,7 @@ def _levels(eqns: Sequence[Eqn]) -> dict[Eqn, int]:
 
 
 def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) -> list[Group]:
-    """The collectives that become one, in program order."""
+    """The groups of collectives to bucket, each in program order."""
     alike: dict[Key, list[Eqn]] = defaultdict(list)
     for eqn, level in levels.items():
         if (joins is not None or _is_number(eqn)) and program.local_bytes(eqn.ins[0]):
@@ -130,7 +130,7 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
 
 
 def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
-    """Each group where its first member was, behind what the others are computed from."""
+    """Place each group where its first member was, behind the equations that compute the other members' operands."""
     of = {eqn: group for group in groups for eqn in group}
     made = {v: eqn for eqn in eqns for v in eqn.outs}
     done: dict[Eqn, None] = {}
@@ -143,7 +143,7 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
             moved.append(eqn)
             continue
         needed = [v for member in of[eqn] for v in member.ins]
-        for v in needed:  # grows
+        for v in needed:  # the list grows during iteration
             needed += made[v].ins if v in made else ()
         wanted = {made[v] for v in needed if v in made}
         moved += [source for source in eqns if source in wanted and source not in done]
@@ -153,7 +153,7 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
 
 
 def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
-    """Each group as soon as all its members can run and everything that can run without it has."""
+    """Place each group once all its members can run, behind every equation that can run without the group."""
     of = {eqn: group for group in groups for eqn in group}
     rest, ordered, left = list(eqns), list[Eqn](), list(groups)
     while left:
@@ -179,7 +179,7 @@ def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -
 
 
 def _cause(eqn: Eqn) -> Cause:
-    """Why one member is there, with its own dim where the cause names none: the joined one has a private dim."""
+    """The cause of one member, with its own dim if the cause names none: the bucket's collective has a private dim."""
     op = _joinable(eqn)
     if eqn.cause.about or isinstance(op, AllReduce):
         return eqn.cause
@@ -192,7 +192,7 @@ def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
 
 
 def _together(program: Program, group: Group) -> list[Eqn]:
-    """The group as one collective, between what packs its operands and what unpacks its results."""
+    """The group as one collective, between equations that pack its operands and unpack its results."""
     first, mesh = group[0], program.mesh
     op = _joinable(first)
     home = first.ins[0].sharding
@@ -223,7 +223,7 @@ def _together(program: Program, group: Group) -> list[Eqn]:
 
 
 def _unknown(name: str, program: Program) -> str:
-    """A dim name that the layout has no rule for."""
+    """A dim name for which the layout has no rule."""
     while name in program.extents.multiple:
         name += "_"
     return name

@@ -1,8 +1,8 @@
-"""Fences hold a compiler to the planned order: what runs between a start and its wait is tied to both.
+"""Fences keep a compiler from changing the planned order: equations between a start and its wait are tied to both.
 
-A compiler moves equations freely between their operands and their readers, so an order survives only where it is a
-dependency. At a start, the operand of the collective is tied to operands of the kernels that its window holds, so they
-cannot run before it; at the wait, the result is tied to the results of these kernels, so its readers run after them.
+A compiler moves equations freely between their operands and their readers, so an order survives only as a dependency.
+At a start, the collective's operand is tied to operands of the kernels in its window, so they cannot run before it. At
+the wait, the result is tied to the results of these kernels, so its readers run after them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,31 @@ __all__ = ["Held", "fence", "is_product", "windows"]
 
 
 def is_product(eqn: Eqn) -> bool:
-    """Whether an equation multiplies and adds up, so that its kernel is worth a place in a window."""
+    """Whether an equation multiplies and sums (a matmul, for example), so that a window should hold its kernel."""
     return isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A kernel that a fence holds in its window: where it reads stored values, and the stored values it writes."""
+    """A kernel that a fence keeps in its window: its (equation, stored value) reads, and the stored values it
+    writes.
+    """
 
     reads: tuple[tuple[Eqn, Var], ...]
     writes: tuple[Var, ...]
 
 
 def windows(program: Program) -> dict[Eqn, tuple[Eqn, ...]]:
-    """Of every start in the program's body, the equations up to its wait."""
+    """For every start in the program's body, the equations between it and its wait."""
     place = {eqn: i for i, eqn in enumerate(program.eqns)}
     return {start: program.eqns[place[start] + 1 : place[wait]] for start, wait in pairs(program).items()}
 
 
 def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
-    """The program with a fence at every start and wait whose window holds one of these kernels.
+    """Add a fence at every start and wait whose window contains one of these kernels.
 
-    `kernels` are those to hold, by the equation that stands for each. Values, shardings and the order stay as they are.
+    `kernels` maps the equation that identifies a kernel to its reads and writes. Values, shardings and order do not
+    change.
     """
     inside = {start: [kernels[e] for e in eqns if e in kernels] for start, eqns in windows(program).items()}
     start_of = {wait: start for start, wait in pairs(program).items()}
@@ -57,12 +60,12 @@ def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
 
 
 class _Fenced:
-    """A program being rewritten: its new equations, and the fenced versions of its values."""
+    """A program under rewriting: its new equations, and the fenced versions of its values."""
 
     def __init__(self, program: Program):
         self.eqns: list[Eqn] = []
-        self.new: dict[Var, Var] = {}  # for every later reader
-        self.operands: dict[tuple[Eqn, Var], Var] = {}  # for one reader
+        self.new: dict[Var, Var] = {}  # fenced version for all later readers
+        self.operands: dict[tuple[Eqn, Var], Var] = {}  # fenced version for one reader
         self.defined = set(program.ins)
 
     def now(self, v: Var) -> Var:
@@ -74,7 +77,7 @@ class _Fenced:
         self.defined.update(eqn.outs)
 
     def tie(self, values: Sequence[Var], eqn: Eqn) -> list[Var]:
-        """The values behind a fence of their own."""
+        """The fenced versions of these values, behind one new fence."""
         outs = [dataclasses.replace(v) for v in values]
         ins = tuple(self.now(v) for v in values)
         self.eqns.append(Eqn(FENCE, ins, tuple(outs), {}, eqn.where, eqn.backward))
@@ -85,7 +88,7 @@ class _Fenced:
         chosen: list[tuple[Eqn, Var]] = []
         for kernel in kernels:
             free = [edge for edge in kernel.reads if edge not in self.operands]
-            if free and all(v in self.defined for _, v in kernel.reads):  # else it waits for the window's own kernels
+            if free and all(v in self.defined for _, v in kernel.reads):  # else it depends on kernels of the window
                 chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
         others = [v for v in dict.fromkeys(v for _, v in chosen) if v is not eqn.ins[0]]
         if others:

@@ -1,8 +1,8 @@
-"""Blocks of several tensors in one, and back: what is packed lies flat, `[other, way, packed]`, and moves no element.
+"""Pack blocks of several tensors into one flat block `[other, way, packed]`, and unpack it. Sends nothing.
 
-`way` numbers the chunks that a reduce_scatter deals out, or an all_gather collects: each tensor's chunk along its own
-dim is one run of a row, so that after the collective every tensor has the shard that it would have had by itself.
-`other` numbers the devices that hold different blocks of the tensors besides. Either is left out where it is 1.
+`way` numbers the chunks that a reduce_scatter distributes or an all_gather collects. Each tensor's chunk along its own
+dim is one run of a row, so that each tensor gets the same shard as from a collective of its own. `other` numbers the
+devices that store different blocks along other dims. A dim of size 1 is left out.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -24,7 +24,7 @@ from ..layouts import Sharding
 
 __all__ = ["PACK", "UNPACK"]
 
-Dims = Sequence["str | None"]  # for each tensor the dim whose chunks are rows of `way`, if there is such a dim
+Dims = Sequence["str | None"]  # for each tensor, the dim whose chunks are rows of `way`, or None
 
 
 def _rows(c: Local, x: Any, sizes: Sequence[int], dim: int | None, ways: int) -> Any:
@@ -48,7 +48,7 @@ def _at(block: Block, dim: str | None) -> int | None:
 
 
 def _ways(block: Block) -> int:
-    """The rows of `way` on one device."""
+    """The number of rows of `way` on one device."""
     return block.sizes[-2] if len(block.sizes) > 1 else 1
 
 
@@ -74,7 +74,7 @@ def _no_flops(ins: Any, outs: Any) -> float:
 
 
 def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
-    """No dim of an operand is a dim of a result: `_packed_shardings` is the rule."""
+    """Labels that connect no dim of an operand with a dim of a result; `_packed_shardings` is the sharding rule."""
 
     def labels(types: Sequence[Type]) -> tuple[dict[str, str | None], ...]:
         return tuple({d.name: None for d in t.shape} for t in types)
@@ -85,7 +85,7 @@ def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
 def _packed_shardings(eqn: Eqn) -> list[Sharding]:
     """The shardings of the results of a pack or an unpack.
 
-    Raises `InternalError` where a tensor is split over other axes than the block that it is packed in.
+    Raises `InternalError` if a tensor is split over other axes than its packed block.
     """
     packs = eqn.op is PACK
     (packed,) = eqn.outs if packs else eqn.ins

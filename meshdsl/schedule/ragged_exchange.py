@@ -1,8 +1,8 @@
-"""Exchanges of what `md.ragged` marks send only what is filled.
+"""Replace all-to-alls of values marked by `md.ragged` by exchanges that send only filled slots.
 
-A mark says of a value, under all its names and shardings, how much of it is filled. An all_to_all of it becomes a
-`RaggedAllToAll`; the counts are exchanged once, like the value and before it, however often values with these counts
-go to and fro. The marks themselves disappear.
+A mark gives the number of filled slots of a value, under all its names and shardings. An all_to_all of the value
+becomes a `RaggedAllToAll`. The counts are exchanged before the value, and once for all values with these counts. The
+marks are removed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["ragged_exchange"]
 
 @dataclass(frozen=True, eq=False)
 class _Mark:
-    """What is known of a value: its counts, and which of its dims are the counts' and the one counted along."""
+    """The facts known about a marked value: its counts, the dims it shares with them, and the dim they count along."""
 
     counts: Var
-    names: Mapping[str, str]  # of a dim of the counts, its name in the value
+    names: Mapping[str, str]  # dim of the counts -> its name in the value
     slots: str
     share: float
 
@@ -43,12 +43,12 @@ class _Mark:
 
 
 def ragged_exchange(program: Program) -> Program:
-    """The program without marks, its exchanges of marked values ragged; the program itself where nothing is marked."""
+    """The program without marks and with ragged exchanges of marked values; the same program if no value is marked."""
     return dce(cse(_trimmed(program))) if any(eqn.op is RAGGED for eqn, _ in walk(program)) else program
 
 
 def _trimmed(program: Program) -> Program:
-    """One program, loops and branches in it too."""
+    """Rewrite one program, including its loops and branches."""
     trim = _Trim(program)
     marks = _marks(program.eqns)
     for eqn in program.eqns:
@@ -57,7 +57,7 @@ def _trimmed(program: Program) -> Program:
 
 
 def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
-    """Pairs of values of which the second is the first, with the names of its dims there."""
+    """Pairs of values that are the same data, and the dim names of the first mapped to those of the second."""
     for eqn in eqns:
         if eqn.op in (RAGGED, RENAME) or isinstance(
             eqn.op, Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
@@ -67,9 +67,9 @@ def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
 
 
 def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
-    """The nearest mark of every exchange on whose way to a mark, or from one, is nothing but collectives and names."""
-    to: dict[Var, _Mark] = {}  # of values that are marked later
-    of: dict[Var, _Mark] = {}  # of marked ones
+    """The nearest mark of every all-to-all that is connected to one by collectives and renames only."""
+    to: dict[Var, _Mark] = {}  # marks of values that are marked later
+    of: dict[Var, _Mark] = {}  # marks of values that are marked earlier
     for eqn in eqns:
         if eqn.op is RAGGED:
             counts, same = eqn.ins[1], {d.name: d.name for d in eqn.ins[1].shape}
@@ -93,23 +93,23 @@ def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
 
 @dataclass(eq=False)
 class _Trim:
-    """The program being built."""
+    """The program under construction."""
 
     program: Program
     eqns: list[Eqn] = field(default_factory=list[Eqn])
-    same: dict[Var, Var] = field(default_factory=dict[Var, Var])  # of what a mark made: what it marked
-    origin: dict[Var, Var] = field(default_factory=dict[Var, Var])  # of what a collective made: what it was made of
-    versions: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # of an origin, defined so far
+    same: dict[Var, Var] = field(default_factory=dict[Var, Var])  # result of a mark -> the value it marks
+    origin: dict[Var, Var] = field(default_factory=dict[Var, Var])  # result of a collective -> its original
+    versions: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # origin -> versions so far
 
     def __post_init__(self) -> None:
         self.versions.update({v: [v] for v in self.program.ins})
 
     def now(self, v: Var) -> Var:
-        """The value that stands for this one."""
+        """The value that replaces this one."""
         return self.same.get(v, v)
 
     def add(self, eqn: Eqn, mark: _Mark | None) -> None:
-        """One equation of the program, as it is or by what takes its place."""
+        """Add one equation of the program, or its replacement."""
         eqn = dataclasses.replace(eqn, ins=tuple(map(self.now, eqn.ins)))
         if eqn.op is RAGGED:
             self.same[eqn.outs[0]] = eqn.ins[0]
@@ -126,7 +126,7 @@ class _Trim:
             self.versions.setdefault(self.origin.get(v, v), []).append(v)
 
     def exchange(self, eqn: Eqn, mark: _Mark) -> None:
-        """The counts on both sides, and the exchange by them."""
+        """Add the counts on both sides, and the exchange that uses them."""
         (x,), (y,), exchange = eqn.ins, eqn.outs, eqn.op
         assert isinstance(exchange, AllToAll)
         self.check(eqn, exchange, mark)
@@ -161,7 +161,7 @@ class _Trim:
             )
 
     def filled(self, eqn: Eqn, v: Var, mark: _Mark) -> Var:
-        """How many slots of the value's block are filled, with the names of its dims."""
+        """The number of filled slots in the value's block, with the value's dim names."""
         extents, mesh = self.program.extents, self.program.mesh
         alike = [d for d in mark.counts.shape if extents.padded(d) == extents.padded(_named(d, mark.names))]
         counts = self.lying(eqn, mark.counts, {d.name: v.sharding.axes(mark.names[d.name]) for d in alike})
@@ -178,7 +178,7 @@ class _Trim:
         return self.make(eqn, FILLED, counts, split, dim=slots, parts=parts, size=size, axes=axes)
 
     def lying(self, eqn: Eqn, counts: Var, split: Mapping[str, Axes]) -> Var:
-        """The counts in a sharding, from the version that is nearest to it."""
+        """The counts in a sharding, from the version that is cheapest to reshard."""
         mesh, extents, target = self.program.mesh, self.program.extents, Sharding.of(split)
         shape, itemsize = counts.shape, counts.dtype.itemsize
         there = self.versions[self.origin.get(counts, counts)]

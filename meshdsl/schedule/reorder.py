@@ -1,6 +1,6 @@
-"""Put a program's steps into a given order, with chosen collectives split into a start and a wait.
+"""Reorder a program's steps, and split chosen collectives into a start and a wait.
 
-Only the order changes: every equation stays, on the same operands, so results are bitwise the same.
+Only the order changes: all equations keep their operands, so results are bitwise the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
     """The program with its equations in this order.
 
     An equation that the order leaves out (a view, a constant, a value computed inside its readers) is placed before its
-    first reader. Raises `InternalError` where the order puts an equation before its operands, or leaves one undone.
+    first reader. Raises `InternalError` if the order places an equation before its operands, or leaves one unfinished.
     """
     made = {v: eqn for eqn in program.eqns for v in eqn.outs}
     listed = {one if isinstance(one, Eqn) else one.eqn for one in order}
@@ -47,7 +47,7 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
     flight: dict[Eqn, Var] = {}
 
     def before(ins: Sequence[Var]) -> Iterator[Eqn]:
-        """Equations to place before a reader of these, operands first; without recursion, as chains may be long."""
+        """Equations to place before a reader of these values, operands first. Iterative, because chains may be long."""
         stack = [(made[v], False) for v in reversed(ins) if v in made]
         while stack:
             eqn, ready = stack.pop()

@@ -1,11 +1,11 @@
-"""Operator partition: cut a range of a program into parts along one dim, so that the parts can overlap one another.
+"""Operator partition: split a range of a program into parts along one dim, so that the parts can overlap one another.
 
-The parts of a value are cut from every device's own block, so nothing is sent. An equation runs on each part when the
-sharding rule of its operation passes the dim: parts of its result are parts of the whole. Where the range ends, parts
-are joined; a backward sum over the dim (a weight gradient) runs on each part, and the results are added before they are
-reduced. A gather or an all_to_all of the dim interleaves the devices' parts: a value then consists of `chunks`, each
-with its parts. (Operator partitioning: Jiang et al., 2024, section 4.2, where axes are inferred by constraints; dim
-names make them a lookup.)
+Parts of a value are cut from each device's own block, so nothing is sent. An equation runs on each part if its
+operation's sharding rule passes the dim: parts of its result are then parts of the complete result. At the end of the
+range, parts are joined. A backward sum over the dim (a weight gradient) runs on each part, and the partial results are
+added before they are reduced. A gather or an all_to_all of the dim interleaves the devices' parts: the value then
+consists of `chunks`, each with its own parts. (Jiang et al., 2024, section 4.2, infers axes by constraints; dim names
+make this a lookup.)
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -32,7 +32,7 @@ from ..ops.reshape import RENAME, RESHAPE
 
 __all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
 
-# operations with a rule of their own that treat every block of a dim alike
+# operations with their own rule that treats every block of a dim the same way
 WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)
 
 
@@ -88,15 +88,15 @@ SUM_PARTS = Op(
 
 @dataclass(frozen=True)
 class Parts:
-    """A program with a range in parts: which part each equation works on, and how many equations the range has."""
+    """A program with a range in parts: the part that each equation computes, and the size of the range."""
 
     program: Program
-    part: Mapping[Eqn, int]  # of the equations that work on one part
-    equations: int  # of the program before, that run in parts
+    part: Mapping[Eqn, int]  # equation -> number of its part, for equations that compute one part
+    equations: int  # number of equations of the original program that run in parts
 
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
-    """Of every value that the `dim` of the program's inputs reaches, how it is cut."""
+    """How to cut every value that is connected to `dim` of the program's inputs."""
     made = _Splitter(program, _of_inputs(program, dim), parts, None)
     for eqn in program.eqns:
         made.add(eqn)
@@ -114,11 +114,11 @@ def split(
     cuts: Mapping[Var, Cut] | None = None,
     among: Collection[Eqn] | None = None,
 ) -> Parts:
-    """The program with the equations that its inputs' `dim` passes through in `parts` parts.
+    """Split the equations that the inputs' `dim` passes through into `parts` parts.
 
-    A range is the equations `among`; `cuts` says how values from outside are cut in it. By default it is the whole
-    program. Equations inside loops and branches stay whole. Weight gradients are equal up to the order in which floats
-    are added; all other values are computed by the same operations on the same elements.
+    The range is the equations `among` (default: the whole program); `cuts` says how values from outside are cut in it.
+    Equations inside loops and branches stay complete. Weight gradients are equal up to the order of float additions;
+    all other values are computed by the same operations on the same elements.
     """
     cuts = _of_inputs(program, dim) if cuts is None else cuts
     made = _Splitter(program, cuts, parts, None if among is None else set(among))
@@ -131,7 +131,7 @@ def split(
 
 @dataclass(frozen=True)
 class Cut:
-    """How a value is cut into parts: the name that the dim has there, and how many chunks have parts of their own."""
+    """How a value is cut into parts: its name of the dim, and the number of chunks that each have parts."""
 
     dim: str
     chunks: int
@@ -151,7 +151,7 @@ class _Splitter:
         self.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and self.divides(v, cut))
 
     def divides(self, v: Var, cut: Cut) -> bool:
-        """Whether every device's block has equal parts, without padding."""
+        """Whether every device's block divides into equal parts, without padding."""
         d = next(d for d in v.shape if d.name == cut.dim)
         extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
         stored = extents.padded(d)
@@ -164,7 +164,7 @@ class _Splitter:
         )
 
     def whole(self, v: Var) -> Var:
-        """The value itself, joined from its parts where only these were computed."""
+        """The complete value, joined from its parts if only these were computed."""
         if v not in self.pieces:
             return v
         if v not in self.joined:
@@ -177,7 +177,7 @@ class _Splitter:
         return self.joined[v]
 
     def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]:
-        """The parts of a value, cut from the whole where it was not computed in parts."""
+        """The parts of a value, cut from the complete value if it was not computed in parts."""
         if v in self.pieces and self.cut[v] == cut:
             return self.pieces[v]
         if (v, cut) not in self.taken:
@@ -194,7 +194,7 @@ class _Splitter:
         return self.taken[v, cut]
 
     def add(self, eqn: Eqn) -> None:
-        """Add one equation of the program: on parts where its rule allows, else on whole values."""
+        """Add one equation of the program: on parts if its rule allows, else on complete values."""
         plan = None
         if any(v in self.cut for v in eqn.ins) and (self.among is None or eqn in self.among):
             plan = self.plan(eqn)
@@ -227,7 +227,7 @@ class _Splitter:
         return _resized(v.shape, cut.dim, 1 / self.parts)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
-        """How the equation runs in parts; None where it cannot."""
+        """How the equation runs in parts; None if it cannot."""
         if isinstance(eqn.op, Op):
             return self.of_operation(eqn)
         found = self.of_collective(eqn, self.cut[eqn.ins[0]]) if eqn.ins[0] in self.cut and len(eqn.ins) == 1 else None
@@ -236,7 +236,7 @@ class _Splitter:
         return _Plan(((eqn.ins[0], self.cut[eqn.ins[0]]),), (found,), eqn.params)
 
     def of_collective(self, eqn: Eqn, cut: Cut) -> Cut | None:
-        """How the result of a collective is cut, given its operand."""
+        """How a collective's result is cut, given the cut of its operand; None if it cannot run in parts."""
         op: Any = eqn.op
         if isinstance(op, AllReduce):
             return cut
@@ -281,14 +281,14 @@ class _Splitter:
         if any(self.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
             return None
         if None in outs and not (op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(outs) == 1):
-            return None  # a forward sum is taken of the whole, so that its result is bitwise the same
+            return None  # a forward sum reads the complete value, so that its result is bitwise the same
         cut_values = [(v, cut) for v, cut in zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True) if cut is not None]
         if not all(self.divides(v, cut) for v, cut in cut_values):
             return None
         return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), tuple(outs))
 
     def checked(self, eqn: Eqn, ins: Sequence[tuple[Var, Cut | None]], outs: tuple[Cut | None, ...]) -> _Plan | None:
-        """The plan, if the operation's type rule agrees on operands and results of a part's sizes."""
+        """The plan, if the operation's type rule accepts operands and results of a part's sizes; else None."""
         pairs = [*ins, *zip(eqn.outs, outs, strict=True)]
         new = {
             d: Dim(d.name, d.size // self.parts)
@@ -311,7 +311,9 @@ class _Splitter:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one equation runs in parts: the cut of each operand and result, None for what every part reads whole."""
+    """How one equation runs in parts: the cut of each operand and result; None if every part reads the complete
+    value.
+    """
 
     ins: tuple[tuple[Var, Cut | None], ...]
     outs: tuple[Cut | None, ...]
@@ -319,7 +321,7 @@ class _Plan:
 
 
 class _NoPartsError(Exception):
-    """A tensor has two dims with the label that is cut."""
+    """A tensor has two dims with the label along which to cut."""
 
 
 def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:

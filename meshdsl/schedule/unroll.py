@@ -1,7 +1,8 @@
-"""Unrolled loops: a scan becomes its trips, one after the other, so that later passes can move equations across trips.
+"""Unroll loops: a scan becomes a sequence of its trips, so that later passes can move equations across trips.
 
-Results are bitwise those of the loop. A row that one loop stacks and another reads is passed on directly. A reduction
-of a stack of large rows reduces the rows instead, each as soon as it is computed: the same bytes, more collectives.
+Results are bitwise the same as the loop's. A row that one loop stacks and another reads is passed on directly. A
+reduction of a stack of large rows becomes one reduction per row, as soon as the row is computed: same bytes, more
+collectives.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..ops.joining import INDEX, STACK
 
 __all__ = ["unroll"]
 
-LARGE = 2**18  # bytes of a row: smaller rows are reduced together, in the latency of one collective
+LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
 
 
 def unroll(program: Program) -> Program:
@@ -44,13 +45,13 @@ def _unrollable(program: Program, eqn: Eqn) -> bool:
 
 
 class _Unrolled:
-    """A program being rewritten: its new equations, and what stands for each old value."""
+    """A program under rewriting: its new equations, and the replacement of each old value."""
 
     def __init__(self, program: Program):
         self.program = program
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}
-        self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # of a stacked value, its rows
+        self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # stacked value -> its dim and rows
 
     def now(self, v: Var) -> Var:
         return self.new.get(v, v)
@@ -65,7 +66,7 @@ class _Unrolled:
             self.eqns.append(eqn)
 
     def reduces_rows(self, eqn: Eqn) -> bool:
-        """Whether a collective on a stack is the same collective on each of its rows."""
+        """Whether to replace a collective on a stack by the same collective on each of its rows."""
         dim, (row, *_) = self.rows[eqn.ins[0]]
         op: Any = eqn.op
         if self.program.local_bytes(row) < LARGE:
@@ -90,7 +91,7 @@ class _Unrolled:
         self.new[v], self.rows[made] = made, (dim, tuple(rows))
 
     def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
-        """One row of a stacked value: the value itself where it is known."""
+        """One row of a stacked value; no equation is added if the row is known."""
         if stacked in self.rows:
             return self.rows[stacked][1][at]
         made = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
@@ -114,7 +115,7 @@ class _Unrolled:
             self.stack(v, dim, [of[t] for t in range(scan.trips)], eqn)
 
     def trip(self, body: Program, ins: Sequence[Var]) -> list[Var]:
-        """One run of a body on these values."""
+        """Add one run of a body on these values."""
         of = dict(zip(body.ins, ins, strict=True))
         for eqn in body.eqns:
             outs = tuple(dataclasses.replace(v) for v in eqn.outs)

@@ -1,1 +1,1 @@
-"""Decisions that need a machine: which weight updates are sharded, over which groups, and with which buckets."""
+"""Decisions that need a machine model: how to shard weight updates, and how to overlap collectives with computation."""

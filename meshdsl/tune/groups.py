@@ -1,8 +1,9 @@
-"""The devices that share a weight update: a group along axes of the mesh, or along a part of one.
+"""Groups of devices that share a weight update: along axes of the mesh, or along a part of one.
 
-Gradients are reduced and scattered inside a group, and their shards summed across groups (partial sharding: Xu et al.,
-2020, section on large topologies). A part of an axis is an axis of a refined mesh: `rows:2048` in groups of 32 is
-`rows.outer:64 rows.inner:32` on the same devices in the same order, so whatever lies on the one lies on the other.
+Gradients are reduced and scattered inside a group, and their shards are summed across groups (partial sharding: Xu et
+al., 2020, section on large topologies). A part of an axis is an axis of a refined mesh: `rows:2048` in groups of 32 is
+`rows.outer:64 rows.inner:32`, with the same devices in the same order, so every sharding on one mesh is also one on the
+other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GroupSpec = str | Iterable[str] | Mapping[str, int]
 
 
 def group_of(mesh: Mesh, spec: GroupSpec) -> dict[str, int]:
-    """How many devices a group has along each of its axes, in the order of the mesh.
+    """The number of devices of a group along each of its axes, in the order of the mesh.
 
     >>> group_of(Mesh("y:32 x:32 core:2"), "core x:8")
     {'x': 8, 'core': 2}
@@ -66,7 +67,7 @@ def _words(spec: str | Iterable[str]) -> Iterator[tuple[str, int | None]]:
 
 @dataclass(frozen=True)
 class RefinedMesh:
-    """A mesh, some of whose axes are seen as two: groups of neighbours, and their members.
+    """A mesh in which some axes are split in two: the groups of neighbours, and the members of a group.
 
     >>> refined = RefinedMesh.of(Mesh("rows:8 cols:2"), {"rows": 4, "cols": 2})
     >>> print(refined.mesh, refined.layout(Layout("batch:rows io:cols")), refined.group, sep="; ")
@@ -75,12 +76,12 @@ class RefinedMesh:
 
     coarse: Mesh
     mesh: Mesh
-    parts: Mapping[str, Axes] = field(default_factory=dict[str, Axes])  # a coarse axis as its outer and its inner one
-    group: Axes = ()  # the axes of `mesh` along which groups of the sizes spec for lie
+    parts: Mapping[str, Axes] = field(default_factory=dict[str, Axes])  # coarse axis -> its outer and inner axis
+    group: Axes = ()  # the axes of `mesh` along which the groups of the requested sizes extend
 
     @staticmethod
     def of(mesh: Mesh, sizes: Mapping[str, int]) -> RefinedMesh:
-        """The mesh in which groups of these sizes, which divide their axes, lie along axes."""
+        """The mesh in which groups of these sizes extend along axes of their own. Sizes must divide their axes."""
         axes: dict[str, int] = {}
         parts: dict[str, Axes] = {}
         group: list[str] = []
@@ -98,11 +99,11 @@ class RefinedMesh:
         return RefinedMesh(mesh, made, parts, tuple(group))
 
     def axes(self, axes: Iterable[str]) -> Axes:
-        """Coarse axes as axes of the mesh, major to minor."""
+        """Coarse axes as axes of the refined mesh, major to minor."""
         return tuple(part for axis in axes for part in self.parts.get(axis, (axis,)))
 
     def layout(self, layout: Layout) -> Layout:
-        """A layout for the coarse mesh, for this one."""
+        """A layout for the coarse mesh, translated to the refined mesh."""
 
         def fine(rules: Mapping[str, Axes]) -> dict[str, Axes]:
             return {dim: self.axes(axes) for dim, axes in rules.items()}
@@ -110,12 +111,12 @@ class RefinedMesh:
         return Layout(fine(layout.rules), overrides={path: fine(rule) for path, rule in layout.overrides.items()})
 
     def sharding(self, sharding: Sharding) -> Sharding:
-        """How a value lies, in this mesh's axes."""
+        """A sharding on the coarse mesh, translated to the refined mesh."""
         split = {dim: self.axes(axes) for dim, axes in sharding.split}
         return Sharding.of(split, self.axes(sharding.partial), sharding.kind)
 
     def graph(self, graph: Graph) -> Graph:
-        """The same graph and values, with `md.shard` naming this mesh's axes."""
+        """The same graph and values, with every `md.shard` translated to the refined mesh's axes."""
         if not self.parts:
             return graph
         eqns = []
@@ -128,20 +129,20 @@ class RefinedMesh:
         return graph.replace(eqns=tuple(eqns))
 
     def placement(self, coarse: Placement) -> Placement:
-        """Where this mesh lies on the hardware, given where the coarse one does: an inner axis on the minor parts."""
+        """The refined mesh's placement on the hardware, from the coarse mesh's: inner axes take the minor parts."""
         if not self.parts:
             return coarse
         placed = {axis: tuple(parts) for axis, parts in coarse.parts.items() if axis not in self.parts}
         for axis, (outer, inner) in self.parts.items():
             cut = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
-            if cut is None:  # sizes that do not factor the hardware's: as any mesh of these sizes
+            if cut is None:  # sizes that do not divide the hardware's: place it as any mesh of these sizes
                 return place(coarse.network, self.mesh)
             placed |= {outer: cut[0], inner: cut[1]}
         return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
 
 
 def _cut(parts: tuple[AxisFactor, ...], inner: int) -> tuple[tuple[AxisFactor, ...], tuple[AxisFactor, ...]] | None:
-    """Parts of hardware axes, major to minor, cut before the minor ones that have so many members together."""
+    """Split hardware axes (major to minor) so that the minor ones have `inner` members; None if impossible."""
     minor: list[AxisFactor] = []
     major = list(parts)
     while inner > 1 and major:
@@ -158,7 +159,7 @@ def _cut(parts: tuple[AxisFactor, ...], inner: int) -> tuple[tuple[AxisFactor, .
 
 
 def refined_meshes(mesh: Mesh, axes: Iterable[str]) -> Iterator[RefinedMesh]:
-    """The meshes that see one of these axes as two, the largest groups first."""
+    """All meshes that split one of these axes in two, those with the largest groups first."""
     for axis in axes:
         n = mesh.axes[axis]
         yield from (RefinedMesh.of(mesh, {axis: size}) for size in range(n - 1, 1, -1) if n % size == 0)

@@ -1,7 +1,7 @@
-"""What a machine says is fastest: whether an update is split, over which group, and what travels together.
+"""Estimate on a machine which choice is fastest: sharding an update or not, its group, and the bucket limit.
 
-An update is judged by itself: an all-reduce of its gradient and all of its memory traffic against a reduce-scatter,
-a shard's traffic and an all-gather, by the machine's network. What travels together is judged by the whole step.
+An update is judged alone: an all-reduce of its gradient and all of its memory traffic against a reduce-scatter, one
+shard's traffic and an all-gather, by the machine's network. Bucket limits are judged by the time of the whole step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def all_groups(pending: Axes) -> Sequence[Axes]:
 
 
 def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
-    """Whether a split update takes less time: what it saves of memory traffic against what it adds in collectives."""
+    """A function that judges whether sharding an update is faster: saved memory traffic against added collectives."""
     network = _network(machine, refined)
 
     def seconds(kind: str, axes: Axes, size: float) -> float:
@@ -42,7 +42,9 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
     known: dict[UpdateRegion, tuple[int, int, int]] = {}
 
     def moved(update: Update) -> tuple[int, int, int]:
-        """Bytes of the gradient, of what the update reads and writes, and of what the rest of the step reads of it."""
+        """Bytes of the gradient, of the update's reads and writes, and of its results that the rest of the step
+        reads.
+        """
         if update.part not in known:
             gradient = placed.bytes(update.sums[0])
             traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
@@ -68,7 +70,7 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
 
 
 def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
-    """The axes of each reduce_scatter of a gradient, with the part of it that is left to scatter."""
+    """The axes of each reduce_scatter of a gradient, with the fraction of the gradient that it scatters."""
     cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
     found: list[tuple[Axes, float]] = []
     left = 1.0
@@ -79,13 +81,13 @@ def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
 
 
 def _gathered(update: Update) -> list[Var]:
-    """Values of the update that the rest of the step reads, and that are whole for that."""
+    """Values of the update that the rest of the step reads, which must be gathered for that."""
     _, readers = uses(update.graph)
     return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
 
 
 def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:
-    """The mesh in whose groups these updates take least time; the one there is unless another saves a hundredth."""
+    """The refined mesh in whose groups these updates are fastest; the mesh itself unless that saves over 1 % more."""
 
     def saved(refined: RefinedMesh) -> float:
         fine = on_refined(refined, placed)
@@ -103,7 +105,7 @@ def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update])
 
 
 def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
-    """The same graph where its values lie, in the refined mesh's axes."""
+    """The same graph, with all shardings in the refined mesh's axes."""
     if not refined.parts:
         return placed
     homes = {v: refined.sharding(home) for v, home in placed.homes.items()}
@@ -112,9 +114,10 @@ def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
 
 
 def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refined: RefinedMesh) -> Program:
-    """Of a program with the tensors below a limit travelling together, the limit with which a step takes least time.
+    """The program with the bucket limit that gives the shortest step.
 
-    The limits tried are none, and a few around the bytes that a collective moves while its latency passes.
+    `joined` builds the program for a limit. The limits tried are 0 (no buckets), and a few around the bytes that a
+    collective sends in the time of its latency.
     """
     network, none = _network(machine, refined), joined(0)
     most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
@@ -125,7 +128,7 @@ def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refine
 
 
 def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
-    """The bytes of a collective half of whose time is latency, to a power of two."""
+    """The bytes of a collective that spends half of its time on latency, to a power of two."""
     size = 1.0
     while network.seconds(kind, axes, size) < 2 * network.seconds(kind, axes, 1.0):
         size *= 2

@@ -1,7 +1,7 @@
-"""Which weight updates are sharded, over which groups of devices and with which buckets, and the table that says so.
+"""Decide which weight updates are sharded, over which device groups and with which buckets; and the table of decisions.
 
-`passes.weight_update` finds and shards the updates; this module decides which ones: all, or those that are faster on a
-machine.
+`passes.weight_update` finds and shards the updates. This module decides which ones: all of them, or those that are
+faster on a machine.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ MODES = ("replicated", "sharded", "auto")
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """How a training step updates a weight that several devices hold (Xu et al., 2020).
+    """How a training step updates a weight that several devices store (Xu et al., 2020).
 
-    `mode` is "replicated", every device updates its whole copy; "sharded", each device updates one shard, and the
-    weight and its optimizer state stay sharded between steps; or "auto", sharded where that is faster on the machine
-    of `md.compile(machine=)`.
+    `mode` is "replicated": every device updates its complete copy; "sharded": each device updates one shard, and the
+    weight and its optimizer state stay sharded between steps; or "auto": sharded where that is faster on the machine of
+    `md.compile(machine=)`.
 
     `group` names the mesh axes along which devices share an update, `"x core"`, or parts of axes, `"rows:32"` or
-    `{"rows": 32}`; by default all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
+    `{"rows": 32}`; the default is all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
     Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
     `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
-    fastest buckets ("auto"). With `regather` a sharded weight is gathered again for the backward pass instead of kept,
-    and inside loops over layers one layer at a time: less memory, half as many bytes again (ZeRO stage 3).
+    fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
+    and inside loops over layers one layer at a time: this needs less memory and sends half as many bytes again (ZeRO
+    stage 3).
 
     >>> import meshdsl as md
     >>> md.WeightUpdate("sharded", group="rows:32", bucket_bytes=100_000)
@@ -77,7 +78,7 @@ class WeightUpdate:
 
 @dataclass(frozen=True)
 class UpdateTable:
-    """The decision for each weight. `print` shows it as a table."""
+    """The decision for each weight. `print` shows a table."""
 
     mode: str
     decisions: tuple[Decision, ...] = ()
@@ -121,14 +122,14 @@ class UpdateTable:
 
 
 def _group(decision: Decision) -> str:
-    """`x`, or `x of y,x` where the gradient is a sum over more axes than the update is cut over."""
+    """`x`, or `x of y,x` if the gradient is summed over more axes than those that split the update."""
     group = ",".join(decision.group)
     return f"{group} of {','.join(decision.pending)}" if decision.group != decision.pending else group
 
 
 @dataclass(frozen=True)
 class ShardedUpdates:
-    """A graph whose weight updates run on private dims, the layout that shards these, and the decisions."""
+    """A graph whose weight updates run on private dims, the layout that shards these dims, and the decisions."""
 
     graph: Graph
     layout: Layout
@@ -145,9 +146,9 @@ def shard(
     request: WeightUpdate,
     machine: Machine | None,
 ) -> ShardedUpdates:
-    """The graph with its weight updates sharded as requested; the same graph where none is worth it.
+    """The graph with its weight updates sharded as requested; the same graph if no update is worth sharding.
 
-    Raises `LayoutError` for an illegal layout, and for "sharded" when no update can be sharded.
+    Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
     """
     hoisted = hoist_casts(graph, graph.ins)
     homes: dict[Var, Sharding] = {}
@@ -170,7 +171,7 @@ def shard(
 def _shard(
     placed: ShardedGraph, request: WeightUpdate, machine: Machine | None
 ) -> tuple[RefinedMesh, tuple[Graph, Layout, tuple[Decision, ...]]]:
-    """The mesh whose axes are the groups, and the graph with its updates sharded, its layout and the decisions."""
+    """The mesh with the groups' axes; and the graph with sharded updates, its layout, and the decisions."""
     mesh = placed.mesh
     if request.group is not None:
         refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
@@ -196,10 +197,10 @@ def _shard(
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:
-    """The program with its small collectives bucketed: below `request.bucket_bytes`, or, where a machine decides, below
-    the fastest of a few limits around the bytes that a collective moves while its latency passes.
+    """Bucket the program's small collectives.
 
-    Raises `LayoutError` where a limit joins nothing.
+    The limit is `request.bucket_bytes`. If a machine decides, it is the fastest of a few limits around the bytes that a
+    collective sends in the time of its latency. Raises `LayoutError` if a limit joins nothing.
     """
     if request.bucket_bytes is not None:
         made = _below(program, request.bucket_bytes)

@@ -1,4 +1,4 @@
-"""From a graph, a mesh and a layout to the program of one device."""
+"""Partition a graph for a mesh and a layout into the program of one device."""
 
 from .partition import partition
 

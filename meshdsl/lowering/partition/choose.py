@@ -1,8 +1,8 @@
-"""Which axes each label of one operation gets: what its operands bring, what its layout wants, and who wins.
+"""Choose the mesh axes of each label of one operation, from its operands' shardings and the layout.
 
-An axis goes to at most one label. Where two claim it, the model decides (`md.prefer`); where the result is laid out
-like one of the operands, or a dim vanishes, or the operation is a gradient's, fewer bytes decide; otherwise it is
-the user's to decide, and a problem to report.
+Each axis is assigned to at most one label. If two labels claim an axis, `md.prefer` in the model decides. Without it,
+the assignment that sends fewer bytes wins if the result has the layout of one of the operands, a dim vanishes, or the
+operation belongs to a gradient. Any other conflict is reported as a problem, and the user must resolve it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Claims", "Conflict", "choose", "wanted"]
 
 @dataclass(frozen=True)
 class Conflict:
-    """Two labels of one tensor that claim one axis."""
+    """Two labels of one tensor that claim the same axis."""
 
     axis: str
     first: str
@@ -27,19 +27,19 @@ class Conflict:
 
 
 class Claims:
-    """For each label the axes tuples asked for, in the order they were asked."""
+    """The axes requested for each label: tuples of axes, in the order of the requests."""
 
     def __init__(self) -> None:
         self.options: dict[str, list[Axes]] = {}
 
     def add(self, label: str, axes: Axes) -> None:
-        """Ask for axes for a label."""
+        """Request axes for a label."""
         options = self.options.setdefault(label, [])
         if axes and axes not in options:
             options.append(axes)
 
     def without(self, taken: frozenset[str]) -> Claims:
-        """The same claims where some axes are not to be had."""
+        """The same claims without the axes in `taken`."""
         left = Claims()
         for label, options in self.options.items():
             left.options[label] = []
@@ -48,7 +48,7 @@ class Claims:
         return left
 
     def contested(self) -> list[Conflict]:
-        """Every pair of labels that claim one axis."""
+        """Every pair of labels that claim the same axis."""
         owners: dict[str, list[str]] = {}
         for label, options in self.options.items():
             for axis in dict.fromkeys(axis for axes in options for axis in axes):
@@ -57,9 +57,9 @@ class Claims:
 
 
 def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[str, Axes]], float]) -> dict[str, Axes]:
-    """The assignment of axes to labels: the preferred labels first, the rest as cheaply as can be.
+    """Assign axes to labels: preferred labels first, the other labels at the lowest price.
 
-    No label goes without when one of its claims could still be met.
+    A label stays without axes only if none of its claims can still be met.
     """
     fixed: dict[str, Axes] = {}
     for label in preferred:
@@ -94,7 +94,7 @@ def _could_add(claims: Claims, labels: Sequence[str], picks: Sequence[Axes], use
 
 
 def wanted(layout: Layout, shape_names: Sequence[str], rules: Mapping[str, Axes] | None = None) -> Claims:
-    """What the layout asks for a tensor with these dims."""
+    """The axes that the layout requests for a tensor with these dims."""
     claims = Claims()
     for name in shape_names:
         claims.add(name, (layout.rules if rules is None else rules).get(name, ()))

@@ -1,7 +1,8 @@
-"""Loops and branches: their bodies are programs too, with the same collectives available inside.
+"""Lower loops and branches. Their bodies are programs too, and can contain the same collectives.
 
-The sharding of a loop's carry is a fixed point. A carry that starts as zeros and only adds up pending sums stays
-pending, and is reduced once after the loop. Predicates are whole on every device, so all go the same way.
+The sharding of a loop's carry is a fixed point. If a carry starts as zeros and the body only adds pending sums to it,
+it stays pending and is reduced once after the loop. Predicates are replicated and complete, so that all devices take
+the same branch.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = [
 
 CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Eqn], None]  # adds one equation to the program being built
-Given = Sharding | Eqn  # how an input of a body arrives: sharded, or as an equation to be born inside
+Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
 
 
 def as_given(scope: Scope, v: Var) -> Given:
-    """How a value arrives in a body that takes it as it is: unborn, or in a sharding with no sum pending."""
+    """How a body receives a value that it reads unchanged: unmaterialized, or in a sharding without pending sums."""
     if v in scope.unmaterialized:
         return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
     whole = scope.whole_version(v)
@@ -41,14 +42,14 @@ def as_given(scope: Scope, v: Var) -> Given:
 
 
 def row_of(given: Given, inner: Var) -> Given:
-    """What a body sees of one stacked input."""
+    """The row of a stacked input as the body receives it."""
     if isinstance(given, Eqn):
         return dataclasses.replace(given, params={**given.params, "shape": inner.shape})
     return Sharding.of({d.name: given.axes(d) for d in inner.shape})
 
 
 def as_stacked(scope: Scope, v: Var) -> Given:
-    """A stacked input with its first dim whole; only repeated numbers may stay unborn."""
+    """A stacked input with its first dim replicated. Only constants (`FULL`) may stay unmaterialized."""
     given = as_given(scope, v)
     if isinstance(given, Eqn):
         return given if given.op is FULL else Sharding()
@@ -82,7 +83,10 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
 
 
 def natural(scope: Scope, v: Var) -> Sharding:
-    """How a body leaves a result when nobody asks: as computed, or whole where a whole version was needed anyway."""
+    """The sharding of a body's result if no consumer requires another one.
+
+    It is the sharding of a complete version if the body needed one anyway, otherwise the sharding as computed.
+    """
     if v in scope.unmaterialized:
         return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else Sharding()
     return scope.whole_version(v) or scope.default_sharding[v]
@@ -102,7 +106,7 @@ def _sent(program: Program) -> int:
 
 
 def lower_control(scope: Scope, eqn: Eqn, control: Control, lower: Lower) -> None:
-    """Add a loop or a branch to the program being built; `lower` adds the equations of its bodies."""
+    """Add a loop or a branch to the program under construction; `lower` adds the equations of its bodies."""
     match control:
         case Scan():
             lower_scan(scope, eqn, control, lower)
@@ -115,7 +119,7 @@ def lower_control(scope: Scope, eqn: Eqn, control: Control, lower: Lower) -> Non
 
 
 def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
-    """Find the carry's sharding, build the body once more with it, and add the loop."""
+    """Find the carry's sharding, build the body with it, and add the loop."""
     consts, carries = loop.consts, loop.carries
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
@@ -131,7 +135,7 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
 def _solve(
     scope: Scope, eqn: Eqn, loop: Scan, use: Body, held: Sequence[Given], rows: Sequence[Given], lower: Lower
 ) -> tuple[list[Sharding], Scope, Program]:
-    """The carry's shardings, the body built with them, and its program."""
+    """The carry's shardings, and the body's scope and program under them."""
     body, consts, carries = loop.body, loop.consts, loop.carries
     inner_rows = [
         scope.once(("row", g, v), lambda g=g, v=v: row_of(g, v))
@@ -142,7 +146,7 @@ def _solve(
         return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
 
     fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
-    if any(s.partial for s in fixed):  # pending through the loop must not cost more than finishing inside
+    if any(s.partial for s in fixed):  # must not send more than reducing inside the loop
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
         given_whole = [*held, *whole, *inner_rows]
@@ -158,7 +162,7 @@ def _solve(
 def _fixed_point(
     scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
 ) -> tuple[list[Sharding], Scope]:
-    """The carry's shardings, going in and coming out, and the body built with them."""
+    """The carry's shardings, equal at the start and the end of the body, and the body built with them."""
     carry: list[Given] = [as_given(scope, v) for v in init]
     built = attempt(carry)
     for _ in range(4):
@@ -178,7 +182,11 @@ def _fixed_point(
 
 
 def next_carry(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
-    """The carry's sharding for another try: what came out, unless its start could not be made so for nothing."""
+    """The carry's sharding for the next attempt.
+
+    It is the sharding in which the body returned the carry, unless getting the initial value into it would send
+    something.
+    """
     if isinstance(now, Eqn):
         return then if scope.is_zero(init) else then.whole()
     if now.partial:
@@ -218,7 +226,7 @@ def _add_loop(
 
 
 def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
-    """Find the carry's sharding as for a scan; body and predicate both see it."""
+    """Find the carry's sharding as for a scan. Body and predicate take the same sharding."""
     test, body, consts = loop.test, loop.body, loop.consts
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
@@ -248,7 +256,7 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
 
 
 def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
-    """Both branches take the same shardings and give the same; every device takes the same branch."""
+    """Lower both branches with the same input and output shardings. Every device takes the same branch."""
     given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
     yes, no = (_build(scope, graph, given, lower) for graph in (branch.yes, branch.no))
     wanted = [natural(yes, v).whole() for v in branch.yes.outs]

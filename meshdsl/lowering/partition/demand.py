@@ -1,10 +1,11 @@
-"""When to finish a pending sum: at once, or after the linear operations that follow.
+"""Decide when to reduce a pending sum: at once, or after the linear operations that follow.
 
-Deferring pays when the value that is reduced later is smaller (a sum over it), shared (two pending sums added), or
-outside a loop. It costs when several consumers would each reduce something, when an operation makes the value larger,
-or when the other operand of a product is split over the same axes and needs the complete sum anyway. The cheapest
-choice for all values of a graph at once is a minimum cut: each value is either needed complete, and then reduced for
-the bytes it has there, or computed from complete operands, which then are needed complete themselves.
+Deferring saves bytes if the value reduced later is smaller (it is summed again), shared (two pending sums are added),
+or outside a loop. It costs bytes if several consumers would each reduce a value, if an operation makes the value
+larger, or if the other operand of a product is sharded over the same axes and so needs the complete sum anyway.
+
+A minimum cut finds the cheapest choice for all values of a graph at once. Each value is either needed complete, and
+reduced there at the price of its bytes, or computed from complete operands, which are then needed complete themselves.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = ["Body", "Demand", "may_stay_pending"]
 
 AxisSet = frozenset[str]
 NONE: AxisSet = frozenset()
-UNIT = 4  # capacity of one byte; a collective more counts as one byte more
+UNIT = 4  # capacity of one byte; each additional collective counts as one more byte
 
 
 class Setting(Protocol):
-    """The part of `scope.Setting` that decides where sums are finished."""
+    """The fields of `scope.Setting` that determine where sums are reduced."""
 
     @property
     def mesh(self) -> Mesh: ...
@@ -46,8 +47,11 @@ class Setting(Protocol):
 
 @dataclass(frozen=True)
 class Body:
-    """How a loop uses its body: `carries` inputs, after the constants, are replaced by the first results in each of
-    `trips`; the other results are stacked. The results numbered in `deferred` are left pending outside too.
+    """How a loop uses its body.
+
+    The inputs are constants, then carries, then rows. The first `carries` results replace the carries after each of
+    `trips` trips; the other results are stacked. Results whose numbers are in `deferred` stay pending outside the loop
+    too.
     """
 
     consts: int
@@ -58,25 +62,25 @@ class Body:
 
 @dataclass(frozen=True, eq=False)
 class _Region:
-    """Values connected by operations through which a sum can stay pending, whatever the layout."""
+    """Values connected by operations through which a sum can stay pending, under any layout."""
 
-    eqns: list[Eqn] = field(default_factory=list[Eqn])  # that make or read one of the values, in order
+    eqns: list[Eqn] = field(default_factory=list[Eqn])  # equations that compute or read one of the values, in order
     values: set[Var] = field(default_factory=set[Var])
 
     @cached_property
     def dims(self) -> tuple[str, ...]:
-        """Every dim whose axes matter."""
+        """All dims whose axes affect the region."""
         bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
         inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
         return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.shape))
 
 
 class Demand:
-    """Which pending sums of one graph are finished where they are made, and which later.
+    """For each pending sum of a graph: reduce it where it is computed, or later.
 
-    `body` is given for a loop body. `zero` are inputs known to be zeros not yet stored; `pending` gives the axes of
-    inputs that arrive pending. Splits are estimated from the layout's rules, so a decision depends on the axes of
-    `dims(v)` and on nothing else; an estimate that turns out wrong costs bytes, never correctness.
+    `body` is set for a loop body. `zero` lists inputs that are known to be unmaterialized zeros; `pending` gives the
+    pending axes of inputs. Splits are estimated from the layout's rules, so a decision depends only on the axes of
+    `dims(v)`. A wrong estimate costs bytes, never correctness.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class Demand:
         self.graph, self.body = graph, body
         self.zero = set(zero)
         self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
-        self.unmade = unmade_values(graph)  # every device makes these in any sharding
+        self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
         self.users: dict[Var, list[Eqn]] = {}
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
@@ -106,9 +110,10 @@ class Demand:
         return eqn.op in (BROADCAST, CAST) and eqn.ins[0] in self.zero
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
-        """Whether v should be left pending for the operations that can take it so.
+        """Whether to leave v pending for the operations that accept it pending.
 
-        `pending` gives the axes over which v and other values are known to be pending, none where they are complete.
+        `pending` gives the axes over which v and other values are known to be pending; empty axes mean that a value is
+        complete.
         """
         region = self.regions.get(v)
         if region is None:
@@ -121,7 +126,7 @@ class Demand:
         return v in estimate.deferred
 
     def estimate(self, region: _Region, setting: Setting) -> _Estimate:
-        """Where the sums of a region can be pending under a layout."""
+        """The axes over which the values of a region can be pending under a layout."""
         key = (region, tuple([setting.layout.axes(d) for d in region.dims]))
         return self._remembered(key, lambda: _Estimate(self, region, setting, {}))
 
@@ -131,7 +136,7 @@ class Demand:
         return self._estimates[key]
 
     def of_body(self, loop: Eqn, scan: Scan) -> Demand:
-        """The demand of a scan's body, whose carries start as the loop's operands do."""
+        """The demand of a scan's body, with carries that start as the loop's operands do."""
         if loop not in self._bodies:
             body, consts = scan.body, scan.consts
             zero = [v for v, x in zip(body.ins[consts:], loop.ins[consts:], strict=True) if x in self.zero]
@@ -139,7 +144,7 @@ class Demand:
         return self._bodies[loop]
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
-        """The stacked results of a scan that, arriving pending, would be left pending here."""
+        """The numbers of the scan's stacked results that would stay pending here if the loop left them pending."""
         inside = self.of_body(loop, scan)
         found: set[int] = set()
         for i, (v, out) in enumerate(zip(inside.graph.outs, loop.outs, strict=True)):
@@ -150,20 +155,20 @@ class Demand:
         return frozenset(found)
 
     def loop_dims(self, loop: Eqn, scan: Scan) -> tuple[str, ...]:
-        """The dims whose axes decide `deferred_results`."""
+        """The dims whose axes determine `deferred_results`."""
         inside = self.of_body(loop, scan)
         return tuple(d for v in inside.graph.outs for d in inside.dims(v)) + tuple(
             d for v in loop.outs for d in self.dims(v)
         )
 
     def dims(self, v: Var) -> tuple[str, ...]:
-        """The dims whose axes decide about a value."""
+        """The dims whose axes determine the decision about a value."""
         region = self.regions.get(v)
         return region.dims if region is not None else ()
 
     @property
     def regions(self) -> dict[Var, _Region]:
-        """The region of every value that could be pending under some layout."""
+        """The region of every value that can be pending under some layout."""
         if self._regions is None:
             self._regions = self._connected()
         return self._regions
@@ -195,14 +200,14 @@ class Demand:
 
 
 class _Estimate:
-    """One region under one layout: over which axes each value can be pending, and what finishing it sends."""
+    """One region under one layout: the axes over which each value can be pending, and the bytes to reduce it."""
 
     def __init__(self, demand: Demand, region: _Region, setting: Setting, known: Mapping[Var, AxisSet]):
         self.demand, self.region, self.setting = demand, region, setting
         self.axes: dict[Var, AxisSet] = {v: axes for v, axes in demand.arriving.items() if v in region.values}
         self.maker: dict[Var, Eqn] = {}
         self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
-        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation itself leaves a sum
+        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation itself creates a pending sum
         for eqn in region.eqns:
             self.through[eqn] = through = self._through(eqn)
             self.gone[eqn] = gone = self._gone(eqn)
@@ -216,10 +221,11 @@ class _Estimate:
 
     @cached_property
     def deferred(self) -> frozenset[Var]:
-        """The values that stay pending where they may: the minimum cut.
+        """The values that stay pending where they may, by a minimum cut.
 
-        A value on the source's side is needed complete. For the result of a linear operation there is a second node,
-        on the source's side where the operation runs on complete operands: then the result is complete for nothing.
+        Nodes on the source's side are values that are needed complete. The result of a linear operation has a second
+        node; it is on the source's side if the operation runs on complete operands, and then reducing the result costs
+        nothing.
         """
         flow = FlowGraph()
         for v, axes in self.axes.items():
@@ -249,13 +255,15 @@ class _Estimate:
         return any(v not in self.through[eqn] for eqn in self.demand.users.get(v, ()) if not _ignores(eqn, v))
 
     def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
-        """Results of a loop body that can leave it pending, with what reducing them outside costs for each trip."""
+        """The results of a loop body that may leave it pending: (number, value, price per trip of reducing it
+        outside).
+        """
         body, graph = self.demand.body, self.demand.graph
         for i, v in enumerate(graph.outs) if body is not None else ():
             if v not in self.axes or body is None:
                 continue
             price = self.cost(v, self.axes[v])
-            if i >= body.carries:  # outside as many bytes in fewer collectives; or it is added up there first
+            if i >= body.carries:  # outside: as many bytes in fewer collectives, or added to others first
                 yield i, v, 1 if i in body.deferred else max(price - UNIT // 2, 1)
                 continue
             start = graph.ins[body.consts + i]
@@ -263,7 +271,7 @@ class _Estimate:
             yield i, v, max(price // max(body.trips, 1), 1) if adds_up else INFINITE
 
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
-        """The operands that can stay pending through an operation; of two that cannot both, the larger."""
+        """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and may_stay_pending(eqn, v)]
         if not can:
             return ()
@@ -279,11 +287,11 @@ class _Estimate:
             return ()
         contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
         if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
-            return ()  # the complete sum is split over these axes, and so is the work on it
+            return ()  # the complete sum is sharded over these axes, and so are the FLOPs of the contraction
         return (chosen,)
 
     def _split(self, shape: Shape) -> AxisSet:
-        """The axes that the layout has for these dims."""
+        """The axes that the layout assigns to these dims."""
         return frozenset(axis for d in shape for axis in self.setting.layout.axes(d.name))
 
     def _gone(self, eqn: Eqn) -> AxisSet:
@@ -305,7 +313,10 @@ class _Estimate:
         return inside.estimate(region, self.setting).axes.get(out, NONE) if region is not None else NONE
 
     def cost(self, v: Var, axes: AxisSet) -> int:
-        """The bytes that one device sends to finish v: scattered over axes that the layout has for it, else to all."""
+        """The bytes that one device sends to reduce v, in units of `1 / UNIT` byte.
+
+        The sum is scattered over the axes that the layout assigns to v's dims, and all-reduced over the others.
+        """
         if not axes:
             return 0
         mesh, extents, layout = self.setting.mesh, self.setting.extents, self.setting.layout
@@ -326,12 +337,12 @@ class _Estimate:
 
 
 def _ignores(eqn: Eqn, v: Var) -> bool:
-    """Whether an equation does not need v at all: of a kept value and the one computed again, it takes the latter."""
+    """Whether an equation never reads v: `keep` takes the recomputed value instead of the kept one."""
     return eqn.op is KEEP and eqn.ins[1] is not v
 
 
 def may_stay_pending(eqn: Eqn, v: Var) -> bool:
-    """Whether the operation is linear in this operand, as far as the graph alone can tell."""
+    """Whether the operation is linear in this operand, as far as the graph tells."""
     match eqn.operation.linear:
         case Linear.JOINT:
             return True

@@ -1,6 +1,7 @@
-"""Operations along a split dim that are several equations on the devices: local work, an exchange, local work.
+"""Operations along a split dim that lower to several equations: local work, a collective, local work.
 
-`EXPANSIONS` gives, by operation, its labels when the dim may stay split, and how to build it when it is.
+`EXPANSIONS` maps an operation to its labels while the dim may stay split, and to the function that builds its
+equations.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ Assigned = Mapping[str, Axes]
 
 @dataclass(frozen=True)
 class Expansion:
-    """`needed` says whether an assignment of axes to labels asks for `build`; else the equation stands as it is."""
+    """How to lower an operation along a split dim.
+
+    `needed` returns whether `build` is required under an assignment of axes to labels; otherwise the equation stays
+    unchanged.
+    """
 
     labels: Callable[[Scope, Eqn], Labels]
     needed: Callable[[Scope, Eqn, Assigned], bool]
     build: Callable[[Scope, Eqn, Sequence[Var], Assigned, Sequence[Var]], None]
-    sums: bool = True  # whether a label that vanishes leaves a pending sum
+    sums: bool = True  # whether a vanishing label leaves a pending sum
 
 
 def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
@@ -52,7 +57,7 @@ def _add(scope: Scope, eqn: Eqn, op: Op, ins: Sequence[Var], outs: Sequence[Var]
 
 
 def _like(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
-    """A value like x with one dim in place of another, cut by these axes."""
+    """A variable like x with one dim replaced and split over these axes."""
     split = {**{d: cut for d, cut in x.sharding.split if d != old.name}, new.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
     return Var(replaced(x.shape, old, new), x.dtype, "", sharding)
@@ -69,11 +74,11 @@ def _summary(eqn: Eqn, what: str, dim: Dim) -> Cause:
 
 
 def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """Sums within each block; the blocks' totals go to all, and each adds those before it."""
+    """Sum within each block, all-gather the blocks' totals, and add the totals of the preceding blocks."""
     dim, reverse = eqn.params["dim"], eqn.params["reverse"]
     axes = assigned[dim.name]
     (x,) = ins
-    x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # from the end, padding comes first
+    x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # in reverse order, the padding comes first
     parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
     sums, totals = Var(x.shape, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
     _add(scope, eqn, blocks.BLOCK_CUMSUM, [x], [sums], dim=dim, reverse=reverse)
@@ -83,7 +88,7 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
 
 
 def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """A product for each block; those go to all, and everyone multiplies them."""
+    """Multiply within each block, all-gather the products, and multiply them on every device."""
     (x,), over = ins, eqn.params["over"]
     cut = {d: assigned[d.name] for d in over if assigned.get(d.name)}
     parts = {d: Dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
@@ -97,7 +102,7 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
 
 
 def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """Each block's k best go to all, and everyone picks the k best of those."""
+    """Take each block's k best, all-gather them, and pick the k best of all on every device."""
     over, k = eqn.params["over"], eqn.params["k"]
     axes = assigned[over.name]
     n = scope.setting.mesh.count(axes)
@@ -129,7 +134,7 @@ def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
 
 
 def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The groups that hold more than single elements, without their dims of size 1; none where there is no element."""
+    """The groups with more than one element, without their dims of size 1; none if the target is empty."""
     if not size_of(target):
         return []
     found: list[tuple[Shape, Shape]] = []
@@ -141,7 +146,7 @@ def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
 
 
 def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
-    """Whether the blocks of both sides hold the same elements, so that a local reshape is all."""
+    """Whether the blocks of both sides hold the same elements, so that a local reshape suffices."""
     extents, n = scope.setting.extents, scope.setting.mesh.count(axes)
     heads = (left[0], right[0])
     if left == right or (len(left) == len(right) == 1 and extents.padded(left[0]) == extents.padded(right[0])):
@@ -157,7 +162,9 @@ def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
 
 
 def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """Group by group: the block as one run of elements, exchanged to the target's runs, as the target's dims."""
+    """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's
+    dims.
+    """
     (x,), (out,) = ins, outs
     mesh, extents = scope.setting.mesh, scope.setting.extents
     for left, right in _groups(x.shape, out.shape):

@@ -1,8 +1,8 @@
-"""Elements that an operation moves along a split dim travel between the devices that have and want them.
+"""Lower operations that move elements along a split dim: devices exchange the rows that change owner.
 
-Each device keeps what it already holds; the rest comes in rounds, each a permutation of devices in which a device
-sends at most one run of rows to one other. A shift by a few elements is one round with that many rows (a halo),
-whatever the size of the dim. GShard (Lepikhin et al., 2020), section 3.3 and appendix A.4, does windows so.
+A device keeps the rows that it already stores. The other rows are sent in rounds. In each round, a device sends at most
+one run of rows to at most one other device. A shift by a few elements is one round with that many rows (a halo),
+regardless of the dim's size. GShard lowers windows the same way (Lepikhin et al., 2020, section 3.3 and appendix A.4).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,10 +31,10 @@ __all__ = ["Exchange", "lower_index_map"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Every sender's block goes to its receiver; a device that receives from nobody has zeros.
+    """Send every sender's block to its receiver; a device that receives nothing gets zeros.
 
-    Devices are numbered row-major over `axes`. It is a collective like those of `collectives`, which changes the value
-    and not its sharding, so it is no step of a plan.
+    Devices are numbered row-major over `axes`. Like the collectives in `collectives`, but it changes the value and not
+    its sharding, so no plan contains it.
     """
 
     name = "permute"
@@ -47,31 +47,31 @@ class Exchange:
         return f"permute {self.dim} over {','.join(self.axes)}"
 
     def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The dtype on the wire is the value's own."""
+        """The value's own dtype."""
         return np.dtype(dtype)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding stays."""
+        """The sharding does not change."""
         return before
 
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
-        """A sender sends its block once."""
+        """The block's bytes: a sender sends its block once."""
         return local_bytes
 
     def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """The routes with devices numbered row-major over `axes` in mesh order, as `lax.ppermute` does."""
+        """The routes with devices numbered row-major over `axes` in mesh order, as `lax.ppermute` expects."""
         ordered = [axis for axis in mesh.axes if axis in self.axes]
         at = np.arange(mesh.count(self.axes)).reshape([mesh.axes[axis] for axis in self.axes])
         number = np.argsort(at.transpose([self.axes.index(axis) for axis in ordered]).ravel())
         return [(int(number[a]), int(number[b])) for a, b in self.routes]
 
     def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh) -> Any:
-        """`lax.ppermute`."""
+        """Call `lax.ppermute`."""
         ordered = tuple(axis for axis in mesh.axes if axis in self.axes)
         return lax.ppermute(varying(x, self.axes), ordered, self.pairs(mesh))
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
-        """By definition, group of devices by group."""
+        """Copy the blocks along the routes, for each group of devices separately."""
         grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
         at = [list(mesh.axes).index(axis) for axis in self.axes]
         groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(self.axes), -1).T
@@ -84,7 +84,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows lo to hi of the sender's block, wanted by the receiver."""
+    """Rows lo to hi of the sender's block that the receiver needs."""
 
     sender: int
     receiver: int
@@ -98,13 +98,13 @@ class _Part:
 
     value: Var
     dim: Dim
-    first: np.ndarray  # for each device the operand's row that is the part's first, or -1 where it holds zeros
+    first: np.ndarray  # for each device, the operand's row that is first in this part; -1 if the part is zeros there
     size: int  # rows
-    offset: float = 0.0  # of those who sent it, which orders parts as the operand is ordered
+    offset: float = 0.0  # mean of sender - receiver; sorting parts by it keeps the operand's order
 
 
 def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, axes: Axes, out: Var) -> None:
-    """Add the equations that compute `out`, cut by `axes` along `moves.out`, from operands cut alike."""
+    """Add the equations that compute `out`, split over `axes` along `moves.out`, from operands split the same way."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n = mesh.count(axes)
     width = extents.padded(moves.out) // n
@@ -139,7 +139,7 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
 def _joined_if_less(
     scope: Scope, eqn: Eqn, xs: Sequence[Var], dims: list[Dim], wanted: list[np.ndarray], axes: Axes
 ) -> tuple[Sequence[Var], list[Dim], list[np.ndarray]]:
-    """Several operands as one, each device's blocks one after another, where fewer rows travel so."""
+    """Concatenate several operands into one, block by block on each device, if that sends fewer rows."""
     n = scope.setting.mesh.count(axes)
     lengths = [scope.setting.extents.padded(dim) // n for dim in dims]
     total = sum(lengths)
@@ -168,12 +168,14 @@ def _joined_if_less(
 
 
 def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
-    """The rows that a device sends at most."""
+    """The maximum number of rows that one device sends."""
     return sum(max(run.hi - run.lo for run in runs) for runs in rounds)
 
 
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
-    """A device's own block and what it receives, as the operand is ordered; or the whole dim, if that sends less."""
+    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if it sends
+    less.
+    """
     n = scope.setting.mesh.count(axes)
     length = scope.setting.extents.padded(dim) // n
     rounds = _rounds(mine, length, n)
@@ -185,7 +187,11 @@ def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axe
 
 
 def _zeros_used(rows: np.ndarray, parts: Sequence[_Part]) -> np.ndarray:
-    """Where the fill is zero, and what all others pick is zero here because nothing came, pick it too: no mask."""
+    """Replace fill entries by received zeros, so that no mask is needed.
+
+    Requires that the fill is zero. If the row that the other devices pick is zero on this device because it received
+    nothing, this device picks that row too.
+    """
     common = rows.max(axis=0, initial=-1)
     owner = np.repeat(np.arange(len(parts)), [part.size for part in parts])
     silent = np.stack([part.first < 0 for part in parts], 1)
@@ -194,7 +200,7 @@ def _zeros_used(rows: np.ndarray, parts: Sequence[_Part]) -> np.ndarray:
 
 
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
-    """The whole dim on every device, where that sends no more than exchanging what moves."""
+    """All-gather the dim, where that sends no more than the exchange."""
     whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
     cause = Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,))
     scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
@@ -206,7 +212,9 @@ def _stored(a: np.ndarray, size: int) -> np.ndarray:
 
 
 def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
-    """What each device lacks, in rounds in which nobody sends or receives twice; runs of equal size travel together."""
+    """The runs that devices lack, in rounds; in a round, no device sends or receives twice. Equal sizes share a
+    round.
+    """
     lacking: list[_Run] = []
     for receiver in range(n):
         wanted = mine[receiver][mine[receiver] >= 0]
@@ -229,7 +237,7 @@ def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
 
 
 def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length: int, n: int, axes: Axes) -> _Part:
-    """One round: the rows to send, cut out and sent."""
+    """One round: cut out the rows to send, and send them."""
     size = max(run.hi - run.lo for run in runs)
     default = min(min(run.lo for run in runs), length - size)
     starts = [default] * n

@@ -1,4 +1,4 @@
-"""What makes a layout illegal for a graph, and how it is said: every problem at once, each with the model's line."""
+"""Find all problems that make a layout illegal for a graph, and report them at once, with the model's source lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["all_in_one", "report_conflict", "shard_problems"]
 
 
 def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
-    """One error for all problems, each with its line of the model where it has one."""
+    """One error with all problems, each with its source line in the model if it has one."""
     errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in problems.items()]
     if len(errors) == 1:
         return errors[0]

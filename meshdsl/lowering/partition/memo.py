@@ -1,12 +1,12 @@
 """A `Memo` lowers equal equations once for many layouts of one graph on one mesh.
 
-Lowering an equation depends on the equation, on the axes of the dims that it mentions, and on the state of its operands
-(versions, default sharding, unmaterialized or not, whether a pending sum should be deferred). It changes the scope and
-nothing else. A memo keeps that change and applies it again. Program variables are shared between the layouts, so states
-compare by identity.
+The lowering of an equation depends on the equation, on the axes of the dims that it mentions, and on the state of its
+operands: their versions, default sharding, whether they are unmaterialized, and whether a pending sum should be
+deferred. It changes only the scope. A memo records that change and replays it. The layouts share program variables, so
+states compare by identity.
 
-Requires that the layouts differ in their rules only (same overrides, `gather_limit` and hints), and that the graph has
-none of the operations that read more than that: see `memoisable`. The first problem of a layout ends its lowering:
+Requires that the layouts differ only in their rules (same overrides, `gather_limit` and hints), and that the graph has
+no operation that reads other state; see `memoisable`. The first problem of a layout stops its lowering with
 `IllegalError`.
 """
 
@@ -30,29 +30,29 @@ T = TypeVar("T")
 
 
 class IllegalError(Exception):
-    """The layout is illegal for the graph; which problem it has, `partition` says."""
+    """The layout is illegal for the graph. Run `partition` to get the problem's text."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """What lowering one equation did to its scope."""
+    """How lowering one equation changed its scope."""
 
     eqns: tuple[Eqn, ...]
-    values: tuple[tuple[Var, Any], ...]  # states of operands and results afterwards
+    values: tuple[tuple[Var, Any], ...]  # states of operands and results after the lowering
     received: tuple[Var, ...]
     sends: bool
 
 
 def memoisable(graph: Graph) -> bool:
-    """Whether every equation is lowered from its operands alone.
+    """Whether the lowering of every equation depends on its operands only.
 
-    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values, and leaves equations dead.
+    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
     """
     return not any(eqn.op in (LOCAL, KEEP, RAGGED) for eqn, _ in walk(graph))
 
 
 class Memo:
-    """Changes and variables made so far; None where a layout was illegal."""
+    """The recorded changes and variables; None marks an illegal layout."""
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
@@ -61,7 +61,7 @@ class Memo:
         self._operands: dict[Eqn, tuple[Var, ...]] = {}
 
     def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T:
-        """The value of `make` for this key; raises `IllegalError` where making it finds a problem."""
+        """The result of `make`, computed once for each key; raises `IllegalError` if `make` reports a problem."""
         value = self._made.get(key, self)
         if value is self:
             self._made[key] = None
@@ -71,7 +71,7 @@ class Memo:
         return value
 
     def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]:
-        """The axes of every dim that an equation mentions, inside its bodies too."""
+        """The axes of every dim that an equation or its bodies mention."""
         names = self._names.get(eqn)
         if names is None:
             inner = [e for sub in eqn.graphs().values() for e, _ in walk(sub)]
@@ -80,22 +80,22 @@ class Memo:
         return tuple([layout.rules.get(d) for d in names])
 
     def operands(self, scope: Scope, eqn: Eqn) -> tuple[Var, ...]:
-        """The operands of an equation, and the values made of nothing that they may be computed from."""
+        """The operands of an equation, and the unmaterialized values that they may be computed from."""
         found = self._operands.get(eqn)
         if found is None:
             values = list(dict.fromkeys(eqn.ins))
-            for v in values:  # grows
+            for v in values:  # the list grows during iteration
                 maker = scope.demand.unmade.get(v)
                 values += [x for x in maker.ins if x not in values] if maker is not None else []
             found = self._operands[eqn] = tuple(values)
         return found
 
     def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None:
-        """Lower an equation, or apply what lowering it did before from the same state.
+        """Lower an equation, or replay the recorded change if it was lowered from the same state before.
 
-        Raises `IllegalError` where that finds a problem of the layout.
+        Raises `IllegalError` if the layout has a problem there.
         """
-        if eqn.control is not None:  # its bodies are remembered, not what is around them
+        if eqn.control is not None:  # a memo records the bodies' equations, not the loop or branch itself
             _legal(scope, lambda: lower(scope, eqn))
             return
         defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]

@@ -1,4 +1,4 @@
-"""The minimum cut of a graph whose edges have capacities: Dinic's algorithm, on small graphs of Python values."""
+"""Minimum cuts of small graphs with edge capacities, by Dinic's algorithm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INFINITE = 1 << 62
 
 
 class FlowGraph:
-    """Directed edges with integer capacities.
+    """Directed edges with integer capacities between hashable nodes.
 
     >>> graph = FlowGraph()
     >>> graph.add("s", "a", 3)
@@ -24,13 +24,13 @@ class FlowGraph:
         self.room: dict[Hashable, dict[Hashable, int]] = {}
 
     def add(self, a: Hashable, b: Hashable, capacity: int = INFINITE) -> None:
-        """Add an edge, or capacity to an edge."""
+        """Add an edge, or add capacity to an existing edge."""
         edges = self.room.setdefault(a, {})
         edges[b] = min(edges.get(b, 0) + capacity, INFINITE)
         self.room.setdefault(b, {}).setdefault(a, 0)
 
     def sink_side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the sink's side of the minimum cut; of several minimum cuts the one nearest the sink."""
+        """The nodes on the sink's side of the minimum cut; of several minimum cuts, the one nearest the sink."""
         self.room.setdefault(source, {})
         self.room.setdefault(sink, {})
         while level := self._levels(source, sink):
@@ -46,7 +46,7 @@ class FlowGraph:
         return side
 
     def _levels(self, source: Hashable, sink: Hashable) -> dict[Hashable, int]:
-        """The distance of each node from the source; empty when the sink cannot be reached."""
+        """The distance of each node from the source; empty if the sink is unreachable."""
         level, queue = {source: 0}, [source]
         for node in queue:
             for after, room in self.room[node].items():
@@ -58,7 +58,7 @@ class FlowGraph:
     def _push(
         self, source: Hashable, sink: Hashable, level: dict[Hashable, int], edges: dict[Hashable, Iterator[Hashable]]
     ) -> int:
-        """Send as much as fits along one path that leads from level to level; 0 when there is none."""
+        """Push the maximum flow along one path whose levels increase by one; 0 if there is no such path."""
         path = [source]
         while path[-1] != sink:
             node = path[-1]
@@ -75,6 +75,6 @@ class FlowGraph:
         for a, b in steps:
             self.room[a][b] -= amount
             self.room[b][a] += amount
-        for a, _ in steps:  # an edge that still has room may be taken again
+        for a, _ in steps:  # edges with capacity left may be used again
             edges[a] = iter(list(self.room[a]))
         return amount

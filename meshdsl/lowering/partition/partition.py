@@ -1,8 +1,8 @@
-"""Graph + mesh + layout -> program: every value gets a sharding, every change of sharding a collective.
+"""Partition: from a graph, a mesh and a layout to a program with a sharding for every value, and collectives.
 
-An operation takes its operands in one common assignment of axes to labels (`choose`), pending sums pass through
-linear operations while that pays (`demand`), and what is missing is made by the cheapest plan (`planner`). The
-problems of a layout are collected while going on, and raised together.
+An operation takes its operands under one assignment of axes to labels (`choose`). Pending sums pass through linear
+operations while that saves bytes (`demand`). Missing shardings are produced by the cheapest plan (`planner`). The
+problems of a layout are collected along the way and raised together.
 """
 
 from __future__ import annotations
@@ -59,10 +59,9 @@ def partition(
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
-    the results. A layout may name every dim that the function mentions, so one layout serves a model's training and
-    its initialisation. `homes`, if given, is filled with how every value of the graph lies where it is made, sums still
-    pending. Raises one `LayoutError` with every
-    problem of the layout.
+    the results. A layout may mention any dim that the function mentions, so one layout serves a model's training and
+    its initialisation. If `homes` is given, it is filled with the sharding in which each value of the graph is
+    computed, with sums still pending. Raises one `LayoutError` with all problems of the layout.
     """
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
     names = {name: shape for name, shape in named if name}
@@ -72,7 +71,7 @@ def partition(
     misplaced = shard_problems(graph, mesh)
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
-    asked, layout = layout, layout.on(mesh)  # what is wrong is left out, so that conflicts of the rest are found too
+    asked, layout = layout, layout.on(mesh)  # without invalid rules, to find conflicts among the others too
     setting = Setting(
         mesh,
         layout,
@@ -92,7 +91,7 @@ def partition(
 
 
 def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
-    """Lower the whole graph of a scope; the inputs and results of its program."""
+    """Lower the whole graph of a scope; returns the inputs and results of its program."""
     graph = scope.graph
     ins = tuple(add_input(scope, v, scope.setting.layout.for_path(v.name)) for v in graph.ins)
     scope.def_sharding.update(scope.default_sharding)
@@ -103,18 +102,18 @@ def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tup
 
 
 def assemble(scope: Scope, ins: tuple[Var, ...], outs: tuple[Var, ...]) -> Program:
-    """The program of a scope that was lowered."""
+    """The program of a scope after lowering."""
     setting = scope.setting
     return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=setting.mesh, extents=setting.extents)))
 
 
 def shard_splits(graph: Graph) -> list[dict[str, Axes]]:
-    """What every `md.shard` of a graph asks for."""
+    """The split of every `md.shard` in a graph."""
     return [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
 
 
 def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]]) -> Extents:
-    """Every dim is stored as a multiple of all the axes that cut it anywhere."""
+    """The stored extents: every dim is padded to a multiple of all the axes that split it anywhere."""
     axes: dict[str, set[str]] = {}
     for rules in (layout.rules, *layout.overrides.values(), *shards):
         for dim, cut in rules.items():
@@ -123,7 +122,7 @@ def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]])
 
 
 def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
-    """The dims that win in each value: what `md.prefer` says of it, or of what elementwise operations make of it."""
+    """For each value, the dims that win conflicts, from its `md.prefer` or from that of an elementwise result of it."""
     found: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):
         for sub in eqn.graphs().values():
@@ -140,7 +139,9 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
 
 
 def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
-    """An argument lies as the rules for its path say; axes that two dims claim go to the preferred one."""
+    """Define an input, sharded by the layout's rules for its path. If two dims claim an axis, the preferred one gets
+    it.
+    """
     claims = Claims()
     for d in v.shape:
         claims.add(d.name, rules.get(d.name, ()))
@@ -153,7 +154,7 @@ def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
 
 
 def add_output(scope: Scope, v: Var, path: str) -> Var:
-    """A result lies as the layout says, or, where that is contested, as it was computed."""
+    """Reshard a result by the layout's rules for its path. If these conflict, it stays sharded as computed."""
     wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
     used = [axis for axes in wanted.values() for axis in axes]
     home = scope.default_sharding.get(v, Sharding()).whole()
@@ -166,7 +167,7 @@ def _made_at(scope: Scope, v: Var) -> Where:
 
 
 def lower(scope: Scope, eqn: Eqn) -> None:
-    """Add one graph equation to the program being built."""
+    """Add one graph equation to the program under construction."""
     memo = scope.setting.memo
     if memo is None:
         _lower_now(scope, eqn)
@@ -210,7 +211,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
-    """The axes over which the operation's operands stay pending; empty when their sums are finished first."""
+    """The axes over which the operation's operands stay pending; empty if their sums are reduced first."""
     op = eqn.operation
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
     if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
@@ -235,7 +236,10 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
 
 
 def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
-    """What operands bring, what born and renamed dims want, less what cannot be had."""
+    """The axes that operands and the layout request for each label, without those that are unavailable.
+
+    Labels that first appear in the result, and renamed dims, take the layout's axes.
+    """
     layout, claims = scope.setting.layout, Claims()
     fresh = labels.from_layout | {label for label in labels.from_layout_if_ruled if label in layout.rules}
     for v, names in zip(eqn.ins, labels.ins, strict=True):
@@ -248,7 +252,7 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
                 claims.add(label, brought.axes(d))
         if (
             brought.partial and brought.kind == "sum" and not pending
-        ):  # a reduce-scatter may split what the layout wants
+        ):  # a reduce-scatter may split dims as the layout requests
             for d, label in names.items():
                 axes = layout.axes(d)
                 if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
@@ -264,7 +268,7 @@ def _claims(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
-    """Whether every dim with this label can be cut so, and by its kind, whether their blocks are one another's."""
+    """Whether the axes divide every dim with this label, and whether its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
@@ -337,11 +341,11 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if (None in names.values() or sent_for_nothing) and not scope.default_sharding[v].partial:
-            scope.shard_free_dims(v, eqn)  # each device has all of it, and takes its part
+            scope.shard_free_dims(v, eqn)  # every device has the complete value and takes its part
 
 
 def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
-    """How the operands of a region are cut; its gradient works on the blocks that it worked on itself."""
+    """The splits of the operands of an `md.local` region; its gradient uses the same blocks as the region itself."""
     setting, key = scope.setting, eqn.params["key"]
     if eqn.params["follows"]:
         assigned = setting.regions.get(key, assigned)
@@ -373,7 +377,7 @@ def _blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
 
 
 def _settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
-    """Labels that win by `md.prefer`; conflicts that nobody has decided are reported."""
+    """The labels that win by `md.prefer`; unresolved conflicts are reported."""
     hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
     for conflict in claims.contested():

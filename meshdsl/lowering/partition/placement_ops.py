@@ -1,4 +1,4 @@
-"""Operations that change no element, and only say where a value lies or what it is called."""
+"""Lower the operations that only change a value's sharding or dim names, not its data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ __all__ = ["PLACEMENTS", "padded_otherwise", "rename_first"]
 
 
 def shard(scope: Scope, eqn: Eqn) -> None:
-    """Split exactly by the axes that `md.shard` names, less those of size 1."""
+    """Split exactly by the axes that `md.shard` names, without axes of size 1."""
     sizes = scope.setting.mesh.axes
     target = Sharding.of({d: [a for a in axes if sizes[a] > 1] for d, axes in eqn.params["split"]})
     _place(scope, eqn, lambda v: target)
 
 
 def prefer(scope: Scope, eqn: Eqn) -> None:
-    """Split the preferred dims by the layout, and other dims by the axes left over; a sum stays pending if it pays."""
+    """Split the preferred dims by the layout, and the other dims by the remaining axes.
+
+    A sum stays pending if that is cheaper.
+    """
     _place(scope, eqn, lambda v: _preferred(scope, eqn, v))
 
 
@@ -59,7 +62,11 @@ def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:
 
 
 def keep(scope: Scope, eqn: Eqn) -> None:
-    """What was kept, where computing it again sends something or leaves a sum to finish; else what was computed."""
+    """Choose between a kept value and its recomputation.
+
+    The kept value is used if the recomputation would send something or leave a sum to reduce; otherwise the recomputed
+    one.
+    """
     kept, again = eqn.ins
     chosen = kept if again in scope.required_collectives else again
     if again in scope.default_sharding and scope.default_sharding[again].partial:
@@ -75,7 +82,7 @@ def keep(scope: Scope, eqn: Eqn) -> None:
 
 
 def cut(scope: Scope, eqn: Eqn) -> None:
-    """A sum scattered, then renamed; where the new names are padded otherwise, renamed first and then scattered."""
+    """Reduce-scatter a sum, then rename its dims; in the other order if the new names are padded differently."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
     alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
@@ -96,7 +103,7 @@ def cut(scope: Scope, eqn: Eqn) -> None:
 
 
 def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
-    """A sum so cut: scattered dim by dim within the groups first, so that only shards are summed across them."""
+    """Reduce-scatter a sum to a sharding, within the groups first, so that only shards are reduced across groups."""
     home, mesh = scope.default_sharding[v], scope.setting.mesh
     cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
     order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
@@ -110,7 +117,7 @@ def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
 
 
 def mark(scope: Scope, eqn: Eqn) -> None:
-    """A marked value lies as it lay, sums still pending; its counts lie alike."""
+    """A marked value keeps its sharding and its pending sums; its counts get the same sharding."""
     (v, counts), (out,) = eqn.ins, eqn.outs
     if v in scope.unmaterialized:
         scope.unmaterialized[out] = scope.unmaterialized[v]
@@ -125,7 +132,7 @@ def mark(scope: Scope, eqn: Eqn) -> None:
 
 
 def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
-    """Whether a rename gives axes that split another dim to a name that is padded otherwise: see `rename_first`."""
+    """Whether a rename moves an axis from another dim to a new name that is padded differently; see `rename_first`."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
@@ -139,7 +146,7 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
 
 
 def rename_first(scope: Scope, eqn: Eqn) -> None:
-    """The value under its new names, split as it was, and then as they say: an exchange, where it was a gather."""
+    """Rename the value in its current sharding, then reshard it: an all-to-all instead of an all-gather."""
     (v,), (out,) = eqn.ins, eqn.outs
     home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
@@ -147,12 +154,12 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
     lies = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
-    scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # as it lies comes first
+    scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # requested version first
     scope.default_sharding[out] = lies.sharding
 
 
 def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
-    """What the layout says of the new names, and the axes of the dims that keep theirs, less what those take."""
+    """The layout's axes for the renamed dims; the other dims keep their axes unless a renamed dim takes them."""
     (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
     home = scope.whole_version(v) or scope.default_sharding[v]
     wanted = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
@@ -161,7 +168,7 @@ def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
     return wanted | {d: tuple(axis for axis in axes if axis not in used) for d, axes in kept.items()}
 
 
-# How each operation that only places or marks a value is lowered: by versions of the value, without a kernel
+# Lowering of each operation that only places or marks a value: by versions of the value, without a kernel
 PLACEMENTS: dict[Op, Callable[[Scope, Eqn], None]] = {
     PREFER: prefer,
     SHARD: shard,

@@ -1,8 +1,9 @@
-"""A plan is the cheapest sequence of collectives from one sharding to another, by the collectives' own rules.
+"""A plan is the cheapest sequence of collectives from one sharding to another.
 
-Cheapest means fewest bytes sent by one device, then fewest collectives that send, then fewest steps. Every
-sharding on the way divides the stored extents and uses only axes that source or target name: a detour
-over an idle axis can be cheaper, and surprises people. A pending sum can be finished on the way, never made.
+The cheapest plan sends the fewest bytes per device; ties are broken by the fewest collectives that send, then by the
+fewest steps. Every intermediate sharding divides the stored extents and uses only axes that the source or the target
+names: a detour over an idle axis can be cheaper, but surprises users. A plan can reduce a pending sum, never create
+one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter
 __all__ = ["cost", "plan"]
 
 Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
-Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that cut it
+Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 Steps = tuple[Step, ...]
 
-# Shardings grow faster than exponentially with the axes. With more axes than this, those that lead the same dim in
-# source and target stay where they are: as right, and rarely dearer (0 of 212,000 random pairs that share such an
-# axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
+# The number of shardings grows faster than exponentially with the axes. With more axes than this, axes that lead the
+# same dim in source and target stay fixed: the plan is still correct, and rarely costs more (0 of 212,000 random pairs
+# that share such an axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
 EXACT_AXES = 3
 NEVER = (math.inf, 0, 0)  # above every price
 
@@ -36,8 +37,8 @@ NEVER = (math.inf, 0, 0)  # above every price
 def plan(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> Steps:
     """The collectives that take a value of this shape from `source` to `target`, in order.
 
-    Requires that axes of size 1 have been dropped. Raises `LayoutError` when an extent does not divide, and
-    when the target is pending over axes that the source is not.
+    Requires that axes of size 1 have been dropped. Raises `LayoutError` if an extent does not divide, or if the target
+    is pending over axes over which the source is not.
 
     >>> from meshdsl.dims import dims
     >>> source = Sharding.of({"batch": ("rows",)}, partial=("cols",))
@@ -72,9 +73,10 @@ def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize
 
 
 def _direct(source: Sharding, target: Sharding) -> Steps | None:
-    """The plan where a glance shows it: slices only, or one collective whose every byte the target needs.
+    """The plan in simple cases: slices only, or one collective that sends only bytes that the target needs; else None.
 
-    It is minimal: what a device lacks of its target block it must receive, and a ring sends what it receives.
+    Such a plan is minimal: a device must receive every part of its target block that it does not store, and a ring
+    sends as many bytes as it receives.
     """
     done = tuple(axis for axis in source.partial if axis not in target.partial)
     dims = {dim for dim, _ in source.split + target.split if source.axes(dim) != target.axes(dim)}
@@ -120,7 +122,10 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
 
 
 def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """The plan found once for all that differ from it by names: the numbers that replace them keep every order."""
+    """The plan under canonical names, so that reshards that differ only in names share one search.
+
+    The canonical names keep the order of dims and axes, so ties are broken the same way.
+    """
     used = source.varying | target.varying
     axis = {a: f"a{i:03}" for i, a in enumerate(sorted(used))}
     dim = {d: f"d{i:03}" for i, (d, _) in enumerate(sizes)}
@@ -155,7 +160,7 @@ def _renamed(step: Step, dim: Mapping[str, str], axis: Mapping[str, str]) -> Ste
 
 @lru_cache(maxsize=65536)
 def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """Dijkstra over all shardings; equal prices are settled in the order in which moves are listed."""
+    """Dijkstra's algorithm over all shardings; ties are broken by the order in which `_moves` lists the steps."""
     axes = tuple(axis for axis in mesh.axes if axis in source.varying | target.varying)
     dims = tuple(dim for dim, _ in sizes)
     held = _held(source, target, len(axes) > EXACT_AXES)
@@ -171,7 +176,7 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
         local_bytes = _local_bytes(here, sizes, mesh, itemsize)
         for step, there in _moves(here, held, dims, axes, mesh):
             if there not in best and not _fits(there, sizes, mesh):
-                best[there] = (-1, 0, 0)  # no price is lower: never entered
+                best[there] = (-1, 0, 0)  # no price is lower, so it is never entered
             sent = step.bytes_sent(local_bytes, mesh)
             price = (so_far[0] + sent, so_far[1] + step.sends, so_far[2] + 1)
             if (there not in best or price < best[there]) and price < best.get(target, NEVER):
@@ -180,7 +185,9 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
 
 
 def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
-    """What no step may touch: axes that stay pending and, if asked, those that lead a dim in both shardings."""
+    """The axes that no step may change: those that stay pending and, if `leading`, those that lead a dim on both
+    sides.
+    """
     split: dict[str, Axes] = {}
     for dim, axes in source.split if leading else ():
         same = takewhile(lambda pair: pair[0] == pair[1], zip(axes, target.axes(dim), strict=False))
@@ -192,7 +199,7 @@ def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
 def _moves(
     here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
 ) -> tuple[tuple[Step, Sharding], ...]:
-    """Every collective that applies here and leaves alone what is held, with where it leads."""
+    """Every collective that applies here and keeps the `held` axes, with the resulting sharding."""
     return tuple((step, step.step(here, mesh)) for step in _steps(here, held, dims, axes, mesh))
 
 
@@ -217,7 +224,7 @@ def _steps(here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, me
 
 
 def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:
-    """Every way to cut the same dims into the same numbers of blocks with these axes."""
+    """All ways to split the same dims into the same numbers of blocks with these axes."""
     if not split:
         yield ()
         return
@@ -229,13 +236,13 @@ def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:
 
 
 def _ordered(axes: Axes) -> Iterator[Axes]:
-    """Every non-empty tuple of some of the axes, in every order."""
+    """All non-empty tuples of some of the axes, in all orders."""
     for n in range(1, len(axes) + 1):
         yield from permutations(axes, n)
 
 
 def _tail(shorter: Axes, longer: Axes) -> Axes:
-    """What `longer` adds at its minor end, or nothing when it is no extension."""
+    """The axes that `longer` appends to `shorter`; empty if `shorter` is not a prefix of `longer`."""
     return longer[len(shorter) :] if longer[: len(shorter)] == shorter else ()
 
 

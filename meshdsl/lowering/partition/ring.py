@@ -1,8 +1,8 @@
-"""A contraction whose operand would have to be gathered can send it around instead, block by block.
+"""Contractions that send an operand around a ring of devices, block by block, instead of gathering it.
 
-Each device multiplies the block it holds while the next one travels, so no device ever stores the whole operand
-(Cannon, 1969; GShard, Lepikhin et al., 2020, figure 4c). As many bytes move as a gather moves, in n - 1 steps of a
-loop; it pays where the gathered operand would not fit.
+Each device multiplies the block it has while the next block is being sent, so no device stores the complete operand
+(Cannon, 1969; GShard, Lepikhin et al., 2020, figure 4c). The ring sends as many bytes as an all-gather, in n - 1 trips
+of a loop. Use it if the gathered operand would not fit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["TURN", "Ring", "find_ring", "multiply_around"]
 
 @dataclass(frozen=True)
 class Ring:
-    """Operand number `operand` goes around the devices along `axes`, which cut its dim."""
+    """Send operand number `operand` around the devices along `axes`, which split its dim `dim`."""
 
     operand: int
     dim: Dim
@@ -44,7 +44,7 @@ class Ring:
 def find_ring(
     scope: Scope, eqn: Eqn, labels: Labels, demanded: Callable[[Var, Any], Sharding], assigned: Mapping[str, Axes]
 ) -> Ring | None:
-    """The operand that would be gathered beyond the limit, if there is one and it can go around."""
+    """The operand whose gathered size exceeds the limit, if it can be sent around a ring; else None."""
     limit = scope.setting.gather_limit
     if limit is None or eqn.op is not EINSUM or len(eqn.ins) != 2:
         return None
@@ -66,7 +66,10 @@ def find_ring(
 def multiply_around(
     scope: Scope, eqn: Eqn, ring: Ring, ins: Sequence[Var], demanded: Sharding, out: Var, mask: bool
 ) -> None:
-    """The loop: multiply the block at hand, pass it on; after it one product more. `ins` lacks the ring's operand."""
+    """Add the loop that multiplies the current block and sends it on, and one last product after the loop.
+
+    `ins` does not include the ring's operand.
+    """
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, v = mesh.count(ring.axes), eqn.ins[ring.operand]
     x = scope.get(v, demanded.with_split(ring.dim.name, ring.axes), eqn)
@@ -112,7 +115,7 @@ def multiply_around(
 
 
 def _turn_kernel(c: Local, *xs: Any, operand: int, ring: Dim, block: Dim, axes: Axes, dtype: Any) -> Any:
-    """This device's product with the block it holds, which began `turn` places further on."""
+    """The device's product with its current block, which is the block `turn` places after its own."""
     *factors, acc, turn = xs
     n, size = c.count(axes), c.ins[operand].size(block)
     start = (c.xp.asarray(c.index(axes), np.int32) + turn) % n * size
@@ -138,7 +141,7 @@ def _turn_flops(ins: Any, outs: Any, *, shapes: Any, ring: Dim, block: Dim, **_:
 
 
 def _turn_shardings(eqn: Eqn) -> list[Sharding]:
-    return [eqn.ins[-2].sharding]  # each device works on another block, by turns: no label says so
+    return [eqn.ins[-2].sharding]  # each device reads another block in each turn; no label can say so
 
 
 TURN = Op(

@@ -1,4 +1,4 @@
-"""Dims that every reader of a value takes row by row: scans over them, in this graph or in loops around and inside it.
+"""Find dims that every reader of a value scans row by row, in this graph or in loops around and inside it.
 
 A scan needs such a dim complete on every device. If the loop that stacked the value split the dim as the layout says,
 the next loop would gather it again.
@@ -16,7 +16,9 @@ RowDims = dict[Var, frozenset[str]]
 
 
 def row_dims(graph: Graph) -> Mapping[Var, frozenset[str]]:
-    """For values of a graph and of its loops, the dims that all their readers scan; values without any are absent."""
+    """For values of a graph and of its loops, the dims that all their readers scan; values without such dims are
+    absent.
+    """
     found: RowDims = {}
     _collect(graph, dict.fromkeys(graph.outs, frozenset[str]()), found)
     return {v: dims for v, dims in found.items() if dims}
@@ -32,7 +34,7 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], found: RowDims
 
 
 def _read(loop: Eqn, scan: Scan, i: int, found: RowDims) -> frozenset[str]:
-    """The dims of operand i that a scan takes row by row."""
+    """The dims of operand i that a scan reads row by row."""
     body, carried = scan.body, scan.consts + scan.carries
     if body.ins and i == 0:
         n = scan.carries

@@ -1,8 +1,8 @@
-"""A `Scope` is a program (or a loop body) being built: which sharded versions of each graph value exist, and how to
-get another.
+"""A `Scope` is a program, or a loop body, under construction: the versions of each graph value, and how to get another.
 
-Reshards are shared: every step of a plan is a version that later consumers may start from. Values made of nothing
-(`passes.unmade`) are made where they are read, in the sharding needed there; they are never sent.
+A version is the value in one sharding. Reshards are shared: each step of a plan is a version that later consumers may
+start from. Values without inputs (`passes.unmade`) are computed where they are read, in the sharding needed there, and
+are never sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Remembers(Protocol):
-    """The part of `memo.Memo` that building a program uses."""
+    """The part of `memo.Memo` that lowering uses."""
 
     def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T: ...
 
@@ -40,22 +40,22 @@ class Remembers(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same in every scope of one partition."""
+    """The values shared by all scopes of one partition."""
 
     mesh: Mesh
     layout: Layout
     extents: Extents
-    hints: Mapping[Var, tuple[str, ...]]  # dims that win where they compete, by value (from md.prefer)
-    gather_limit: float | None  # bytes of a gathered operand beyond which a contraction sends it around
-    problems: dict[str, Where | None]  # texts, in order, each once, with the line of the model where there is one
+    hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
+    gather_limit: float | None  # if a gathered operand exceeds these bytes, a contraction sends it around a ring
+    problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
     row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
-    memo: Remembers | None = None  # of a search, which lowers one graph under many layouts
+    memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader of a value that is no equation: a result of the graph, or of a loop's body."""
+    """A reader of a value that is not an equation: a result of the graph, or of a loop body."""
 
     op: str
     where: Where
@@ -64,7 +64,7 @@ class Reader:
 
 
 class Scope:
-    """One graph's values in their sharded versions, and the equations made so far."""
+    """One graph's values in their sharded versions, and the equations added so far."""
 
     def __init__(self, setting: Setting, graph: Graph, demand: Demand | None = None):
         self.setting = setting
@@ -72,27 +72,27 @@ class Scope:
         self.demand = demand or Demand(graph)
         self.eqns: list[Eqn] = []
         self.versions: dict[Var, list[Var]] = {}
-        self.default_sharding: dict[Var, Sharding] = {}  # the version consumers start from when they are free to choose
+        self.default_sharding: dict[Var, Sharding] = {}  # the version from which consumers with a free choice start
         self.unmaterialized: dict[Var, Eqn] = {}
-        self.received: set[Var] = set()  # versions that a collective made
-        self.required_collectives: set[Var] = set()  # graph values that needed something sent
-        self.def_sharding: dict[Var, Sharding] = {}  # how values of this graph and of its loops lie where they are made
-        self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and the line that made it so
+        self.received: set[Var] = set()  # versions that a collective produced
+        self.required_collectives: set[Var] = set()  # graph values whose lowering sent something
+        self.def_sharding: dict[Var, Sharding] = {}  # sharding of each value, also inside loops, where it is computed
+        self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and that source line
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """The value of `make`; with a memo, the one made for this key before."""
+        """The result of `make`; with a memo, computed once for each key."""
         memo = self.setting.memo
         return make() if memo is None else memo.once(self, key, make)
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
-        """A program variable for the first version of a graph value."""
+        """Create the program variable for the first version of a graph value."""
         made = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
         self.versions[v] = [made]
         self.default_sharding[v] = sharding
         return made
 
     def is_zero(self, v: Var) -> bool:
-        """Whether the value is zeros that are not stored yet, and so may be pending over any axes."""
+        """Whether the value is unmaterialized zeros, which may be pending over any axes."""
         return (
             v in self.unmaterialized
             and self.unmaterialized[v].op is FULL
@@ -100,7 +100,7 @@ class Scope:
         )
 
     def should_defer(self, v: Var, eqn: Eqn) -> bool:
-        """Whether an operand whose sum is pending should stay so for the operations that can take it pending."""
+        """Whether an operand with a pending sum should stay pending for the operations that accept it so."""
         pending = {
             x: self.default_sharding[x].partial if self.is_pending(x) else ()
             for x in eqn.ins
@@ -109,22 +109,22 @@ class Scope:
         return self.demand.should_defer(v, pending, self.setting)
 
     def is_pending(self, v: Var) -> bool:
-        """Whether a value is a sum that no version of it has finished."""
+        """Whether a value is a pending sum and has no complete version."""
         home = self.default_sharding.get(v)
         return home is not None and bool(home.partial) and home.kind == "sum" and self.whole_version(v) is None
 
     def whole_version(self, v: Var) -> Sharding | None:
-        """The sharding of a version with nothing pending, if one exists."""
+        """The sharding of a version without pending sums, if one exists."""
         return next((x.sharding for x in self.versions.get(v, ()) if not x.sharding.partial), None)
 
     def price(self, v: Var, target: Sharding) -> float:
-        """The bytes one device sends to get this version."""
+        """The bytes that one device sends to get this version."""
         if v in self.unmaterialized:
             return 0
         return min(self._cost(x, target) for x in self._sources(v, target))
 
     def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
-        """The value in this sharding, for this equation; collectives are added where no version fits."""
+        """The value in this sharding, for this equation; adds collectives if no version has it."""
         if v in self.unmaterialized:
             return self._born(v, target)
         for x in self.versions[v]:
@@ -162,7 +162,7 @@ class Scope:
         return made
 
     def _cause(self, step: Step, eqn: Eqn | Reader) -> Cause:
-        if eqn.cause:  # a pass asked for it and says why
+        if eqn.cause:  # a pass requested it and gives the reason
             return eqn.cause
         match step:
             case AllGather():
@@ -188,7 +188,7 @@ class Scope:
         return made
 
     def unmade_sharding(self, v: Var) -> Sharding:
-        """The layout's sharding of a value made of nothing, where no operation decides; replicated if contested."""
+        """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
         wanted = self.canonical(v.shape)
         used = [axis for axes in wanted.values() for axis in axes]
         return Sharding.of(wanted) if len(used) == len(set(used)) else Sharding()
@@ -204,7 +204,7 @@ class Scope:
         return made
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
-        """Cut the dims that an operation left whole as the layout says, where their axes are free; nothing is sent."""
+        """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing."""
         home = self.default_sharding[v]
         split = dict(home.split)
         scanned = self.setting.row_dims.get(v, frozenset[str]())
@@ -222,6 +222,6 @@ class Scope:
             self.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
 
     def canonical(self, shape: tuple[Dim, ...], rules: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
-        """What the layout asks for these dims, an axis asked twice included."""
+        """The axes that the layout requests for these dims; an axis that two dims request is listed for both."""
         rules = self.setting.layout.rules if rules is None else rules
         return {d.name: rules[d.name] for d in shape if rules.get(d.name)}

@@ -1,14 +1,15 @@
-"""A sort along a split dim leaves every device with its block of the sorted dim, by the cheapest of four ways.
+"""Sort along a split dim, so that each device stores its block of the sorted dim, by the cheapest of four methods.
 
-* `other dim`: an all_to_all makes the dim whole and cuts another one instead; each device sorts, and a second
-  all_to_all goes back.
-* `merge`: sorted blocks are compared by Batcher's merge exchange (Knuth, The Art of Computer Programming 3, 5.2.2,
-  algorithm M), which is right for any number of blocks; of two blocks, one device keeps the lower half.
-* `columns`: Leighton's columnsort (Tight Bounds on the Complexity of Parallel Sorting, 1985, section 3): two deals of
-  every block to all, then a merge of neighbours' halves. About three blocks are sent, however many devices there are.
-* `gather`: all_gather, and every device sorts everything.
+* `other dim`: an all_to_all moves the split to another dim; each device sorts, and a second
+  all_to_all moves the split back.
+* `merge`: Batcher's merge exchange on sorted blocks (Knuth, The Art of Computer Programming 3, 5.2.2,
+  algorithm M), correct for any number of blocks; of two merged blocks, one device keeps the lower half.
+* `columns`: Leighton's columnsort (Tight Bounds on the Complexity of Parallel Sorting, 1985, section 3): two
+  all-to-alls of every block, then a merge with the neighbours' halves. Each device sends about three blocks,
+  regardless of the number of devices.
+* `gather`: all_gather, then every device sorts everything.
 
-The first three never hold more than two blocks. Equal prices are settled in this order.
+The first three methods store at most two blocks per device. Ties are broken in this order.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from .scope import Scope
 
 __all__ = ["build", "labels", "merges"]
 
-Items = list[Var]  # the elements, or the elements and their places
+Items = list[Var]  # the elements, or the elements and their indices
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One sort to be lowered: along `over`, cut by `axes` into n blocks."""
+    """One sort to be lowered: along `over`, split over `axes` into n blocks."""
 
     scope: Scope
     eqn: Eqn
     x: Var
     outs: Sequence[Var]
     axes: Axes
-    values: bool  # whether anybody reads the sorted elements
-    places: bool  # whether anybody reads the indices
+    values: bool  # whether the sorted elements are read
+    places: bool  # whether the indices are read
 
     @property
     def over(self) -> Dim:
@@ -65,7 +66,7 @@ class _Job:
         self.scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, self.eqn.where, self.eqn.backward, cause))
 
     def each(self, items: Items, op: Collective, cause: Cause) -> Items:
-        """The same collective on the elements and on their places."""
+        """Apply the same collective to the elements and to their indices."""
         made = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
         for v, out in zip(items, made, strict=True):
             self.add(op, [v], [out], cause)
@@ -73,13 +74,13 @@ class _Job:
 
 
 def labels(scope: Scope, eqn: Eqn) -> Labels:
-    """All dims pass, the sorted one included."""
+    """Every dim keeps its label, including the sorted one."""
     names: dict[str, str | None] = {d.name: d.name for d in eqn.ins[0].shape}
     return Labels((names,), (names, names))
 
 
 def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axes], outs: Sequence[Var]) -> None:
-    """Add the equations of the cheapest way."""
+    """Add the equations of the cheapest method."""
     users = [scope.demand.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
     job = _Job(scope, eqn, ins[0], outs, assigned[eqn.params["over"].name], bool(users[0]), bool(users[1]))
     kept, offers = scope.eqns, list[tuple[int, list[Eqn]]]()
@@ -92,7 +93,7 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axe
 
 
 def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
-    """What one device sends, results that nobody reads left out."""
+    """The bytes that one device sends, without those for results that are never read."""
     mesh, extents = job.scope.setting.mesh, job.scope.setting.extents
     live = {v for v, read in zip(job.outs, (job.values, job.places), strict=True) if read}
     sent = 0
@@ -140,7 +141,7 @@ def _by_other_dim(job: _Job) -> bool:
 
 
 def _begin(job: _Job, run: Dim) -> Items:
-    """Sorted blocks of the run, as long as its stored size says."""
+    """Pad the blocks to the run's stored size and sort each of them."""
     place = np.dtype(np.uint8 if run.size <= 1 << 8 else np.uint16 if run.size <= 1 << 16 else np.int32)
     kinds = [job.x.dtype, place] if job.places else [job.x.dtype]
     split = {**{d: cut for d, cut in job.x.sharding.split if d != job.over.name}, run.name: job.axes}
@@ -151,7 +152,7 @@ def _begin(job: _Job, run: Dim) -> Items:
 
 
 def _finish(job: _Job, items: Items, run: Dim) -> None:
-    """The elements of the sorted run where the dim's blocks want them."""
+    """Move the elements of the sorted run to the blocks of the sorted dim."""
     for v, out in zip(items, job.outs, strict=False):
         moved = out if v.dtype == out.dtype else Var(out.shape, v.dtype, "", out.sharding)
         moves = IndexMap((run,), job.over, (Piece(0, 0, 0, job.over.size),))

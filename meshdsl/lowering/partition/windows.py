@@ -1,10 +1,10 @@
-"""Window operations along split dims: each device fetches what its windows read, then works alone.
+"""Window operations along split dims: each device fetches the input that its windows read, then computes locally.
 
-Along a dim that is split in the result, a device's windows read one run of the input: its own block and a halo of its
-neighbours', by exchange. Along a dim of the kernel that is split (a kernel's gradient, whose kernel is the cotangent),
-a device's part of the kernel meets one run too, and the results are partial. What lies outside the input, in holes of
-its base dilation, or nowhere (a device that owns no window) is the identity of the operation. GShard (Lepikhin et
-al., 2020), section 3.3 and appendix A.4, treats its cases one by one; here all are the same table of pieces.
+If the result is split along a dim, a device's windows read one run of the input: its own block and a halo from its
+neighbours, sent by an exchange. If the kernel is split (in a kernel's gradient, where the kernel is the cotangent), a
+device's part of the kernel also reads one run, and the results are partial. Positions outside the input, in holes of
+its base dilation, or of devices without windows are filled with the operation's identity. GShard (Lepikhin et al.,
+2020, section 3.3 and appendix A.4) treats these cases separately; here one table of pieces covers them all.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -34,12 +34,14 @@ __all__ = ["build", "labels", "needed"]
 
 
 def _kernels(eqn: Eqn) -> tuple[str, ...]:
-    """The kernel dim that each window slides, where the operation has a kernel."""
+    """The kernel dim of each window; empty names if the operation has no kernel."""
     return eqn.params.get("kernel", ("",) * len(eqn.params["window"]))
 
 
 def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
-    """For each window whether its input is cut like the kernel (when that is split) or like the result."""
+    """For each window, "kernel" if its input is split like the kernel (when that is split), or "out": like the
+    result.
+    """
 
     def side(kernel: str) -> str:
         if not kernel or eqn.ins[1] in scope.unmaterialized:
@@ -67,12 +69,12 @@ def _labels(eqn: Eqn, sides: Sequence[str]) -> Labels:
 
 
 def labels(scope: Scope, eqn: Eqn) -> Labels:
-    """A window's input shares a label with its output dim, or with its kernel dim."""
+    """A window's input dim shares a label with its output dim, or with its kernel dim."""
     return _labels(eqn, _sides(scope, eqn))
 
 
 def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
-    """Whether some window dim is split."""
+    """Whether any window dim is split."""
     return any(_axes(eqn, v, side, k, assigned) for v, side, k in _cases(scope, eqn))
 
 
@@ -85,7 +87,7 @@ def _axes(eqn: Eqn, v: Window, side: str, kernel: str, assigned: Any) -> Axes:
 
 
 def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var]) -> None:
-    """Fetch along each split window dim, then the operation on what was fetched."""
+    """Fetch the input along each split window dim, then add the operation on the fetched input."""
     x, window, sides = ins[0], list[Window](), list[str]()
     for v, side, kernel in _cases(scope, eqn):
         axes = _axes(eqn, v, side, kernel, assigned)
@@ -99,7 +101,7 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
 
 
 def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | None, axes: Axes) -> tuple[Var, Window]:
-    """The run of the input that each device's windows read, and the window as it reads that run."""
+    """The run of the input that each device's windows read, and the window relative to that run."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, dim = mesh.count(axes), find(v.dim, x.shape)
     if kernel is None:
@@ -128,25 +130,25 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
 
 
 def _reach(v: Window, windows: int, size: int) -> int:
-    """The positions that so many windows of a size read, from the first to the last."""
+    """The number of positions that this many windows of a size span, from the first to the last one read."""
     return (windows - 1) * v.stride + (size - 1) * v.dilation + 1 if windows and size else 0
 
 
 def _real_sizes(kernel: Dim, size: int, n: int) -> list[int]:
-    """How many elements of a split kernel dim each device stores, padding left out."""
+    """The number of elements of a split kernel dim that each device stores, without padding."""
     return [max(0, min(size, kernel.size - i * size)) for i in range(n)]
 
 
 def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], run: Any) -> Any:
     """`run(x, w, windows)` with every kernel at its real size on each device.
 
-    Zeros for padding would not do: x may be infinite where only other windows read it, and 0 * inf is NaN.
+    Padding with zeros would be wrong: x may be infinite where only other windows read it, and 0 * inf is NaN.
     """
     for k, v, kernel in windows:
         at, place = c.ins[1].position(kernel), c.ins[0].position(v.dim)
         axes, size = c.ins[1].axes[at], w.shape[at]
         real = _real_sizes(c.ins[1].shape[at], size, c.count(axes)) if axes else []
-        sizes = sorted({n for n in real if n})  # where no element is stored x is zero too, and any size will do
+        sizes = sorted({n for n in real if n})  # a device without elements has x of zeros, so any size is correct
         if len(sizes) < 2:
             continue
         count = v.out_size(x.shape[place])
@@ -167,11 +169,11 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
 
 @lru_cache(maxsize=64)
 def _alone(op: Op) -> Op:
-    """The operation on fetched runs: no padding is left, and the result's type is as stated."""
+    """The operation on fetched runs: it needs no padding, and the result's type is given."""
 
     def kernel(c: Any, *xs: Any, result: Type, sides: tuple[str, ...], **params: Any) -> Any:
-        if "kernel" in params and not all(v.size for v in params["window"]):  # how many windows there are, only the
-            return c.xp.zeros(c.outs[0].sizes, params["dtype"])  # result's type says: they read nothing
+        if "kernel" in params and not all(v.size for v in params["window"]):  # windows of size 0: the
+            return c.xp.zeros(c.outs[0].sizes, params["dtype"])  # result's type gives their number
         if "kernel" not in sides:
             return op.kernel(c, *xs, **params)
 

@@ -1,4 +1,4 @@
-"""Where gradients become whole: the pending sums that an update starts from, and in what order they are scattered."""
+"""Find the pending sums (gradients) from which an update starts, and the order in which they are scattered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ShardedGraph", "Sums", "pending_sums", "stages"]
 
 @dataclass(frozen=True)
 class ShardedGraph:
-    """A graph with where its values lie: what the partitioner found without this pass."""
+    """A graph with the sharding of every value, as the partitioner found it without this pass."""
 
     graph: Graph
     results: Sequence[str]  # the paths of the results
@@ -24,30 +24,33 @@ class ShardedGraph:
     mesh: Mesh
     extents: Extents
     layout: Layout
-    regather: bool = False  # weights are gathered anew for the backward pass, those of a loop's layers one by one
+    regather: bool = False  # gather weights again for the backward pass; those of a loop's layers one layer at a time
 
     def bytes(self, v: Var) -> int:
-        """What one device stores of a value."""
+        """The bytes of a value that one device stores."""
         sizes = self.extents.local_shape(v.shape, self.homes[v].whole(), self.mesh)
         return math.prod(sizes) * v.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Where an update starts, in one graph: its pending sums, and, by loop and result, those inside loop bodies."""
+    """The pending sums from which an update starts, in one graph.
+
+    `loops` has the sums inside loop bodies, by loop and result number.
+    """
 
     here: tuple[Var, ...] = ()
     loops: tuple[tuple[Eqn, int, Sums], ...] = ()
 
     def all(self) -> Iterator[Var]:
-        """Every pending sum."""
+        """Iterate over every pending sum."""
         yield from self.here
         for _, _, inner in self.loops:
             yield from inner.all()
 
 
 def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
-    """The first pending sums of the same dims that a value is computed from, element by element, through loops too."""
+    """The first pending sums of the same dims from which a value is computed element by element, also through loops."""
     made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     queue, seen = [out], {out}
     here: list[Var] = []
@@ -56,7 +59,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
         v = queue.pop()
         eqn = made.get(v)
         same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
-        same = list(dict.fromkeys(same))  # a square has one operand
+        same = list(dict.fromkeys(same))  # a square reads one value twice
         home = placed.homes.get(v, Sharding())
         pending = home.partial and home.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
@@ -74,10 +77,13 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
-    """The sums, those that are only added up as one: what several uses of a weight give it is reduced once."""
+    """The sums, with sums that are only added up replaced by their total.
+
+    If a weight is used several times, its gradients are then reduced once.
+    """
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
-    found = {v: v for v in sums}  # how far a sum was followed, and where it was last added to another
+    found = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
     for eqn in graph.eqns:
         ours = [found[x] for x in set(eqn.ins) if x in found]
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
@@ -92,9 +98,9 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
 
 
 def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
-    """The order in which a sum is scattered along the axes that cut its dims: what is left is least where most goes.
+    """The order of the axis groups along which a sum is scattered: the largest first, to leave less for the others.
 
-    The most devices first, and of equal numbers the minor axes, which lie closer together.
+    If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
     """
     places = list(mesh.axes)
     return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(places.index, axes))))

@@ -1,4 +1,4 @@
-"""What one update computes of a graph, and the same on the private dims by which it is cut."""
+"""Find the equations of one weight update, and rewrite them on the private dims by which it is split."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ __all__ = ["CannotShardError", "Format", "UpdateRegion", "Region", "equations", 
 
 
 class CannotShardError(Exception):
-    """This update stays as it is; the text says why."""
+    """The update cannot be sharded; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How an update is cut: each cut dim with its private name and all axes that cut it then."""
+    """How an update is split: each split dim, its private name, and all axes that split it."""
 
     dims: tuple[tuple[Dim, Dim, Axes], ...]
-    waste: float  # stored elements per real one
-    ways: int  # shards
+    waste: float  # stored elements per real element
+    ways: int  # number of shards
 
     def renamed(self, shape: Shape) -> Shape:
-        """These dims with the cut ones under their private names."""
+        """The dims, with split dims under their private names."""
         new = {old: to for old, to, _ in self.dims}
         return tuple(new.get(d, d) for d in shape)
 
     def cuts(self, v: Var) -> bool:
-        """Whether a value has one of the cut dims."""
+        """Whether a value has one of the split dims."""
         return any(old in v.shape for old, _, _ in self.dims)
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateRegion:
-    """What an update computes in one graph: the step, or a loop body whose stacked result is a gradient."""
+    """The equations of an update in one graph: the step, or a loop body whose stacked result is a gradient."""
 
     sums: tuple[Var, ...]
     eqns: frozenset[Eqn]
-    inner: frozenset[Var]  # its values with a cut dim, the weight and the optimizer's state among them
-    loops: tuple[tuple[Eqn, int, UpdateRegion], ...]  # loops with the result that comes out of them cut
+    inner: frozenset[Var]  # its values with a split dim, including the weight and the optimizer state
+    loops: tuple[tuple[Eqn, int, UpdateRegion], ...]  # loops, with the number of the result that leaves them split
 
 
 def equations(part: UpdateRegion) -> Iterator[Eqn]:
@@ -60,7 +60,7 @@ def equations(part: UpdateRegion) -> Iterator[Eqn]:
 
 @lru_cache(maxsize=64)
 def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
-    """Which equation makes each value of a graph, and which read it."""
+    """The equation that computes each value of a graph, and the equations that read it."""
     readers = defaultdict[Var, set[Eqn]](set)
     for eqn in graph.eqns:
         for v in eqn.ins:
@@ -69,7 +69,7 @@ def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
 
 
 class Region:
-    """What one update computes: everything downstream of its sums that has a cut dim, and what only that reads."""
+    """Collects one update: all values downstream of its sums with a split dim, and all values that only these read."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Region:
         sums: Sums,
         group: Axes,
         pairs: Sequence[tuple[Var, Var]],
-        taken: Mapping[Eqn, str],  # the equations of other updates, with whose they are
+        taken: Mapping[Eqn, str],  # equations of other updates -> the name of their weight
     ):
         self.placed, self.graph, self.form, self.sums, self.group = placed, graph, form, sums, group
         self.replaced = dict(pairs)
@@ -89,7 +89,10 @@ class Region:
         self.carried: list[Var] = []
 
     def grow(self) -> UpdateRegion:
-        """Everything the update computes in this graph, and in the bodies its gradients come from."""
+        """Collect the whole update in this graph and in the loop bodies that compute its gradients.
+
+        Raises `CannotShardError` if the update cannot be split.
+        """
         graph = self.graph
         made, readers = uses(graph)
         loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
@@ -112,14 +115,14 @@ class Region:
             self.inner.update(inputs)
             if not inputs and not own:
                 break
-        for v in self.carried:  # the gather moves what is read, after the cast to the compute dtype
+        for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
                 if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
                     self.take(eqn)
         return UpdateRegion(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
 
     def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
-        """The part of a loop body that makes one of its stacked results."""
+        """The part of a loop body that computes one of its stacked results."""
         assert isinstance(loop.control, Scan)
         body = loop.control.body
         part = Region(self.placed, body, self.form, sums, self.group, (), self.taken).grow()
@@ -130,7 +133,7 @@ class Region:
         return part
 
     def take(self, eqn: Eqn) -> list[Var]:
-        """Add an equation; returns its results with a cut dim."""
+        """Add an equation; returns its results that have a split dim."""
         if eqn.control is not None:
             raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
         if eqn in self.taken:
@@ -143,7 +146,7 @@ class Region:
 
 
 def renamed(eqn: Eqn, form: Format) -> Eqn:
-    """The equation on private dims; raises `CannotShardError` where the operation's rule refuses them."""
+    """The equation on private dims; raises `CannotShardError` if the operation's rule refuses them."""
     new = {old: to for old, to, _ in form.dims}
     params = {key: _substitute(value, new) for key, value in eqn.params.items()}
     ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]

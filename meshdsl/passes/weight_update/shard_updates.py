@@ -1,9 +1,10 @@
 """Automatic cross-replica sharding of the weight update (Xu et al., 2020).
 
-Devices that hold the same weight compute the same update. This pass splits that work, and what only it needs: of
-each weight whose gradient is a pending sum over some mesh axes it cuts a dim over those axes too. The cut dim gets a
-name of its own (`io__rows`), so the rest of the model stays as it was: where the gradient comes in, the cut is a
-reduce-scatter; where the forward pass reads the weight, a rename is an all-gather. Both follow from the types.
+Devices that store the same weight compute the same update. This pass splits that update, and all values that only it
+reads: for each weight whose gradient is a pending sum over some mesh axes, it splits a dim over those axes too. The
+split dim gets a private name (`io__rows`), so the rest of the model does not change. Where the gradient enters the
+update, the split is a reduce-scatter; where the forward pass reads the weight, a rename is an all-gather. Both follow
+from the types.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ __all__ = ["RESHARD_TO_PRIVATE_DIM", "Decision", "Policy", "Verdict", "shard_upd
 
 @dataclass(frozen=True)
 class Decision:
-    """What was done with one weight, and why. Bytes are of one device, seconds of one step."""
+    """The decision about one weight, and the reason. Bytes are per device, seconds per step."""
 
     weight: str
     shape: Shape
-    group: Axes  # the axes over which its update is cut; where it is not cut, over which it could have been
-    split: tuple[tuple[str, Axes], ...]  # the dims cut for the update, and by what
+    group: Axes  # the axes over which the update is split, or, if it is not split, could be
+    split: tuple[tuple[str, Axes], ...]  # the dims split for the update, and their axes
     sharded: bool
     reason: str
     bytes_saved: int = 0
-    seconds_saved: float | None = None  # where a machine was asked
-    pending: Axes = ()  # all axes over which its gradient is summed, shards of it over those that are not of the group
+    seconds_saved: float | None = None  # None without a machine
+    pending: Axes = ()  # all axes over which the gradient is summed; outside the group, shards of it are summed
 
 
 def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
@@ -58,14 +59,15 @@ RESHARD_TO_PRIVATE_DIM = Op(
 )  # a sum under private names, scattered over the axes of `split`
 
 
-Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, why not
+Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, and the reason if not
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which groups of devices may share an update, of those along the axes its gradient is pending over; and which do.
+    """Candidate device groups for a sharded update, and the decision whether sharding it pays.
 
-    Of several groups the one that saves most is taken, the first of equals.
+    `groups` maps the axes over which a gradient is pending to candidate groups; `worth` judges an update. The group
+    that saves the most is used, the first one in a tie.
     """
 
     groups: Callable[[Axes], Sequence[Axes]]
@@ -73,12 +75,12 @@ class Policy:
 
 
 def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, tuple[Decision, ...]]:
-    """The graph with private dims in its updates, a layout that cuts them, and a decision for each weight.
+    """The graph with private dims in its updates, a layout that splits them, and a decision for each weight.
 
-    Weights are the arguments that results of the same path and type replace (`params/w` and `0/w`), of the first one
-    that has such; and the arguments that a loop over steps carries, where its body updates them. With `placed.regather`
-    the backward pass gathers a weight again instead of keeping it, and loops over layers gather one layer at a time
-    (ZeRO, stage 3: Rajbhandari et al., 2020).
+    Weights are the arguments that results of the same path and type replace (`params/w` and `0/w`). Only the first
+    argument with such leaves counts. The arguments that a loop over steps carries are weights too, if its body updates
+    them. With `placed.regather` the backward pass gathers a weight again instead of keeping it, and loops over layers
+    gather one layer at a time (ZeRO, stage 3: Rajbhandari et al., 2020).
     """
     pairs = carried(placed)
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
@@ -86,7 +88,7 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     looped, in_loops, updated = _in_loops(placed, policy)
     around = dataclasses.replace(placed, graph=looped, layout=_with_rules(placed.layout, _private(in_loops)))
     names = {v: v.name for v in placed.graph.ins}
-    left = [(v, out) for v, out in weights if v.name not in updated]  # a loop's weights are not updated again around it
+    left = [(v, out) for v, out in weights if v.name not in updated]  # not updated in a loop
     chosen, decisions = _decide(around, pairs, left, policy, names)
     decisions = (*(d for d in updated.values() if d is not None), *decisions)
     _check_decided(weights, decisions, chosen, updated)
@@ -103,7 +105,7 @@ def _check_decided(
     chosen: Sequence[Update],
     updated: Mapping[str, Decision | None],
 ) -> None:
-    """Every weight has a decision of its own, or is the optimizer's state of one that has."""
+    """Raise `InternalError` unless each weight has a decision, or is optimizer state of a weight that has one."""
     decided = {d.weight for d in decisions} | set(updated) | {v.name for update in chosen for v in update.carried}
     missing = [v.name for v, _ in weights if v.name not in decided]
     if missing:
@@ -117,11 +119,11 @@ def _decide(
     policy: Policy,
     names: Mapping[Var, str],
 ) -> tuple[list[Update], list[Decision]]:
-    """The updates that are split, and a decision for each weight."""
+    """The updates to split, and a decision for each weight."""
     chosen: list[Update] = []
     decisions: list[Decision] = []
     for v, out in weights:
-        if any(v in update.carried for update in chosen):  # a moment of a weight before it
+        if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
             continue
         try:
             taken = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
@@ -142,11 +144,11 @@ def _decide(
 
 
 def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update], dict[str, Decision | None]]:
-    """Cut the weights of loops over steps before the first step, and gather them after the last.
+    """Split the weights of loops over steps before the first step, and gather them after the last.
 
-    Gives the graph, the updates that are cut, and, by name, the arguments that such a loop updates, with the decision
-    (None for the optimizer's state). Only an argument can be a weight: a backward loop carries cotangents, which are
-    pending sums that change from layer to layer too.
+    Returns the graph, the split updates, and the arguments that such a loop updates, by name, with their decision (None
+    for optimizer state). Only an argument can be a weight: a backward loop also carries cotangents, pending sums that
+    change from layer to layer.
     """
     eqns: list[Eqn] = []
     every: list[Update] = []
@@ -179,14 +181,14 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
 
 
 def _differentiates(eqn: Eqn) -> bool:
-    """Whether an equation is part of a backward pass, or has one inside."""
+    """Whether an equation belongs to a backward pass, or contains one."""
     return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 
 def _cut_around(
     loop: Eqn, scan: Scan, inside: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
 ) -> list[Eqn]:
-    """A loop whose body has its updates split, with the renames that cut and gather what it carries."""
+    """A loop with split updates in its body, with renames that split its carries before it and gather them after it."""
     body, held = _rewritten(inside, pairs, chosen), scan.consts
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
@@ -210,7 +212,7 @@ def _rewritten(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: S
 
 
 class _Rewrite:
-    """A graph with its updates on private dims, and renames where values enter and leave them."""
+    """Rewrites a graph: its updates on private dims, with renames where values enter and leave the updates."""
 
     def __init__(
         self,
@@ -229,13 +231,13 @@ class _Rewrite:
         for form, part in parts:
             for eqn, i, inner in part.loops:
                 self.loops[eqn].append((i, form, inner))
-        self.carried = set(carried)  # inputs that are cut
-        self.kept = set(kept)  # results that are
+        self.carried = set(carried)  # inputs that are split
+        self.kept = set(kept)  # results that are split
         self.regather = regather
         self.eqns: list[Eqn] = []
-        self.inside: dict[tuple[Var, Format], Var] = {}  # a value as an update reads it
-        self.outside: dict[Var, Var] = {}  # and as everything else does
-        self.again: dict[Var, Var] = {}  # and as the backward pass does, where that gathers for itself
+        self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
+        self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
+        self.again: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
 
     def graph(self) -> Graph:
         old = self.old
@@ -267,7 +269,7 @@ class _Rewrite:
         return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
 
     def define(self, v: Var) -> Var:
-        """An input, or a loop's stacked result, that is cut."""
+        """Split an input, or a loop's stacked result, under its private dims."""
         form = self.owner[v]
         self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
         return self.inside[v, form]
@@ -278,7 +280,7 @@ class _Rewrite:
         return _Rewrite(body, parts, self.homes, kept=[body.outs[i] for i, _, _ in self.loops[loop]]).graph()
 
     def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
-        """A value as an update reads it: a sum is scattered, what every device has is cut."""
+        """A value as an update reads it: a pending sum is scattered, a replicated value is sliced."""
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
@@ -294,11 +296,11 @@ class _Rewrite:
         return self.inside[v, form]
 
     def leave(self, v: Var, eqn: Eqn) -> Var:
-        """A value as the rest of the graph reads it: whole over the group again."""
+        """A value as the rest of the graph reads it: gathered over the group."""
         if self.regather and eqn.backward and v in self.owner:
             if v not in self.again:
                 source = self.inside[v, self.owner[v]]
-                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # not the same as the forward pass's
+                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
                 cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, kept.shape)
                 self.again[v] = self.rename(kept, v.shape, eqn, cause)
             return self.again[v]
@@ -309,13 +311,13 @@ class _Rewrite:
         return self.outside.get(v, v)
 
     def by_layer(self, loop: Eqn, scan: Scan) -> dict[int, Var]:
-        """The stacked operands of a loop that go in cut, to be gathered one layer at a time."""
+        """The stacked operands that a loop takes split, to gather them one layer at a time inside."""
         first, dim = scan.consts + scan.carries, scan.dim
         stacks = {i: v for i, v in enumerate(loop.ins) if i >= first and v in self.owner}
         return {
             i: self.inside[v, self.owner[v]]
             for i, v in stacks.items()
-            if dim in self.inside[v, self.owner[v]].shape  # the layers themselves are not cut
+            if dim in self.inside[v, self.owner[v]].shape  # the layer dim itself is not split
         }
 
     def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: Cause) -> Var:
@@ -328,7 +330,7 @@ class _Rewrite:
 
 
 def _cause(kind: Because, weight: str, whole: Shape, cut: Shape) -> Cause:
-    """Why a weight is cut or gathered, with the dims that have a private name where it is cut."""
+    """The cause of a split or gather of a weight, with the dims that have a private name."""
     return Cause(kind, dims=tuple(d.name for d in whole if d not in cut), tensors=(weight,))
 
 
@@ -338,7 +340,7 @@ def _scan_of(eqn: Eqn) -> Scan:
 
 
 def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
-    """A loop's body that is given rows of these cut stacks, and gathers them first."""
+    """A loop body that takes rows of these split stacks, and gathers them first."""
     scan = _scan_of(loop)
     body = scan.body
     ins, eqns = list(body.ins), list[Eqn]()

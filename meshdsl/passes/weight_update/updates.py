@@ -1,7 +1,7 @@
-"""The weight updates of a train step: where their gradients become whole, what they compute, how each could be cut.
+"""Find the weight updates of a train step: their gradients, their equations, and how each could be split.
 
-An update starts from pending sums (gradients) and ends in the values that replace the weight and its optimizer state.
-Devices along the axes of those sums all compute it: it is redundant. Where values lie is what the partitioner found.
+An update starts from pending sums (gradients) and computes the new weight and the new optimizer state. All devices
+along the axes of those sums compute the same update, so it is redundant. Shardings of values come from the partitioner.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ __all__ = ["Update", "carried", "find_update", "recut"]
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The update of one weight: what it computes, and how it would be cut."""
+    """The update of one weight: its equations, and how it would be split."""
 
     graph: Graph  # the step, or the body of a loop over steps
     weight: Var
     sums: tuple[Var, ...]
-    pending: Axes  # over which the sums are pending, so the update is redundant
-    group: Axes  # over which it would be cut; the shards are summed over the others
+    pending: Axes  # the axes over which the sums are pending, so the update is redundant along them
+    group: Axes  # the axes over which it would be split; over the others the shards are summed
     format: Format
     part: UpdateRegion
-    carried: tuple[Var, ...]  # inputs of the step that stay cut between steps
+    carried: tuple[Var, ...]  # inputs of the step that stay split between steps
 
     @property
     def across(self) -> Axes:
-        """The axes between groups: over these the shards are summed, and every group computes all of the update."""
+        """The axes between groups: the shards are summed over them, and every group computes the complete update."""
         return tuple(axis for axis in self.pending if axis not in self.group)
 
 
 def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
-    """Inputs with the results that take their places: of the same type, and of the same path, the argument's and the
-    result's own name aside; of several, the one that stands where the argument does. Arguments that are tensors
-    themselves go with such results in order.
+    """Match each input to the result that replaces it.
+
+    The result has the same type and the same path, apart from the first name (the argument's or the result's). If
+    several results match, the one in the argument's position is used. Arguments that are single tensors are matched to
+    single results of the same type, in order.
     """
     results = list(zip(placed.results, placed.graph.outs, strict=True))
     arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
@@ -73,9 +75,9 @@ def find_update(
     groups: Callable[[Axes], Sequence[Axes]],
     saved: Callable[[Update], float],
 ) -> Update:
-    """The update of one weight, cut over that one of the groups of its pending axes where most is saved.
+    """The update of one weight, split over the group of its pending axes that saves the most.
 
-    Raises `CannotShardError` where it can be cut over none.
+    Raises `CannotShardError` if no group can split it.
     """
     found = pending_sums(placed, placed.graph, out)
     sums = tuple(found.all())
@@ -106,20 +108,20 @@ def find_update(
 
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
-    """The update as it would be if another group shared it, as far as bytes go: what it computes is not looked at."""
+    """The update split over another group, for counting bytes only: its equations are not checked."""
     form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
     return dataclasses.replace(update, group=group, format=form)
 
 
 def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
-    """The dims that can be cut: not the layers, if they come one by one."""
+    """The dims that can be split: without the layer dim, if the gradient is computed layer by layer."""
     return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
 
 
 def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> Format:
-    """A dim that divides, the fewest and the earliest; else what needs the least padding.
+    """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
-    A dim that the layout splits comes last if it does not divide: under its private name its blocks are other ones.
+    A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
     """
     mesh, extents = placed.mesh, placed.extents
 

@@ -1,1 +1,1 @@
-"""Overlap of communication with computation over the whole step (Lancet, Jiang et al., 2024, and beyond it)."""
+"""Overlap communication with computation over the whole step (Lancet, Jiang et al., 2024, and other plans)."""

@@ -1,7 +1,7 @@
-"""Insertion moves: take one task out of an order and put it back where the step gets shorter, until none helps.
+"""Improve an order of tasks by insertion moves: remove one task and insert it where the step gets shorter.
 
-On small graphs this closes most of what a list schedule loses against the optimum; on large ones a fixed number of
-moves is tried, drawn from a fixed seed, so that a plan is the same every time.
+On small graphs this closes most of the gap between a list schedule and the optimum. On large ones it tries a fixed
+number of random moves with a fixed seed, so that the plan is deterministic.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .tasks import Task, Tasks
 
 __all__ = ["insertion_moves", "length"]
 
-SMALL = 40  # tasks; below, every move is tried
+SMALL = 40  # tasks; up to this number every move is tried
 
 
 def length(order: Sequence[Task], slowdown: float = 1.0) -> float:
-    """Seconds of an order: computation in order, collectives leave at their place and are waited for when read."""
+    """Seconds of an order: computation runs in order; collectives start at their place and are waited for when read."""
     now = 0.0
     free: dict[str, float] = {}
     end: dict[Task, float] = {}
@@ -36,7 +36,7 @@ def length(order: Sequence[Task], slowdown: float = 1.0) -> float:
 
 
 def insertion_moves(tasks: Tasks, order: Sequence[Task], moves: int = 600) -> list[Task]:
-    """The order after the best of many insertion moves; never longer than before. O(moves x tasks)."""
+    """The order after the best of `moves` insertion moves; never longer than the given order. O(moves x tasks)."""
     slowdown = tasks.machine.overlap_slowdown
     best, least = list(order), length(order, slowdown)
     rng = random.Random(0)
@@ -61,7 +61,7 @@ def insertion_moves(tasks: Tasks, order: Sequence[Task], moves: int = 600) -> li
 
 
 def _places(order: Sequence[Task], task: Task) -> list[int]:
-    """Where a task may be put back, between what it reads and its readers, the place that it has aside."""
+    """The positions where a task may be inserted, after its operands and before its readers, except its current one."""
     place = {other: i for i, other in enumerate(order)}
     here = place[task]
     first = max((place[source] + 1 for source in task.needs if source in place), default=0)

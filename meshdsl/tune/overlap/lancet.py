@@ -1,11 +1,11 @@
-"""Lancet's second pass: ranges of the forward pass in parts, chosen by dynamic programming (Jiang et al., 2024, 5.1).
+"""Lancet's second pass: split ranges of the forward pass into parts, by dynamic programming (Jiang et al., 2024, 5.1).
 
     T(n) = min over i of T(i) + min over k of P(i, n, k)
 
-where P(i, n, k) is the time of the groups i to n in k parts that overlap one another. A group is consecutive tasks of
-about a fifth of the time between two mixture-of-experts layers; the all_to_alls of one layer are in one group; a range
-has an all_to_all and is at most as long as the time between two layers. More parts are tried until one more is slower.
-Weight gradients then move behind the all_to_alls of the backward pass.
+where P(i, n, k) is the time of the groups i to n in k parts that overlap one another. A group is a run of consecutive
+tasks that takes about a fifth of the time between two mixture-of-experts layers. The all_to_alls of one layer are in
+one group. A range contains an all_to_all and takes at most the time between two layers. The number of parts is
+increased until one more part is slower. Afterwards weight gradients move behind the all_to_alls of the backward pass.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .weight_gradients import dw_schedule
 
 __all__ = ["lancet"]
 
-GROUPS = 5  # between two layers with experts
+GROUPS = 5  # groups between two mixture-of-experts layers
 MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Equations of the forward pass, by their first result, that run in parts."""
+    """Equations of the forward pass that run in parts, identified by their first results."""
 
     values: frozenset[Var]
     parts: int
 
 
 def lancet(program: Program, machine: Machine, placement: Placement, dims: Sequence[str]) -> tuple[str, Program] | None:
-    """The name and the program of Lancet's plan along the best of these dims; None where it changes nothing.
+    """The name and the program of Lancet's plan along the best of these dims; None if the plan changes nothing.
 
-    Requires a program without loops around its all_to_alls.
+    Requires a program whose all_to_alls are outside loops.
     """
     cuts = max((cuts_along(program, dim, 2) for dim in dims), key=len, default={})
     ranges = _Search(program, machine, placement, cuts).best()
@@ -65,7 +65,7 @@ def lancet(program: Program, machine: Machine, placement: Placement, dims: Seque
 def _pipelined(
     before: Program, after: Program, machine: Machine, placement: Placement, among: Collection[Eqn]
 ) -> Program:
-    """The program with the new equations of one range in the order of a list schedule of theirs."""
+    """The program with the new equations of one range in list-scheduled order."""
     outside = {eqn.outs[0] for eqn in before.eqns} - {eqn.outs[0] for eqn in among}
     tasks = tasks_of(after, machine, placement)
     inner = [task for task in tasks.all if task.eqn.outs[0] not in outside]
@@ -80,7 +80,7 @@ def _pipelined(
 
 
 def _needed(task: Task, mine: set[Task]) -> bool:
-    """Whether a task between those of the range does not wait for any of them."""
+    """Whether a task between those of the range depends on none of them."""
     stack, seen = [task], {task}
     while stack:
         for source in stack.pop().needs:
@@ -109,7 +109,9 @@ class _Search:
         self.bounds, self.seconds = self.groups()
 
     def groups(self) -> tuple[list[int], list[float]]:
-        """Where each group of equations begins, and how long it takes; the end of the last one closes the list."""
+        """The equation number at which each group begins, then the end of the last one; and the seconds of each
+        group.
+        """
         exchanges = [t for t in self.tasks if t.sends and isinstance(t.eqn.op, AllToAll | RaggedAllToAll)]
         pairs = [self.place[t.eqn] for t in exchanges]
         inside = {i for a, b in pairwise(pairs[: len(pairs) // 2 * 2]) if pairs.index(a) % 2 == 0 for i in range(a, b)}
@@ -129,7 +131,7 @@ class _Search:
         return bounds, seconds
 
     def best(self) -> list[_Range]:
-        """The ranges, first to last, of the fastest partition of the forward pass."""
+        """The ranges of the fastest partition of the forward pass, first to last."""
         total: list[tuple[float, list[_Range]]] = [(0.0, [])]
         for n in range(1, len(self.bounds)):
             options: list[tuple[float, list[_Range]]] = []
@@ -147,7 +149,7 @@ class _Search:
         return frozenset(eqn.outs[0] for eqn in self.forward[self.bounds[i] : self.bounds[n]])
 
     def times(self, i: int, n: int) -> Iterator[tuple[int, float]]:
-        """P(i, n, k) for k = 1 and on, while more parts are faster."""
+        """P(i, n, k) for k = 1, 2, ..., while more parts are faster."""
         eqns = self.forward[self.bounds[i] : self.bounds[n]]
         body = self.body(eqns)
         last = self.time(body, 1)
@@ -162,7 +164,7 @@ class _Search:
             last = min(last, now)
 
     def body(self, eqns: Sequence[Eqn]) -> Program:
-        """A range as a program: what it reads from outside comes in, what is read outside goes out."""
+        """A range as a program: its inputs are values read from outside, its results are values read outside."""
         made = {v for eqn in eqns for v in eqn.outs}
         ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in made)
         mine = set(eqns)
@@ -171,7 +173,7 @@ class _Search:
         return self.program.replace(ins=tuple(ins), eqns=tuple(eqns), outs=tuple(outs))
 
     def time(self, body: Program, parts: int) -> float:
-        """Seconds of a range in parts, overlapped by a list schedule; infinite where it cannot be cut so."""
+        """Seconds of a range in parts, overlapped by a list schedule; infinite if it cannot be split that way."""
         key = parts, tuple((str(eqn.op), tuple(v.type for v in eqn.outs)) for eqn in body.eqns)
         if key not in self.known:
             self.known[key] = self.timed(body, parts)

@@ -1,6 +1,6 @@
-"""List scheduling of the whole step: whenever a device is free, the ready task with the longest way to the end runs.
+"""List scheduling of the whole step: a free device runs the ready task with the longest chain of tasks after it.
 
-Collectives leave as soon as their operands are ready, the one with the longest tail first on each set of mesh axes.
+Collectives start as soon as their operands are ready; on each set of mesh axes, the one with the longest tail first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def list_schedule(tasks: Tasks, priority: Callable[[Task], float] = lambda task:
     among = set(tasks.all)
     waits_for = {task: sum(source in among for source in task.needs) for task in tasks.all}
     tie = count()
-    computes: list[tuple[float, int, Task]] = []  # ready computation, the most urgent first
+    computes: list[tuple[float, int, Task]] = []  # ready computation, highest priority first
     sends: list[tuple[float, int, Task]] = []  # ready collectives, not issued yet
-    running: list[tuple[float, int, Task]] = []  # collectives in flight, by the time of arrival
-    free: dict[str, float] = {}  # of each lane, when its last collective ends
+    running: list[tuple[float, int, Task]] = []  # collectives in flight, by completion time
+    free: dict[str, float] = {}  # lane -> end of its last collective
     order: list[Task] = []
     now = 0.0
 
@@ -61,7 +61,7 @@ def list_schedule(tasks: Tasks, priority: Callable[[Task], float] = lambda task:
 
 
 def _end(start: float, seconds: float, sending_until: float, slowdown: float) -> float:
-    """When a computation ends that is slower until a collective has ended."""
+    """The end of a computation that runs slower until `sending_until`, the end of the collectives."""
     beside = max(0.0, sending_until - start)
     if seconds * slowdown <= beside:
         return start + seconds * slowdown

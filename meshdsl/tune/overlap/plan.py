@@ -1,7 +1,7 @@
-"""The overlap of one program: which plans were tried, which one runs, and what each window holds.
+"""Plan the overlap of one program: the plans that were tried, the one that runs, and the contents of its windows.
 
-Every plan is a program, so the timeline, the memory and the simulator judge it like any other. "auto" takes the fastest
-by the timeline among those under the memory limit; the program as it was is always among them.
+Each plan is a program, so timeline, memory and simulator judge it like any other. "auto" takes the fastest plan by the
+timeline that fits the memory limit; the unchanged program is always a candidate.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .weight_gradients import dw_schedule
 __all__ = ["MODES", "NO_OVERLAP", "Overlap", "OverlapPlan", "Window", "kernels_with_products", "plan_overlap"]
 
 MODES = ("none", "auto", "dw", "lancet", "list", "halves")
-SHOWN = 20  # windows that `print` shows, the longest
-STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # how long later parts wait, in units of a collective's time
+SHOWN = 20  # `print` shows this many windows, the longest
+STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Overlap:
 
     `mode` is one of
 
-    - "none": the order of the program, which the device's compiler may change;
-    - "dw": weight gradients behind all_to_alls (Jiang et al., 2024, Algorithm 1);
-    - "lancet": that, and the forward pass in parts around each all_to_all (their section 5);
+    - "none": the program's order, which the device's compiler may change;
+    - "dw": weight gradients run behind all_to_alls (Jiang et al., 2024, Algorithm 1);
+    - "lancet": "dw", and the forward pass in parts around each all_to_all (their section 5);
     - "list": list scheduling of the whole step;
     - "halves": forward and backward pass in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of all these by the timeline.
 
-    `dim` is by default the one that most of the program passes through. `memory_limit` is the bytes that one device may
-    hold (default: the machine's).
+    `dim` defaults to the dim that passes through most of the program. `memory_limit` is in bytes per device (default:
+    the machine's memory).
 
     >>> import meshdsl as md
     >>> md.Overlap("halves", parts=4, memory_limit=40e9).mode
@@ -88,8 +88,8 @@ class Window:
     where: str
     cause: str
     seconds: float
-    exposed: float  # the part in which nothing is computed
-    inside: tuple[tuple[str, str], ...]  # the products that run meanwhile, with the user's lines
+    exposed: float  # seconds in which nothing is computed
+    inside: tuple[tuple[str, str], ...]  # (operation, source line) of each product that runs meanwhile
 
     def __str__(self) -> str:
         hidden = percent(self.seconds - self.exposed, self.seconds)
@@ -105,7 +105,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One plan that was tried: what the timeline and the memory say of it."""
+    """One plan that was tried, with its estimated time and peak memory."""
 
     name: str
     seconds: float
@@ -120,17 +120,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class OverlapPlan:
-    """What was planned for one program. `print` shows the windows and what was tried."""
+    """The overlap plan of one program. `print` shows its windows and the plans that were tried."""
 
     mode: str
     machine: str = ""
     chosen: str = "none"
-    attempts: tuple[Attempt, ...] = ()  # the program as it was comes first
+    attempts: tuple[Attempt, ...] = ()  # the unchanged program first
     windows: tuple[Window, ...] = ()
 
     @property
     def before(self) -> Attempt:
-        """The program without a plan."""
+        """The unchanged program."""
         return self.attempts[0]
 
     @property
@@ -173,9 +173,9 @@ class OverlapPlan:
 def plan_overlap(
     program: Program, request: Overlap, machine: Machine, placement: Placement, donated: Collection[Var] = ()
 ) -> tuple[Program, OverlapPlan]:
-    """The program in the planned order, fenced, and the plan.
+    """The program in the planned order, with fences, and the plan.
 
-    Raises `LayoutError` where the mode has no effect in this program, and where its plan exceeds the memory limit.
+    Raises `LayoutError` if the mode has no effect in this program, and if its plan exceeds the memory limit.
     """
     limit = machine.hbm if request.memory_limit is None else request.memory_limit
 
@@ -214,7 +214,7 @@ def plan_overlap(
 
 
 class _Planner:
-    """The plans of one program on one machine, by mode; unrolled once."""
+    """The plans of one program on one machine, by mode. The program is unrolled once."""
 
     def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
         self.machine, self.placement, self.request = machine, placement, request
@@ -256,7 +256,7 @@ class _Planner:
             )
 
     def cut_dims(self) -> list[str]:
-        """The dims that the program may be cut along: the one asked for, or those of its data."""
+        """The dims along which to try splitting the program: the requested one, or those of its data."""
         if self.request.dim is not None:
             return [self.request.dim]
         data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
@@ -279,7 +279,7 @@ class _Planner:
         yield f"{n} parts of {dim}, {seconds(hold)} apart", program
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
-        """The parts with the best of a few delays between them."""
+        """The best of a few delays between the parts, in seconds, and the program with it."""
         tasks = tasks_of(parts.program, self.machine, self.placement)
         sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
         unit = sends[len(sends) // 2] if sends else 0.0
@@ -300,7 +300,7 @@ def _collectives(parts: Parts) -> int:
 
 
 def kernels_with_products(program: Program) -> dict[Eqn, Held]:
-    """The kernels with products, by their last equation: what they read and write is stored in any case."""
+    """The kernels with products, by their last equation, with the values they read from and write to memory."""
     found: dict[Eqn, Held] = {}
     source = holders(program)
     for step in steps(program):

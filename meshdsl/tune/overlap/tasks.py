@@ -1,7 +1,7 @@
-"""The steps of a program as tasks with times on one machine, and what each waits for.
+"""The steps of a program as tasks, with times on one machine and the dependencies between them.
 
-A task is a kernel, a loop, a branch or a collective of `cost.fusion`, with the seconds that the timeline gives it. The
-schedulers of this package put tasks into an order; `ordered` makes the program with that order.
+A task is a kernel, loop, branch or collective of `cost.fusion`, with the seconds that the timeline gives it. The
+schedulers of this package order tasks; `ordered` builds the program with that order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Task", "Tasks", "ordered", "tasks_of"]
 
 @dataclass(eq=False)
 class Task:
-    """One step: `seconds` alone on its lane, the tasks that it reads from, and those that read from it."""
+    """One step: its `seconds` alone on its lane, the tasks that it reads from, and the tasks that read from it."""
 
     number: int  # its place in the program
     step: Step
@@ -31,7 +31,7 @@ class Task:
     seconds: float
     needs: list[Task] = field(default_factory=list["Task"])
     readers: list[Task] = field(default_factory=list["Task"])
-    tail: float = 0.0  # seconds of the longest chain of tasks from here to the end of the step, itself included
+    tail: float = 0.0  # seconds of the longest chain of tasks from this one (included) to the end of the step
 
     @property
     def sends(self) -> bool:
@@ -40,13 +40,13 @@ class Task:
 
     @property
     def eqn(self) -> Eqn:
-        """The equation that stands for it: the last of a kernel."""
+        """The equation that represents it: a kernel's last one."""
         return self.step.eqns[-1] if isinstance(self.step, Kernel) else self.step.eqn
 
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """Tasks of a program, in its order: all of them, or some that wait for one another only."""
+    """Tasks of a program in program order: all of them, or a subset to schedule alone."""
 
     program: Program
     machine: Machine
@@ -56,7 +56,7 @@ class Tasks:
 def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
     """The tasks of a program without starts and waits.
 
-    Collectives of a kind that the machine cannot run beside computation are computation.
+    A collective of a kind that the machine cannot run beside computation is on the compute lane.
     """
     found = ledger(program)
     items, _ = Schedule(found, machine, placement, pipelined=True).items(found.steps, 0, {})
@@ -81,7 +81,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
 def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:
     """The program with its tasks in this order.
 
-    A collective starts at its place in the order, and is waited for before the first task that reads its result.
+    A collective starts at its place in the order; its wait is before the first task that reads its result.
     """
     instructions: list[Instruction] = []
     waiting: set[Task] = set()

@@ -1,8 +1,8 @@
 """Lancet's first pass: weight gradients move behind all_to_alls of the backward pass (Jiang et al., 2024, Algorithm 1).
 
-The rules that the paper leaves out are those of its published code: a gradient is available once the gradients that it
-reads are placed; a window takes no gradient longer than twice what is left of it, unless it is still empty; and a
-gradient whose last window this is moves here however long it is. Only the order of computation changes.
+Rules that the paper does not state are taken from its published code: a gradient is available once the gradients that
+it reads are placed; a window takes no gradient longer than twice its remaining time, unless it is empty; in the last
+window where a gradient fits, it is placed regardless of its length. Only the order of computation changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["dw_schedule", "weight_gradients"]
 
 
 def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
-    """Of every task, those it depends on, directly or not, as bits by their place in the program."""
+    """For every task, its direct and indirect dependencies as bits, by their numbers in the program."""
     above: dict[Task, int] = {}
     for task in tasks:
         bits = 0
@@ -33,7 +33,7 @@ def _exchanges(tasks: Tasks) -> list[Task]:
 
 
 def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
-    """Of every all_to_all, the backward computation with no path to it or from it, before any other reduction."""
+    """For every all_to_all, the backward computation without a path to or from it, and before any other reduction."""
     above = _reach(tasks.all)
     exchanges = _exchanges(tasks)
     others = sum(1 << task.number for task in tasks.all if isinstance(task.step, Send) and task not in exchanges)
@@ -68,7 +68,7 @@ def dw_schedule(tasks: Tasks) -> list[Task]:
 
 
 def _fits(task: Task, exchange: Task, gradients: set[Task]) -> bool:
-    """Whether a gradient may run right after an exchange: behind what it reads, and before its readers."""
+    """Whether a gradient may run right after an exchange: after the tasks it reads, and before its readers."""
     before = all(source.number < exchange.number for source in task.needs if source not in gradients)
     return before and all(reader.number > exchange.number for reader in task.readers if reader not in gradients)
 
@@ -78,7 +78,7 @@ def _available(task: Task, gradients: set[Task], placed: dict[Task, Task]) -> bo
 
 
 def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
-    """The program's order with every placed gradient behind its exchange, moved further where its operands are."""
+    """The program's order with every placed gradient behind its exchange, or later if its operands require it."""
     behind: dict[Task, list[Task]] = {}
     for task in tasks.all:
         if task in placed:
@@ -92,7 +92,7 @@ def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
 
 
 def _topological(wanted: Sequence[Task]) -> list[Task]:
-    """The order nearest to the one wanted in which every task comes behind those it reads."""
+    """The order closest to the wanted one in which every task follows the tasks it reads."""
     done: set[Task] = set()
     order: list[Task] = []
     for root in wanted:
