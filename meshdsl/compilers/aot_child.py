@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def map_mesh(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
-    """A grid of the devices, with mesh neighbours adjacent in the torus if possible, and the method used."""
+    """The devices as a grid of `sizes`, mesh neighbours adjacent in the torus if possible; and the method used."""
     cores = any(device.core_on_chip for device in devices)
     slices = {getattr(device, "slice_index", 0) or 0 for device in devices}
     if not cores and len(slices) == 1:

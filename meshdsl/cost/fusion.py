@@ -107,7 +107,7 @@ class _Chain:
 
     smallest: Var | None  # the value to store if the chain is cut; None if recomputing is cheap
     after: tuple[tuple[Eqn, Var], ...]  # the equation that makes `smallest`, and the later ones
-    reduces: bool  # the chain contains a reduction
+    reduces: bool  # a reduction is in the chain or directly before it
 
 
 class _Fusion:
@@ -246,7 +246,7 @@ def takes_inside(eqn: Eqn) -> bool:
 
 
 def batches(graph: Graph) -> dict[Eqn, set[Var]]:
-    """For each batched matrix product (for example scores by values), its operands before any cast.
+    """For each batched matrix product (for example scores by values), its operands before views and casts.
 
     An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
     """

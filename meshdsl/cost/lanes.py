@@ -92,7 +92,7 @@ class _Item:
     weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index; they sum to 1
     inner: Span | None = None  # for a loop or a conditional: the span of all its trips
     marker: bool = False  # a start or a wait: it takes no time and keeps its position in the order
-    needs: int = 0  # number of operands not available yet
+    needs: int = 0  # number of items that it still waits for
     readers: list[_Item] = field(default_factory=list["_Item"])
     start: float = 0.0
     end: float = 0.0

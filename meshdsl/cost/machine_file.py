@@ -1,4 +1,4 @@
-"""The checks of a machine file: every problem is reported at once, with its key.
+"""Read and check machine files: every problem is reported at once, with its key. An example:
 
 title = "NVIDIA A100 80 GB, eight to a node"
 device = "GPU"

@@ -1,4 +1,4 @@
-"""Several layouts side by side, with the differences from the first to every other."""
+"""Comparison of several layouts: reports side by side, and the differences from the first to every other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def compare(reports: Mapping[str, Report], illegal: Mapping[str, str] | None = None) -> Comparison:
-    """Several layouts side by side.
+    """Compare the reports of several layouts, given by name; `illegal` has the errors of the other layouts.
 
     >>> import meshdsl as md
     >>> x, w = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")

@@ -120,7 +120,7 @@ class _Search:
         return time.perf_counter() - self.started
 
     def until_done(self) -> None:
-        """Search to the end, to the time limit, or until interrupted; an interrupt before any cost is re-raised."""
+        """Search to the end, the time limit or an interrupt; re-raise an interrupt if no layout is costed yet."""
         told, collecting = 0.0, gc.isenabled()
         gc.disable()  # cached values are many, and live as long as the search
         try:

@@ -1,4 +1,4 @@
-"""Result of an override search: the overrides, the cost of their program, and the error of the predicted sum."""
+"""The result of an override search: the overrides, the cost of their program, and the error of the predicted sum."""
 
 from __future__ import annotations
 

@@ -126,8 +126,7 @@ class Screen:
         return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps).seconds
 
     def _after_loops(self, program: Program) -> float:
-        """Seconds of the loops, which run one after another, plus the sends after the last loop that depend on its
-        results.
+        """Seconds of the loops, one after another, plus those of the later collectives that depend on the last loop.
 
         Collectives of single numbers do not count, because they may be bucketed.
         """
