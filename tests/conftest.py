@@ -1,4 +1,4 @@
-"""Every test sees eight CPU devices and 64-bit types; runs draw the same examples unless told to fuzz."""
+"""Eight CPU devices and 64-bit types for every test; by default, runs draw the same examples, unless told to fuzz."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # before anything imports jax; subprocesses that a test starts inherit it
+os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
 
 import jax
 
@@ -19,7 +19,7 @@ import pytest
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# JAX compiles on the first call of each shape, so the time of one example says nothing: no deadline.
+# JAX compiles on the first call of each shape, so one example's time is meaningless: no deadline
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=20)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)` demands that `text` is tests/golden/<name>.txt, the closing newline aside."""
+    """`golden(name, text)` fails unless `text` equals tests/golden/<name>.txt, up to the final newline."""
     update = bool(request.config.getoption("--update-golden"))
 
     def check(name: str, text: str) -> None:
@@ -44,7 +44,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 def compare_golden(path: Path, text: str, *, update: bool) -> str | None:
-    """What differs between `text` and the file, or None; `update` writes the file, so nothing differs."""
+    """The difference between `text` and the file, or None; with `update`, write the file and return None."""
     text = text.rstrip("\n") + "\n"
     if update:
         path.parent.mkdir(parents=True, exist_ok=True)

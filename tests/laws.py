@@ -1,8 +1,8 @@
-"""One row per operation: a call, its operands and a plain reference. Every law of operations runs over this table.
+"""One row per operation: a call, its operands and a plain reference. Every law about operations tests this table.
 
-`rows()` lists the rows. A row makes its operands for any sizes (`row.make(rng, sizes)`), so that laws can draw sizes
-of 1, primes and sizes that a mesh does not divide; `row.call(*tensors)` is written with public names only and takes
-every size from its operands.
+`rows()` lists the rows. A row makes its operands for any sizes (`row.make(rng, sizes)`), so laws can draw sizes of 1,
+primes, and sizes that a mesh does not divide. `row.call(*tensors)` uses public names only and takes every size from its
+operands.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from meshdsl.values import Tensor
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
 Sizes = Mapping[str, int] | Callable[[str], int]
-INDEX = "index"  # a dtype of indices, which a law chooses
+INDEX = "index"  # the dtype of index operands; each law chooses it
 INDICES = ("int32", "int8", "uint8", "int16", "uint16", "uint32", "int64", "uint64")
 
 
 @dataclass(frozen=True)
 class In:
-    """One operand: dims as `"a b=2*c"` (a size may be a sum of products), dtype ("" for the row's) and its values.
+    """One operand: dims as `"a b=2*c"` (a size may be a sum of products), dtype ("": the row's) and kind of values.
 
-    Values: any, positive, nonzero, unit (inside (-1, 1)), bool, key, `place:a` (an index of dim a, some of them
-    outside it, as far as the ends of the dtype), `inside:a`.
+    Values: any, positive, nonzero, unit (inside (-1, 1)), bool, key, `place:a` (indices of dim a; some are out of
+    range, up to the limits of the dtype), `inside:a` (indices of dim a, all in range).
     """
 
     dims: str
@@ -51,11 +51,11 @@ class In:
 
 @dataclass(frozen=True)
 class Row:
-    """An operation as a function of tensors, its operands, and what is known of it.
+    """An operation as a function of tensors, its operands, and its properties.
 
-    `reference` takes the operands as NumPy arrays. `exact`: on small integers every evaluation gives the same bits.
-    `empty`: any size may be 0. `smooth`: the gradient on integers, with their ties and zeros, is JAX's too.
-    `odd`: infinities may be among the values; not where a factor of a product is summed on several devices, since
+    `reference` takes the operands as NumPy arrays. `exact`: on small integers, every evaluation order gives the same
+    bits. `empty`: any size may be 0. `smooth`: on integers, with ties and zeros, the gradient equals JAX's. `odd`:
+    values may include infinities; not allowed if a factor of a product is summed on several devices, because
     inf * (2 - 1) is inf and inf * 2 - inf * 1 is NaN.
     """
 
@@ -71,7 +71,7 @@ class Row:
     odd: bool = True
 
     def dims(self) -> tuple[str, ...]:
-        """The names whose sizes can be chosen."""
+        """The dim names whose sizes can be chosen."""
         found: dict[str, None] = {}
         for operand in self.ins:
             for word in operand.dims.split():
@@ -81,7 +81,7 @@ class Row:
         return tuple(found)
 
     def types(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> list[Type]:
-        """What the operands are."""
+        """Types of the operands."""
         return [
             Type(
                 tuple(_dim(word, sizes) for word in operand.dims.split()),
@@ -101,7 +101,7 @@ class Row:
     ) -> list[np.ndarray]:
         """Values for the operands; with `integer`, small whole numbers (quarters inside (-1, 1)).
 
-        `odd` puts NaN of either sign, infinities and -0.0 among the floats.
+        `odd` adds NaN of either sign, infinities and -0.0 to the floats.
         """
         types = self.types(sizes, dtype, index)
         found = [_values(rng, t, operand.values, integer, sizes) for t, operand in zip(types, self.ins, strict=True)]
@@ -121,7 +121,7 @@ class Row:
         return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype, index), strict=True)]
 
     def graph(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> Graph:
-        """The call traced; its results are the leaves of what it returns."""
+        """The traced call; its results are the leaves of the returned value."""
         graph, captures, _ = trace(self.call, self.types(sizes, dtype, index))
         assert not captures
         return graph
@@ -169,7 +169,7 @@ def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, si
 
 
 def _with_odd(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
-    """The array with an eighth of its floats made odd, or one of them: many hide in each other's sums."""
+    """Make an eighth of the floats odd, or only one of them, because many can hide each other in sums."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     odd = rng.choice(np.array([np.nan, -np.nan, np.inf, -np.inf, -0.0]), x.shape).astype(x.dtype)
@@ -180,7 +180,7 @@ def _with_odd(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
 
 
 def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
-    """A graph by its kernels in one array library, on undivided arrays; an evaluator apart from `bind`."""
+    """Run a graph by its kernels in one array library, on undivided arrays; an evaluator independent of `bind`."""
     env = dict(zip(graph.ins, arrays, strict=True))
     for eqn in graph.eqns:
         ins = [env[v] for v in eqn.ins]
@@ -234,19 +234,19 @@ def _while(loop: While, ins: Sequence[Any], xp: Any) -> Sequence[Any]:
 
 
 def operations(graph: Graph) -> set[Op]:
-    """Every operation of a graph, those of loop bodies and branches included."""
+    """Every operation of a graph, including those of loop bodies and branches."""
     return {eqn.operation for eqn, _ in walk(graph)}
 
 
 def gradient(graph: Graph) -> tuple[Graph, list[int]]:
-    """The graph with its pullback as one graph, and which operands got a cotangent; see `vjp_of_graph`."""
+    """The graph and its pullback as one graph, and the operands that got a cotangent; see `vjp_of_graph`."""
     joint, _, want = vjp_of_graph(graph, [True] * len(graph.ins))
     return joint, want
 
 
 # ruff: noqa: E501, E731 - below is a table: a row is a line, and its functions are lambdas or have a name beside it
 # fmt: off
-# What follows is the table. Names a, b, c, d, t are dims whose sizes the law chooses.
+# The table. Names a, b, c, d, t are dims whose sizes the law chooses.
 
 
 def _n(x: Tensor, name: str) -> int:
@@ -469,11 +469,11 @@ def _indices() -> Iterator[Row]:
     yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
     yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", INDEX)), taken, every)
 
-    def paired(x: Any, i: Any) -> Any:  # each place of the shared dim has a table and indices of its own
+    def paired(x: Any, i: Any) -> Any:  # each index of the shared dim has its own table and indices
         return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)
 
     yield Row("take_paired", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c d", "place:b", INDEX)), paired, every)
-    # indices that have the name of the dim that is taken over, of its size and of another
+    # indices with the dim name that `take` reads over, with the same size and with another
     for name, x, i, f in [
         ("take_order", X, "b", taken),
         ("take_renamed", X, "b=t c", taken),
@@ -504,7 +504,7 @@ def _indices() -> Iterator[Row]:
     count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
     yield Row("put_add_number", one, (W, In("t", "place:b", INDEX)), count, every)
     yield Row("put_add_two", put, (W, In("t d", "place:b", INDEX), In("c t d")), flat, every)
-    # more places than a narrow index counts
+    # more table entries than a narrow index dtype can count
     many = In("c", "place:b=300", INDEX)
     yield Row("one_hot_many", hot, (many, In("a b=300")), lambda i, x: i[:, None] == np.arange(300), ("float32",), differentiable=False)
     yield Row("take_many", lambda x, i: md.take(x, i, "b"), (In("a b=300"), many), taken, ("float32",))
@@ -570,7 +570,7 @@ def _alongs() -> Iterator[Row]:
 
 
 def _conv_of(spec: tuple[str, str, str], stride: Any, pads: Any, base: Any = None, dilation: Any = None) -> Callable[..., Any]:
-    """lax's convolution; an operand keeps its dims, and lacks those that the letters of the spec name after a dot."""
+    """lax's convolution; spec letters after a dot are dims that the operand lacks, added with size 1."""
 
     def reference(x: Any, w: Any) -> Any:
         lhs, rhs, out = (s.partition(".") for s in spec)
@@ -656,7 +656,7 @@ def _placements() -> Iterator[Row]:
     mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
     yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
     yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
-    near, wide = In("a=24*a b"), In("a=24*a b=24*b")  # blocks that few meshes cannot cut evenly
+    near, wide = In("a=24*a b"), In("a=24*a b=24*b")  # blocks that few meshes divide unevenly
     by_row = lambda x, y: md.local(lambda x, y: x * x * y - md.sum(x, "b"), x, y, out="b a", whole="b")
     yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.sum(1, keepdims=True)).T, ("float32",))
     added = lambda x, y: md.local(lambda x, y: md.sum(md.sign(y) * x * x, "a"), x, y, out="b")
@@ -736,7 +736,7 @@ def _controls() -> Iterator[Row]:
             x, n = 2 * x - y, n + 1
         return x, np.int32(n)
 
-    def added(x: Tensor) -> Any:  # the sum can wait until the loop is over
+    def added(x: Tensor) -> Any:  # the sum can stay partial until the loop ends
         start = (md.broadcast(md.cast(0, x.dtype), [d for d in x.dims if d.name == "b"]), 0)
         return md.while_loop(lambda c: c[1] < 3, lambda c: (c[0] + md.sum(x * md.cast(c[1], x.dtype), "a"), c[1] + 1), start)[0]
 
@@ -752,7 +752,7 @@ def _controls() -> Iterator[Row]:
     two_of = lambda x, w: np.square(np.square(x) @ w + x.max(1, keepdims=True))
     for policy in ("collectives", "names:y"):
         kept = lambda x, w, p=policy: md.checkpoint(two, p)(x, w) * 2
-        yield Row(f"checkpoint_{policy[:5]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), exact=False, smooth=False, empty=False)  # shares of ties
+        yield Row(f"checkpoint_{policy[:5]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), exact=False, smooth=False, empty=False)  # ties share the gradient
         run_on = lambda c, x, w, p=policy: md.scan(md.checkpoint(lambda c, x: (md.sum(md.sign(two(c, w)), "d") * c - md.sum(c) + x, c), p), c, x, over="t")
         yield Row(f"scan_checkpoint_{policy[:5]}", run_on, (X, In("t a b"), W), None, ("float32",), exact=False, empty=False)
     layers = lambda x, w: md.scan(md.checkpoint(lambda x, w: (x * w + x, {})), x, w, over="t")[0]
@@ -786,5 +786,5 @@ def leaves(x: Any) -> list[Any]:
 
 
 def widest(dtype: Any) -> np.dtype:
-    """What a narrow float is compared in."""
+    """The dtype in which values of a narrow float dtype are compared."""
     return np.dtype(np.float32) if np.dtype(dtype) in (ml_dtypes.bfloat16, np.float16) else np.dtype(dtype)

@@ -1,4 +1,4 @@
-"""The law of costs: a program states the collectives of its StableHLO text, one by one."""
+"""The law of costs: a program states exactly the collectives of its StableHLO text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cost_law"]
 
 
 def cost_law(program: Program, text: str) -> int:
-    """The number of collectives, loops counted; fails when the program and its StableHLO differ in one."""
+    """Assert that the program's collectives equal those of its StableHLO; returns their number, loop trips counted."""
     found = verify(text, program)
     assert found.equal, str(found)
     return found.count

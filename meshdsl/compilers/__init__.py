@@ -1,1 +1,1 @@
-"""Other compilers as witnesses: StableHLO, the TPU compiler, and measurements of this machine."""
+"""Independent checks of the cost model: StableHLO, the TPU compiler, and measurements of this machine."""

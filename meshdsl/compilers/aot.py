@@ -1,12 +1,13 @@
-"""What the TPU's own compiler makes of a program, without a TPU: its memory and its collectives.
+"""Compile a program with the TPU compiler, without a TPU, and read its memory and collectives.
 
     pip install "meshdsl[aot]"
 
-The compiler runs in a process of its own: it reads its environment before jax is imported, and a topology that it does
-not know ends the process. Nothing of this is a measurement of a run.
+The compiler runs in its own process, because it reads its environment before jax is imported, and because an unknown
+topology aborts the process. All figures come from compilation; nothing is run or measured.
 
-Of the compiler's figures `peak` is what the device must hold, and what decides whether the program fits. `temp` is more
-wherever there are loops: programs with argument + output + temp - alias well over the device's memory compile and fit.
+The compiler's `peak` is the memory that the device needs, and decides whether the program fits. In programs with loops
+the sum argument + output + temp - alias exceeds the peak: such programs compile and fit even if that sum is well over
+the device's memory.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = ["Compilation", "CompiledMemory", "CompilerError", "available", "compi
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # do not ask the cloud which TPU this is
+    "TPU_SKIP_MDS_QUERY": "1",  # do not query the cloud for the TPU type
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -67,22 +68,22 @@ class CompiledMemory:
     argument: int
     output: int
     temp: int
-    alias: int  # outputs in the place of arguments
+    alias: int  # outputs that reuse argument buffers
     generated_code: int
-    peak: int  # the most that is live at once, arguments and outputs included
+    peak: int  # most bytes live at once, including arguments and outputs
 
     @property
     def total(self) -> int:
-        """argument + output + temp - alias: the sum of the parts, more than the peak where there are loops."""
+        """argument + output + temp - alias: the sum of the parts; exceeds the peak of programs with loops."""
         return self.argument + self.output + self.temp - self.alias
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a compiler made of a program for a topology; `changes` says what it did with the collectives.
+    """The result of compiling a program for a topology; `changes` lists what the compiler changed in the collectives.
 
-    `md.compile_for` makes it. Bytes are those of one device, `seconds` those of the compilation. Here is one that does
-    not fit, as the compiler of TPU v5e reports it:
+    `md.compile_for` returns it. Bytes are per device, `seconds` is the compilation time. An example that does not fit,
+    as the TPU v5e compiler reports it:
 
     >>> import meshdsl as md
     >>> made = md.Compilation("tpu:v5e:2x2", 4, "", False, 20_000_000_000, 16_909_336_576, "...", None, (), (), (), 3.0)
@@ -94,20 +95,20 @@ class Compilation:
 
     topology: str
     devices: int
-    order: str  # how the mesh lies on the devices
+    order: str  # how mesh axes are mapped to the devices
     fits: bool
-    needed: int  # bytes of one device; of a program that does not fit, as far as the compiler says
-    limit: int | None  # bytes of one device, where the compiler names it: when the program does not fit
-    message: str  # the compiler's own, of a program that does not fit
-    memory: CompiledMemory | None  # None of a program that does not fit
+    needed: int  # bytes of one device; if the program doesn't fit, as far as the compiler reports them
+    limit: int | None  # bytes of one device; known only if the program doesn't fit and the compiler reports it
+    message: str  # the compiler's error if the program doesn't fit
+    memory: CompiledMemory | None  # None if the program doesn't fit
     collectives: tuple[Performed, ...]  # of the compiled program
-    changes: tuple[CompilerDiff, ...]  # those beside the program's own, by kind and mesh axes
+    changes: tuple[CompilerDiff, ...]  # comparison with the program's own, by kind and mesh axes
     windows: tuple[CompiledWindow, ...]  # of an overlap plan
-    seconds: float  # of the compilation
+    seconds: float  # compilation time
 
     @property
     def over(self) -> int:
-        """The bytes by which it does not fit; 0 when it does."""
+        """Bytes over the limit; 0 if the program fits."""
         return 0 if self.fits else max(0, self.needed - (self.limit or 0))
 
     def __str__(self) -> str:
@@ -127,7 +128,7 @@ class Compilation:
 
 
 def available() -> str:
-    """Why nothing can be compiled for TPUs here; an empty string when it can."""
+    """The reason why this installation cannot compile for TPUs; "" if it can."""
     missing = [name for name in ("libtpu", "flatbuffers") if importlib.util.find_spec(name) is None]
     return f'{" and ".join(missing)} not installed: pip install "meshdsl[aot]"' if missing else ""
 
@@ -141,7 +142,7 @@ def compile_for(
     slices: int = 1,
     timeout: float = 900,
 ) -> Compilation:
-    """Compile a program for a topology such as "tpu:v5e:4x4", in a process of its own; needs the extra `aot`.
+    """Compile a program for a topology such as "tpu:v5e:4x4" in a separate process; needs the extra `aot`.
 
     >>> import meshdsl as md
     >>> program = md.compile(md.exp, "rows:4", "batch:rows").program(md.spec("batch:4096 io:1024"))
@@ -152,12 +153,12 @@ def compile_for(
     >>> fits
     True
 
-    `donated` are inputs of the program whose place a result may take. `effort` "O1" is several times faster and within
-    a few percent in memory; it does not overlap collectives, so it cannot keep an overlap plan. `slices` counts pods
-    beside each other. `timeout` is in seconds. A program with an overlap plan is compiled with the options that its
-    collectives need, and the result has its `windows`. Raises `CompilerError` when the compiler is not installed, does
-    not know the topology, takes longer or fails, and where a collective of a plan came back synchronous; `LayoutError`
-    when the topology has another number of devices than the mesh. A program that does not fit is a result, with `fits`
+    `donated` are inputs whose buffers results may reuse. `effort` "O1" compiles several times faster and is within a
+    few percent in memory; it does not overlap collectives, so it cannot keep an overlap plan. `slices` is the number of
+    pods. `timeout` is in seconds. A program with an overlap plan is compiled with the options that its collectives
+    need, and the result contains its `windows`. Raises `CompilerError` if the compiler is not installed, does not know
+    the topology, takes longer or fails, or if it makes a planned collective synchronous; `LayoutError` if the
+    topology's device count differs from the mesh's. A program that does not fit is not an error: the result has `fits`
     False.
     """
     platform, _, name = topology.partition(":")
@@ -203,13 +204,13 @@ def compile_for(
 
 
 def _flags(program: Program) -> dict[str, str]:
-    """The compiler options without which the collectives that a program starts are synchronous."""
+    """Compiler options that keep the program's started collectives asynchronous."""
     started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
     return {"xla_tpu_enable_async_all_to_all": "true"} if "all_to_all" in started else {}
 
 
 def _check_windows(topology: str, found: Sequence[CompiledWindow]) -> None:
-    """Raise `CompilerError` where a planned collective came back synchronous."""
+    """Raise `CompilerError` if the compiler made a planned collective synchronous."""
     lost = [window for window in found if not window.asynchronous]
     if lost:
         listed = "".join(f"\n  {window}" for window in lost[:8])
@@ -245,7 +246,7 @@ def _exported(program: Program) -> bytearray:
         jax.ShapeDtypeStruct(program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
         for v, sharding in zip(program.ins, ins, strict=True)
     ]
-    # no promise that other versions of JAX read it: the same one does, at once
+    # no compatibility guarantee needed: the same JAX version reads it at once
     unchecked = [jax.export.DisabledSafetyCheck.custom_call("ragged_all_to_all")]
     function = jax.jit(emit(program, mesh), out_shardings=outs)
     return jax.export.export(function, platforms=["tpu"], disabled_checks=unchecked)(*shapes).serialize()
@@ -294,7 +295,7 @@ def refused(topology: str, found: dict[str, Any]) -> Compilation:
 
 
 def sizes_of(message: str) -> tuple[int, int | None]:
-    """The bytes needed, and those there are, of the compiler's message about memory; 0 and None if it has none.
+    """Bytes needed and bytes available, from the compiler's message about memory; 0 and None if it has none.
 
     >>> sizes_of("the total memory required for HLO temporaries (17.30G) exceeds available HBM (15.75G).")
     (18575733555, 16911433728)

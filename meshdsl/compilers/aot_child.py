@@ -1,7 +1,7 @@
-"""The process that compiles for a topology: a script that `aot.compile_for` runs, never an import.
+"""The process that compiles for a topology: a script that `aot.compile_for` runs, never imported.
 
 `python aot_child.py DIRECTORY` reads request.json and program.bin there, and writes result.json and compiled.txt. The
-environment is set by the caller, as libtpu reads it when jax is imported; an unknown topology aborts the process.
+caller sets the environment, because libtpu reads it when jax is imported; an unknown topology aborts the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def map_mesh(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
-    """The devices as a grid of these sizes, neighbours along each axis neighbours in the torus; and how it was made."""
+    """The devices as a grid of `sizes`, mesh neighbours adjacent in the torus if possible; and the method used."""
     cores = any(device.core_on_chip for device in devices)
     slices = {getattr(device, "slice_index", 0) or 0 for device in devices}
     if not cores and len(slices) == 1:
@@ -27,7 +27,7 @@ def map_mesh(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, st
             grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return grid, "mesh axes on torus axes (jax.experimental.mesh_utils)"
         except (NotImplementedError, AssertionError, ValueError):
-            pass  # mesh_utils knows no way for these sizes: by coordinates then, and the result says which it was
+            pass  # mesh_utils does not support these sizes: use coordinates; the result names the method
     ordered = sorted(devices, key=lambda d: (getattr(d, "slice_index", 0) or 0, d.coords[::-1], d.core_on_chip))
     return np.array(ordered, object).reshape(sizes), "row-major by slice, coordinates and core"
 

@@ -1,8 +1,8 @@
-"""The machine file of this computer's CPU, by measurement: eight JAX devices that share its cores.
+"""Measure this computer's CPU and write its machine file: eight JAX devices that share its cores.
 
-Every figure is taken as a step meets it: all devices run the same instruction at once, and seconds are the CPU time of
-the process over its cores, which is what an idle computer takes on the clock and does not grow when others compute too.
-An instruction is repeated in a loop on the devices, so that what it takes to start the loop is not counted.
+Every figure is measured under the conditions of a step: all devices run the same instruction at once. Seconds are the
+process's CPU time divided by its cores; on an idle computer this equals wall time, and it does not grow when other
+processes compute. Each instruction is repeated in a loop on the devices, so the start of the loop does not count.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is measured: sides of square products, channels of convolutions, elements of a copy, bytes of a collective.
+    """Measured sizes: sides of square products, channels of convolutions, elements of a copy, bytes of a collective.
 
-    All are large enough that what a launch takes can be left out; below them the rates are flat.
+    All are large enough that launch time is negligible; below them the rates are constant.
     """
 
     sides: tuple[int, ...] = (64, 128, 256, 512)
     channels: tuple[int, ...] = (8, 16, 32)
-    copied: int = 2**22  # more than the caches hold of all devices: in a step too, what is read was made long ago
+    copied: int = 2**22  # more than the caches of all devices hold: a step, too, reads values made long before
     blocks: tuple[int, ...] = (2**10, 2**14, 2**17, 2**20, 2**24)
-    seconds: float = 0.03  # of one measurement, in CPU time
-    limit: float = 1.5  # on the clock, where others keep the cores busy
+    seconds: float = 0.03  # CPU time of one measurement
+    limit: float = 1.5  # wall time limit of one measurement, if others use the cores
     rounds: int = 3
 
 
@@ -62,13 +62,13 @@ def calibrate(
     devices: int = 8,
     quick: bool = False,
 ) -> Path:
-    """Measure this computer and write its machine file; takes about a minute, `quick` about a third of it.
+    """Measure this computer and write its machine file; takes about a minute, `quick` about a third of that.
 
-    The default place is `cpu.toml` in the first folder of $MESHDSL_MACHINES, or in ~/.config/meshdsl/machines, where
-    `machine("cpu")` finds it. The file appears whole or not at all. `progress` is called with a line before each group
-    of measurements; by default it goes to stderr. Returns the path.
+    The default path is `cpu.toml` in the first folder of $MESHDSL_MACHINES, or in ~/.config/meshdsl/machines, where
+    `machine("cpu")` finds it. The file is written atomically. `progress` is called with a line of text before each
+    group of measurements; default: print to stderr. Returns the path.
 
-    Requires that JAX has `devices` CPU devices (`md.host_devices`); raises `MachineError` when it has fewer.
+    JAX must have `devices` CPU devices (`md.host_devices`); raises `MachineError` if it has fewer.
     """
     there = jax.devices("cpu")
     if len(there) < devices:
@@ -87,7 +87,7 @@ def calibrate(
 
 
 class _Bench:
-    """Times instructions on all devices at once."""
+    """Measure instructions on all devices at once."""
 
     def __init__(self, devices: Sequence[Any], plan: _Plan):
         self.devices = devices
@@ -95,9 +95,9 @@ class _Bench:
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def seconds(self, step: Callable[..., Any], *blocks: Array, group: int = 1) -> float:
-        """Seconds of one `step` from blocks to blocks of the same types, on every device.
+        """Seconds of one `step`, a function from blocks to blocks of the same types, on every device.
 
-        Devices along the mesh axis "group" may speak to each other.
+        Devices along the mesh axis "group" may communicate.
         """
         run, deadline = self.loop(step, blocks, group), time.perf_counter() + self.plan.limit
         start = run(0)
@@ -109,7 +109,7 @@ class _Bench:
         return max(taken - start, 1e-9) / trips
 
     def loop(self, step: Callable[..., Any], blocks: Sequence[Array], group: int) -> Callable[[int], float]:
-        """A function from how often the step is done to the seconds that all of it takes, the median of some rounds."""
+        """A function from the number of repeats of `step` to their total seconds, the median of several rounds."""
         mesh = jax.sharding.Mesh(np.array(self.devices).reshape(-1, group), ("apart", "group"))
         each, whole = PartitionSpec(("apart", "group")), PartitionSpec()
 
@@ -180,7 +180,7 @@ def _document(bench: _Bench, say: Progress) -> str:
 
 
 def _launch(bench: _Bench) -> float:
-    """Seconds of one of many small products beside a large kernel: XLA makes one kernel of a loop that is small."""
+    """Seconds per small product in a chain beside a large kernel; XLA turns a small loop into one kernel."""
     count = 16
 
     def step(large: Array, small: Array, w: Array, kernels: int) -> tuple[Array, Array, Array]:
@@ -194,7 +194,7 @@ def _launch(bench: _Bench) -> float:
 
 
 def _product_rate(bench: _Bench, side: int, dtype: str, launch: float) -> float:
-    """FLOP/s of square products, one each of the three that a layer takes: forward, and for both gradients."""
+    """FLOP/s of square products; each step runs the three products of a layer: forward, and both gradients."""
     rng = np.random.default_rng(0)
     x, w = (rng.normal(scale=side**-0.5, size=(side, side)).astype(jnp.dtype(dtype)) for _ in range(2))
 
@@ -207,7 +207,7 @@ def _product_rate(bench: _Bench, side: int, dtype: str, launch: float) -> float:
 
 
 def _conv_rate(bench: _Bench, channels: int, launch: float) -> tuple[float, float]:
-    """FLOPs, and FLOP/s, of a 3 x 3 convolution of eight images of 8 x 8, forward and for both gradients."""
+    """FLOPs and FLOP/s of a 3 x 3 convolution of eight images of 8 x 8, forward and both gradients."""
     rng = np.random.default_rng(0)
     x, w = (
         rng.normal(scale=0.1, size=(*sizes, channels)).astype(np.float32) for sizes in ((8, 8, 8), (3, 3, channels))
@@ -226,25 +226,25 @@ def _conv_rate(bench: _Bench, channels: int, launch: float) -> tuple[float, floa
 
 
 def _copy_rate(bench: _Bench, size: int, launch: float) -> float:
-    """Bytes/s, read and written, of an elementwise operation."""
+    """Bytes/s, reads plus writes, of an elementwise operation."""
     seconds = bench.seconds(lambda x: (x * 0.5 + 0.25,), np.ones(size, np.float32))
     return 8 * size / _without(seconds, launch)
 
 
 def _without(seconds: float, launches: float) -> float:
-    """Seconds less those of launches, which cannot be nearly all of them."""
+    """Seconds without launch time; at least a tenth of the seconds remains."""
     return max(seconds - launches, 0.1 * seconds)
 
 
 def _normalised(x: Array) -> tuple[Array]:
-    """Rows without their mean, of length one: eight operations for each element, two of them reductions."""
+    """Normalise rows to mean 0 and length 1: eight operations per element, two of them reductions."""
     x = x - jnp.mean(x, 1, keepdims=True)
     y = x * lax.rsqrt(jnp.sum(x * x, 1, keepdims=True) + 1.0)
     return (jnp.where(y > 0.5, y, y + 0.25),)
 
 
 def _collective(bench: _Bench, kind: str, group: int, size: int) -> tuple[float, float]:
-    """V, as `network.full_bytes` has it, and the seconds of a collective in which a device has `size` bytes at most."""
+    """V as in `network.full_bytes`, and the seconds of a collective whose larger block has `size` bytes on a device."""
     axis = "group"
     x = np.zeros(size // 4, np.float32)
     part = len(x) // group
@@ -267,7 +267,7 @@ def _cut(x: Array, size: int) -> Array:
 
 
 def _processor() -> str:
-    """What the processor calls itself, as far as the system tells."""
+    """The processor's model name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -277,7 +277,7 @@ def _processor() -> str:
 
 
 def _memory() -> int:
-    """Bytes of memory of this computer."""
+    """Memory of this computer, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -290,7 +290,7 @@ def _toml(
     devices: int,
     tables: Sequence[tuple[str, int, Sequence[tuple[float, float]]]],
 ) -> str:
-    """A machine file, as `machine_file` describes it."""
+    """The text of a machine file, in the format of `machine_file`."""
     gathers = [points for kind, group, points in tables if kind == "all_gather" and group == devices]
     (first, last) = (gathers[0][0], gathers[0][-1]) if gathers else ((0.0, 0.0), (1e9, 1.0))
     bandwidth = (devices - 1) / devices * last[0] / last[1]
@@ -314,7 +314,7 @@ def _pairs(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """The whole text, or nothing: a file beside it takes its name."""
+    """Write atomically: write a temporary file, then rename it."""
     handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What a compiler did with the collectives of a program: its account beside ours, by kind and mesh axes."""
+"""Compare the collectives of a program with those the compiler performs, by kind and mesh axes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["CompilerDiff", "changes"]
 
 @dataclass(frozen=True)
 class CompilerDiff:
-    """The collectives of one kind over some mesh axes, as the program states and as the compiler performs them."""
+    """The collectives of one kind over some mesh axes, as the program states them and as the compiler performs them."""
 
     kind: str
-    axes: str  # of the mesh, or the sizes of groups that are no axes of it
-    stated: int  # how often one device runs them, loops counted
-    stated_bytes: int  # of all of them
+    axes: str  # mesh axes; or the number and sizes of groups that match no axes
+    stated: int  # number that one device runs, loop trips counted
+    stated_bytes: int  # total
     performed: int
     performed_bytes: int
-    asynchronous: int  # of those performed
-    words: str  # what happened; empty when nothing did
+    asynchronous: int  # number of performed ones that are asynchronous
+    words: str  # the difference in words; empty if there is none
 
     def __str__(self) -> str:
         ours = f"{self.stated} of {show_bytes(self.stated_bytes)} in all"
@@ -48,7 +48,7 @@ class _Sum:
     bytes: int = 0
     dtypes: Counter[str] = field(
         default_factory=Counter
-    )  # bytes of each; of several sent as one, under all their names
+    )  # bytes by dtype; arrays sent as one count under their joined names
     asynchronous: int = 0
 
     def add(self, count: int, size: int, dtype: str, asynchronous: bool = False) -> None:
@@ -59,7 +59,7 @@ class _Sum:
 
 
 def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDiff, ...]:
-    """Every kind and axes that either side has, with what the compiler changed in words."""
+    """Every kind and axes found on either side, with the compiler's changes in words."""
     ours: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     theirs: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     for sent, count in stated(program).items():
@@ -106,14 +106,14 @@ def _each(some: _Sum) -> str:
 
 
 def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
-    """Groups without the order of their members, which only a permute gives a meaning here."""
+    """Sort the members of groups, whose order matters only for a permute."""
     if kind == "permute":
         return tuple(sorted(tuple(pair) for pair in groups))
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
 def _names(mesh: Mesh) -> dict[Groups, str]:
-    """Of the groups along every set of mesh axes, those axes."""
+    """Groups along every set of mesh axes -> the axes."""
     found: dict[Groups, str] = {}
     sets: list[tuple[str, ...]] = [()]
     for axis in mesh.axes:

@@ -1,7 +1,7 @@
-"""The collectives of a compiled program, read from the compiler's own text (HLO, in the order it runs).
+"""Read the collectives of a compiled program from the compiler's text (scheduled HLO).
 
-A collective in a loop counts once for each trip, where the loop's test compares its counter with a constant; the start
-of an asynchronous pair stands for the pair. Sizes are as the text has them, without the padding of its layouts.
+A collective in a loop counts once per trip if the loop's condition compares its counter with a constant. An
+asynchronous pair counts once, at its start. Sizes are those of the text, without the padding of its layouts.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclass(frozen=True)
 class Performed:
-    """One collective of the compiled program, as often as one device runs it."""
+    """One collective of the compiled program, and how often one device runs it."""
 
     kind: str
-    groups: tuple[tuple[int, ...], ...]  # of device numbers; of a permute the pairs (from, to)
-    dtype: str  # of several arrays sent as one, the names joined by "+"
+    groups: tuple[tuple[int, ...], ...]  # device numbers; for a permute, pairs (from, to)
+    dtype: str  # for several arrays sent as one, their names joined by "+"
     bytes: int  # the larger of one device's operands and results
-    arrays: int  # sent as one
+    arrays: int  # number of arrays sent as one
     asynchronous: bool
     count: int
-    bounded: bool  # the trips of the loops around it are known; if not, they count as one
+    bounded: bool  # trip counts of all enclosing loops are known; an unknown one counts as 1
 
     def __str__(self) -> str:
         how = " asynchronous" if self.asynchronous else ""
@@ -62,13 +62,13 @@ class Performed:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of the text."""
+    """One instruction line of the text."""
 
     name: str
     opcode: str
     type: str
-    args: str  # between the parentheses
-    rest: str  # after them
+    args: str  # text between the parentheses
+    rest: str  # text after them
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def performed(text: str) -> tuple[Performed, ...]:
 
 
 def bodies_of(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """The instructions of every computation by its name, in order, and the name of the entry."""
+    """The instructions of every computation by name, in order, and the name of the entry computation."""
     bodies: dict[str, list[Instruction]] = {}
     here: list[Instruction] = []
     entry = ""
@@ -105,7 +105,7 @@ def bodies_of(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def _instruction(name: str, code: str) -> Instruction:
-    end = _close(code, 0, " ")  # the type may be a tuple, with spaces inside
+    end = _close(code, 0, " ")  # the type may be a tuple and contain spaces
     opcode = re.match(r"\s*([\w\-]+)\(", code[end:])
     if opcode is None:
         return Instruction(name, "", code, "", "")
@@ -115,7 +115,7 @@ def _instruction(name: str, code: str) -> Instruction:
 
 
 def _close(code: str, start: int, last: str) -> int:
-    """Where `last` stands outside brackets."""
+    """The index of the first `last` outside brackets."""
     depth = 0
     for i in range(start, len(code)):
         if depth == 0 and code[i] == last:
@@ -128,7 +128,7 @@ def _performed(
     bodies: dict[str, list[Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
 ) -> Iterator[Performed]:
     types = {one.name: one.type for one in bodies[name]}
-    # the TPU's compiler writes a collective that runs beside kernels into each of them; this one starts it
+    # the TPU compiler repeats a collective in every kernel that it overlaps; count it in the kernel that starts it
     starts = any("AsyncCollectiveStart" in one.rest for one in bodies[name])
     for one in bodies[name]:
         kind = KINDS.get(one.opcode.removesuffix("-start"))
@@ -141,13 +141,13 @@ def _performed(
             n = _trips(bodies, one)
             inner = trips * (1 if n is None else n), bounded and n is not None
         for callee in called(one):
-            if callee in bodies:  # the TPU's compiler fuses an all-reduce with the slice after it under this name
+            if callee in bodies:  # the TPU compiler's name for an all-reduce fused with a slice
                 fused = scattered or "all-reduce-scatter" in callee
                 yield from _performed(bodies, callee, *inner, fused)
 
 
 def called(one: Instruction) -> list[str]:
-    """The computations that an instruction runs."""
+    """The computations that an instruction calls."""
     if one.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
         return []
     several = [name for found in BRANCHES.findall(one.rest) for name in re.findall(r"[\w.\-]+", found)]
@@ -167,14 +167,14 @@ def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | Non
         for name in one.operands[1:]
         if name in numbers
     ]
-    return ends[0] if len(ends) == 1 else None  # lax.scan counts from zero, by one
+    return ends[0] if len(ends) == 1 else None  # lax.scan counts from 0 in steps of 1
 
 
 def _collective(
     kind: str, one: Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
 ) -> Performed:
     groups = _groups(one)
-    operands = one.operands[:1] if kind == "ragged_all_to_all" else one.operands  # without its offsets and sizes
+    operands = one.operands[:1] if kind == "ragged_all_to_all" else one.operands  # drop offsets and sizes
     arrays = [found for name in operands for found in ARRAY.findall(types.get(name, ""))]
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
     sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
@@ -193,7 +193,7 @@ def _itemsize(element: str) -> int:
 
 
 def _groups(one: Instruction) -> tuple[tuple[int, ...], ...]:
-    """Of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: a grid of device numbers, transposed, in rows."""
+    """Groups of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: the rows of a transposed grid of device numbers."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", one.rest):
         rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]
         return tuple(sorted(tuple(map(int, row)) for row in rows))

@@ -1,9 +1,9 @@
-"""What a lowered program sends, read from its StableHLO text: the other side of `verify`.
+"""Read the collectives of a lowered program from its StableHLO text, for `verify`.
 
-`as_text()` of `compiled.lower(...)` is a module of functions. A collective counts once for every trip of the
-while loops around it, also through `func.call`; the trips are those of the loops that `lax.scan` makes (a counter
-from a constant to a constant, by LT). Any other while loop counts as one trip, and both branches of a conditional
-count, as they do in `program.collectives`.
+`as_text()` of `compiled.lower(...)` is a module of functions. A collective counts once per trip of the enclosing while
+loops, also through `func.call`. Trip counts are known for loops that `lax.scan` makes (a counter from a constant to a
+constant, compared by LT). Any other while loop counts as one trip, and both branches of a conditional count, as in
+`program.collectives`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..lowering.program import CollectiveRecord
 __all__ = ["Groups", "HloCollective", "groups_of", "read", "stated"]
 
 Groups = tuple[tuple[int, ...], ...]
-KINDS = {"collective_permute": "permute"}  # the others have our names
+KINDS = {"collective_permute": "permute"}  # the other names are the same
 DTYPES = {"f": "float", "i": "int", "ui": "uint", "bf": "bfloat"}
 REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min"}
 
 
 @dataclass(frozen=True, order=True)
 class HloCollective:
-    """One collective of one device: what it does, among whom, and the bytes of the larger of operand and result."""
+    """One collective of one device: kind, reduction, groups, and bytes of the larger of operand and result."""
 
     kind: str
     reduction: str
-    groups: Groups  # of device numbers, in order; for a permute the pairs (from, to)
+    groups: Groups  # device numbers in order; for a permute, pairs (from, to)
     dtype: str
     bytes: int
 
@@ -60,7 +60,7 @@ class _Loop:
 
 
 def read(text: str) -> Counter[HloCollective]:
-    """Every collective of the module with how often one device runs it.
+    """Every collective of the module, with the number of times one device runs it.
 
     >>> read("func.func public @main(%arg0: tensor<4xf32>) {\\n}")
     Counter()
@@ -82,11 +82,11 @@ def _functions(text: str) -> dict[str, _Function]:
     functions: dict[str, _Function] = {}
     here, depth = _Function(), 0
     loops: list[_Loop] = []
-    starts: dict[str, str] = {}  # of the counters of loops
-    numbers: dict[str, int] = {}  # constants without dims
-    opened: tuple[int, str] | None = None  # a collective whose reduction follows: its depth, its first line
+    starts: dict[str, str] = {}  # initial values of loop counters
+    numbers: dict[str, int] = {}  # scalar constants
+    opened: tuple[int, str] | None = None  # a collective whose reduction follows: its depth and first line
     reduction = ""
-    trips: list[int] = []  # of the loops whose predicate or body is open
+    trips: list[int] = []  # of open loop predicates and bodies
     for line in text.splitlines():
         code = re.sub(r'"[^"]*"', lambda m: m[0].replace("{", "").replace("}", ""), line)
         after = depth + code.count("{") - code.count("}")
@@ -129,7 +129,7 @@ def _sent(line: str, types: str, reduction: str) -> HloCollective:
     if kind is None or groups is None:
         raise InternalError(f"a collective of the lowered text that meshdsl cannot read: {line.strip()}")
     tensors = re.findall(r"tensor<((?:\d+x)*)(complex<\w+>|\w+)>", types.rpartition(" : ")[2])
-    if kind[2]:  # after what it sends: where that goes, offsets and sizes
+    if kind[2]:  # the other operands are the output, offsets and sizes
         tensors = tensors[:1]
     (_, element), *_ = tensors
     dtype = _dtype(element)
@@ -160,7 +160,7 @@ def _dtype(element: str) -> str:
 
 
 def stated(program: Program) -> Counter[HloCollective]:
-    """What the program says it sends. A collective of no bytes is emitted as nothing."""
+    """The collectives that the program states. A collective of 0 bytes is not emitted, so it does not count."""
     found: Counter[HloCollective] = Counter()
     for record in program.collectives:
         if record.bytes and record.count:

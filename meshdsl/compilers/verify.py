@@ -1,6 +1,6 @@
-"""The ledger against what is emitted: every collective with its kind, groups, dtype, bytes and count.
+"""Check the ledger against the emitted StableHLO: the kind, groups, dtype, bytes and count of every collective.
 
-Both sides are read apart: one from the program, the other from the StableHLO text that JAX lowers.
+The two sides are read independently: one from the program, the other from the StableHLO text that JAX lowers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Compared", "Verification", "verify"]
 
 @dataclass(frozen=True)
 class Compared:
-    """One collective, and how often one device runs it: as the program states and as the text has it."""
+    """One collective, with its count per device as the program states it and as the text contains it."""
 
     sent: HloCollective
     stated: int
@@ -36,9 +36,9 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verification:
-    """The collectives of a program beside those of its StableHLO text; `print(verification)` says where they differ.
+    """The collectives of a program beside those of its StableHLO text; `print(verification)` shows the differences.
 
-    `md.verify` makes it. Of a text that sends something else:
+    `md.verify` returns it. An example with a text that sends something else:
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -58,17 +58,17 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether the two agree on every collective."""
+        """True if both sides agree on every collective."""
         return not self.mismatched
 
     @property
     def count(self) -> int:
-        """How many collectives the program states, loops counted."""
+        """Number of collectives that the program states, loop trips counted."""
         return sum(one.stated for one in (*self.matched, *self.mismatched))
 
     @property
     def bytes(self) -> int:
-        """The bytes of those, on one device."""
+        """Total bytes of those collectives, on one device."""
         return sum(one.stated * one.sent.bytes for one in (*self.matched, *self.mismatched))
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Verification:
 
 
 def verify(text: str, program: Program) -> Verification:
-    """What a program states beside what its lowered text sends; collectives of no bytes are left out of both.
+    """Compare a program's stated collectives with those of its lowered text; collectives of 0 bytes don't count.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")

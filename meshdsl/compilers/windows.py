@@ -1,7 +1,7 @@
-"""The windows of an overlap plan in the text of a compiled program: which planned products run inside them.
+"""Find the windows of an overlap plan in the text of a compiled program, and which planned products run in them.
 
-`emit` numbers the equations of a planned program in their names (`eqn12`), and a compiler keeps names on instructions
-and inside fusions. Its text is in the order that the device runs.
+`emit` numbers the equations of a planned program in their names (`eqn12`), and the compiler keeps these names on
+instructions and inside fusions. The text is in execution order.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CompiledWindow:
 
     collective: str
     where: str
-    asynchronous: bool  # it has a start and a done, or runs inside kernels
-    planned: int  # products that the plan puts between them
-    inside: int  # of these, how many the compiler left there
+    asynchronous: bool  # has a start and a done, or runs inside kernels
+    planned: int  # products that the plan places between start and wait
+    inside: int  # how many of them the compiler kept there
 
     def __str__(self) -> str:
         how = f"{self.inside} of {self.planned} products inside" if self.asynchronous else "synchronous"
@@ -40,7 +40,7 @@ class CompiledWindow:
 
 
 def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
-    """Every window of a planned program, as the compiled text has it."""
+    """Every window of a planned program, as found in the compiled text."""
     bodies, entry = bodies_of(text)
     order = bodies.get(entry, [])
     numbers = [_numbers(bodies, one) for one in order]
@@ -58,7 +58,7 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
 
 
 def _numbers(bodies: dict[str, list[Instruction]], one: Instruction) -> set[int]:
-    """The equations that an instruction computes, those inside its fusion included."""
+    """The equations that an instruction computes, including those inside its fusion."""
     found = {int(n) for n in NUMBER.findall(one.rest)}
     for name in called(one):
         for inner in bodies.get(name, []):
@@ -67,9 +67,9 @@ def _numbers(bodies: dict[str, list[Instruction]], one: Instruction) -> set[int]
 
 
 def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number: int) -> tuple[int, int]:
-    """From a collective's start to behind its done; an empty span where it has none.
+    """Instructions from a collective's start up to and including its done; an empty span if it has none.
 
-    The TPU's compiler writes a start and a done, or begins the collective inside one kernel and ends it inside another.
+    The TPU compiler writes a start and a done, or starts the collective inside one kernel and ends it inside another.
     """
     starts = (i for i, one in enumerate(order) if _is(bodies, one, "start", number))
     begin = next(starts, 0)
@@ -82,7 +82,7 @@ def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number
 
 
 def _is(bodies: dict[str, list[Instruction]], one: Instruction, phase: str, number: int) -> bool:
-    """Whether an instruction starts a numbered collective, or ends it, itself or inside its kernel."""
+    """True if an instruction starts (or ends, by `phase`) the numbered collective, itself or inside its kernel."""
     if one.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(one.rest):
         return True
     for name in called(one):

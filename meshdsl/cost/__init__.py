@@ -1,1 +1,1 @@
-"""What a layout costs: the ledger of a program, its memory, its time on a machine, and the search for a better one."""
+"""The cost of a layout: the ledger of a program, its memory, and its time on a machine."""

@@ -1,4 +1,4 @@
-"""What a program sends, by the dims that cause it: the groups that a report lists."""
+"""The communication of a program, grouped by the dims that cause it; reports list these groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CommGroup", "dims_of", "record_of"]
 
 @dataclass(frozen=True, eq=False)
 class CommGroup:
-    """The collectives of one kind that one or several dims cause over some mesh axes."""
+    """The collectives of one kind, over one set of mesh axes, that the same dims cause."""
 
     kind: str
     axes: tuple[str, ...]
@@ -24,37 +24,37 @@ class CommGroup:
 
     @property
     def count(self) -> int:
-        """How many run in one step."""
+        """Number of collectives that run in one step."""
         return sum(cost.line.trips for cost in self.costs)
 
     @property
     def bytes(self) -> int:
-        """The larger of one device's operand and result, summed over all that run."""
+        """Bytes in one step: for each collective, the larger of one device's operand and result."""
         return sum(record_of(cost.line).bytes * cost.line.trips for cost in self.costs)
 
     @property
     def wire_bytes(self) -> int:
-        """What one device sends."""
+        """Bytes that one device sends in one step."""
         return sum(record_of(cost.line).wire_bytes * cost.line.trips for cost in self.costs)
 
     @property
     def seconds(self) -> float:
-        """From start to end, hidden behind compute or not."""
+        """Seconds from start to end in one step, including the time hidden behind compute."""
         return sum(cost.seconds for cost in self.costs)
 
     @property
     def exposed(self) -> float:
-        """The part in which nothing is computed."""
+        """Seconds in which nothing is computed."""
         return sum(cost.exposed for cost in self.costs)
 
     @property
     def label(self) -> str:
-        """The dims, or the cause of what no dim causes: "sum carried by the loop"."""
+        """The dims; if no dim is the cause, the cause itself: "sum carried by the loop"."""
         return " ".join(self.dims) or str(self.costs[0].line.cause)
 
     @property
     def sizes(self) -> str:
-        """The bytes of each: "1.05 MB", or the least and the greatest; "at most" so many of a ragged exchange."""
+        """Bytes of each collective: "1.05 MB", or smallest to largest; "at most ..." for a ragged exchange."""
         each = sorted({(record.bytes, record.size) for record in (record_of(cost.line) for cost in self.costs)})
         return each[0][1] if len(each) == 1 else f"{each[0][1]} to {show_bytes(each[-1][0])}"
 
@@ -78,13 +78,13 @@ class CommGroup:
 
 
 def dims_of(line: Line) -> tuple[str, ...]:
-    """The dims that a collective is there for: those of its cause, or else those that it regroups."""
+    """The dims that a collective serves: the dims of its cause, or else the dims that its operation names."""
     op = line.eqn.op
     own = [name for name in (getattr(op, "dim", ""), getattr(op, "to", "")) if name]
     return line.cause.about or tuple(dict.fromkeys(own))
 
 
 def record_of(line: Line) -> CollectiveRecord:
-    """What a collective's line sends. Requires that it is one."""
+    """The record of a collective's line. The line must be a collective."""
     assert line.collective is not None
     return line.collective

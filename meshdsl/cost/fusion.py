@@ -1,8 +1,8 @@
-"""What a device launches: kernels, collectives and loops, in the program's order.
+"""Fusion model: the kernels, collectives and loops that one device launches, in the program's order.
 
-A compiler does not store every value. It computes elementwise chains inside the kernel that reads them, and makes
-constants and masks wherever they are read. `steps` is a model of that, from each operation's `fuses`: a value between
-two equations of one kernel never reaches memory. Memory, traffic and time all read this one account.
+A compiler does not store every value. It computes elementwise chains inside the kernel that reads them, and it
+recomputes constants and masks in each reader. `steps` models this from each operation's `fuses`: a value between two
+equations of one kernel never reaches memory. Memory, traffic and time all use this model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "batches", "holde
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """Equations that run as one. It reads and writes the stored values listed; the others stay in registers."""
+    """Equations that run as one kernel. It reads and writes the listed stored values; others stay in registers."""
 
     eqns: tuple[Eqn, ...]
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
-    alike: tuple[Var, ...] = ()  # of those read, what is read where the result is written: it may take their place
+    alike: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Send:
 
 @dataclass(frozen=True, eq=False)
 class Wait:
-    """The end of a collective that was started. Until here it reads its operand."""
+    """The wait for a started collective. The collective reads its operand until this step."""
 
     eqn: Eqn
     reads: tuple[Var, ...]
@@ -56,7 +56,7 @@ class Wait:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """A scan, or a while loop: of one whose trips nobody knows, `body` is one trip with its predicate."""
+    """A scan or a while loop. A while loop's trip count is unknown: `body` is one trip with its predicate."""
 
     eqn: Eqn
     body: tuple[Step, ...]
@@ -77,15 +77,15 @@ class Branch:
 
 
 Step = Kernel | Send | Wait | Loop | Branch
-REMADE = 1.25  # a value is made again by each reader when that reads at most so many times its own elements
+REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's bytes
 
 
 def steps(program: Program) -> tuple[Step, ...]:
-    """What one device launches, in order. Every equation that does something is in exactly one step.
+    """Steps that one device launches, in order. Every equation with an effect is in exactly one step.
 
-    Values are named by what holds them: a view (`rename`, `reshape` of a block, ...) by the value it is a view of.
+    Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of.
     """
-    made: tuple[Step, ...] | None = program.__dict__.get("_steps")  # asked for by every reader of the cost
+    made: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
     if made is None:
         made = tuple(_Fusion(program).steps())
         object.__setattr__(program, "_steps", made)
@@ -93,7 +93,7 @@ def steps(program: Program) -> tuple[Step, ...]:
 
 
 def holders(graph: Graph) -> dict[Var, Var]:
-    """Of every view in a graph, the stored value that it is a view of."""
+    """Map each view in a graph to the stored value that it is a view of."""
     source: dict[Var, Var] = {}
     for eqn in graph.eqns:
         if kind(eqn) is Fuses.VIEW:
@@ -103,32 +103,32 @@ def holders(graph: Graph) -> dict[Var, Var]:
 
 @dataclass(frozen=True)
 class _Chain:
-    """Equations inside one kernel, each of what the one before makes."""
+    """Consecutive equations inside one kernel."""
 
-    smallest: Var | None  # the value to store if one must be; None where each reads little
-    after: tuple[tuple[Eqn, Var], ...]  # the equation that makes it, and those after it
-    reduces: bool  # the first, before or among them, is a reduction
+    smallest: Var | None  # the value to store if the chain is cut; None if recomputing is cheap
+    after: tuple[tuple[Eqn, Var], ...]  # the equation that makes `smallest`, and the later ones
+    reduces: bool  # a reduction is in the chain or directly before it
 
 
 class _Fusion:
-    """Which values of one program are stored, and which live inside the kernels of their readers."""
+    """Decide which values of one program are stored and which stay inside the kernels of their readers."""
 
     def __init__(self, program: Program):
         self.program = program
         self.source = holders(program)
-        self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # through views
+        self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # by stored value, including reads through views
         for eqn in program.eqns:
             if eqn.outs[0] not in self.source:
                 for v in dict.fromkeys(self.holder(v) for v in eqn.ins):
                     self.readers[v].append(eqn)
-        self.results = {self.holder(v) for v in program.outs}  # stored in any case
+        self.results = {self.holder(v) for v in program.outs}  # always stored
         self.started = {eqn.outs[0]: eqn for eqn in program.eqns if isinstance(eqn.op, Start)}
         for eqn in program.eqns:
             if eqn.op is FENCE:
                 self.results.update(map(self.holder, eqn.ins))
-        self.roots: dict[Var, tuple[Var, ...]] = {}  # of a value that is not stored: what its readers read instead
-        self.chains: dict[Var, _Chain] = {}  # of a value that is not stored
-        self.ending: set[Eqn] = set()  # element by element, finishing a reduction in its kernel
+        self.roots: dict[Var, tuple[Var, ...]] = {}  # value that is not stored -> stored values read instead
+        self.chains: dict[Var, _Chain] = {}  # for each value that is not stored
+        self.ending: set[Eqn] = set()  # elementwise equations that run in the kernel of a reduction
         for eqn in program.eqns:
             for v in eqn.outs:
                 if v not in self.source and v not in self.results:
@@ -138,11 +138,12 @@ class _Fusion:
         return self.source.get(v, v)
 
     def place(self, eqn: Eqn, v: Var) -> None:
-        """Leave a value inside the kernels of its readers, or store it, or the smallest value it is made of.
+        """Decide whether a value stays inside its readers' kernels or is stored; or store the smallest value before it.
 
-        What is made element by element is inside its only reader, or made again in each of several where that reads
-        little more than the value. A reduction is inside its only reader when that is element by element, and so is
-        what that makes; no kernel holds two. Where such a chain ends, its smallest value is stored.
+        An elementwise value stays inside its only reader. With several readers, each of them recomputes it if that
+        reads little more than the value. A reduction stays inside its only reader if that reader is elementwise, and so
+        does the reader's result. A kernel contains at most one reduction. Where such a chain ends, its smallest value
+        is stored.
         """
         readers = self.readers[v]
         if not takes_inside(eqn) or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
@@ -164,15 +165,15 @@ class _Fusion:
             self.roots[v], self.chains[v] = roots, chain
 
     def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
-        """Whether making a value again reads little more than reading it."""
+        """True if recomputing a value reads little more than reading it."""
         return sum(map(self.size, roots)) <= REMADE * self.size(v)
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
-        """Whether an equation goes on, element by element, in the kernel that makes one of its operands."""
+        """True if an equation is elementwise and can run in the kernel that makes its operand `v`."""
         return kind(eqn) is Fuses.MAP and eqn not in self.ending and self.size(eqn.outs[0]) == self.size(v)
 
     def chain(self, eqn: Eqn, v: Var) -> _Chain:
-        """The equations of the same size, one after the other, that make a value inside one kernel."""
+        """The chain of equations of the same size that makes a value inside one kernel."""
         made = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
         before = [self.chains[x] for x in made if x in self.chains and len(self.readers[x]) == 1]
         before.sort(key=lambda chain: not chain.reduces)
@@ -186,14 +187,14 @@ class _Fusion:
         return _Chain(None, (), False) if cheap else _Chain(v, ((eqn, v),), first.reduces)
 
     def cut(self, chain: _Chain) -> None:
-        """Store the smallest value of a chain; what comes after is made of it."""
+        """Store the smallest value of a chain; later equations read the stored value."""
         (_, v), *after = chain.after
         del self.roots[v], self.chains[v]
         for eqn, v in after[:-1]:
             self.roots[v], self.chains[v] = self.reads(eqn), self.chain(eqn, v)
 
     def reads(self, eqn: Eqn) -> tuple[Var, ...]:
-        """The stored values that an equation reads, what is inside its kernel aside."""
+        """The stored values that an equation reads, including those read through values inside its kernel."""
         ins = map(self.holder, eqn.ins)
         return tuple(dict.fromkeys(root for v in ins for root in self.roots.get(v, (v,))))
 
@@ -204,14 +205,14 @@ class _Fusion:
         return self.bytes(v) // v.dtype.itemsize
 
     def steps(self) -> Iterator[Step]:
-        waiting: dict[Var, list[Eqn]] = {}  # of a value that is not stored: the equations that make it
+        waiting: dict[Var, list[Eqn]] = {}  # for each value that is not stored: the equations that make it
         for eqn in self.program.eqns:
             if eqn.op is WAIT:
                 yield Wait(eqn, (eqn.ins[0], *map(self.holder, self.started[eqn.ins[0]].ins)))
             if eqn.outs[0] in self.source:
                 continue
             ins = dict.fromkeys(self.holder(v) for v in eqn.ins)
-            parts = [*(part for v in ins for part in waiting.pop(v, [])), eqn]  # in the first of its readers
+            parts = [*(part for v in ins for part in waiting.pop(v, [])), eqn]  # run in the first reader
             if any(v in self.roots for v in eqn.outs):
                 waiting[eqn.outs[0]] = parts
             else:
@@ -233,23 +234,23 @@ class _Fusion:
 
 
 def kind(eqn: Eqn) -> Fuses:
-    """The operation's `fuses`; a device's own slice of what it holds is a pick, other collectives stand alone."""
+    """The operation's `fuses`. A device's slice of its own block is a pick; other collectives run alone."""
     if isinstance(eqn.op, Op):
         return eqn.op.fuses
     return Fuses.KERNEL if eqn.sends else Fuses.PICK
 
 
 def takes_inside(eqn: Eqn) -> bool:
-    """Whether a kernel of this operation computes its operands inside."""
+    """True if a kernel of this operation can compute its operands inside."""
     return kind(eqn) is not Fuses.KERNEL
 
 
 def batches(graph: Graph) -> dict[Eqn, set[Var]]:
-    """Of every einsum that is a batch of products, as of scores by values, the values that it multiplies, cast or not.
+    """For each batched matrix product (for example scores by values), its operands before views and casts.
 
-    An einsum of rows by weights is none: no dim is in both operands and in the result.
+    An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
     """
-    source: dict[Var, Var] = {}  # of views and casts
+    source: dict[Var, Var] = {}  # through views and casts
     found: dict[Eqn, set[Var]] = {}
     for eqn in graph.eqns:
         ins = [source.get(v, v) for v in eqn.ins]

@@ -1,7 +1,7 @@
-"""When each step of a program starts and ends on one device's lanes: from one completion to the next.
+"""Schedule of a program on one device's lanes: when each step starts and ends.
 
-Every lane runs its own steps in the program's order; one starts when what it reads is there and its lanes are free.
-A loop is never unrolled: its body is timed once, and the loop is one item of the steps around it.
+Every lane runs its steps in the program's order. A step starts when its operands are available and its lanes are free.
+A loop is never unrolled: its body is timed once, and the loop is one item among the steps around it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """One instruction on one lane, in seconds from the start; of what a loop holds, the first of its trips."""
+    """One instruction on one lane, in seconds from the start. Inside a loop, the times are those of the first trip."""
 
-    lane: str  # "compute", or the mesh axes that are sent over: "rows,cols"
+    lane: str  # "compute", or the mesh axes of a collective: "rows,cols"
     start: float
     seconds: float
     step: Step
-    lines: tuple[Line, ...]  # of a kernel or a collective
-    trips: int  # how often it runs in all
-    depth: int  # the loops around it
+    lines: tuple[Line, ...]  # ledger lines, for a kernel or a collective
+    trips: int  # total number of runs
+    depth: int  # loop nesting depth
 
     @property
     def where(self) -> Where:
-        """The user's line."""
+        """The user's source line."""
         return self.step.eqns[-1].where if isinstance(self.step, Kernel) else self.step.eqn.where
 
     @property
     def name(self) -> str:
-        """The operation that the kernel is named after: the last of the heaviest kind."""
+        """The operation that names the kernel: the heaviest kind, then the most FLOPs."""
         if isinstance(self.step, Loop):
             return f"{self.step.eqn.op} x{self.step.trips}"
         if isinstance(self.step, Branch):
@@ -55,13 +55,13 @@ class Event:
 
 @dataclass(eq=False)
 class Span:
-    """What a sequence of steps takes, from its start to the end of the last of them."""
+    """Time of a sequence of steps, from its start to the end of its last step."""
 
     seconds: float = 0.0
     exposed: float = 0.0
     events: list[Event] = field(default_factory=list[Event])
     seconds_of: dict[int, float] = field(default_factory=dict[int, float])  # by line index
-    exposures: dict[int, float] = field(default_factory=dict[int, float])  # of the collectives among them
+    exposures: dict[int, float] = field(default_factory=dict[int, float])  # by line index, collectives only
     least: dict[str, float] = field(default_factory=dict[str, float])  # by lane: its work at full efficiency
 
     @property
@@ -69,7 +69,7 @@ class Span:
         return self.seconds - self.exposed
 
     def add(self, other: Span, trips: float = 1, stretch: float = 1.0) -> None:
-        """The times of another by lane and by line, so many times, its compute made longer."""
+        """Add another span's times by lane and by line, `trips` times, with compute times scaled by `stretch`."""
         for lane, seconds in other.least.items():
             self.least[lane] = self.least.get(lane, 0.0) + seconds * trips
         self.exposed += other.exposed * trips
@@ -82,17 +82,17 @@ class Span:
 
 @dataclass(eq=False)
 class _Item:
-    """A step on the lanes that it holds: `work` seconds when nothing slows it, `share` of them compute."""
+    """A step and the lanes it occupies: `work` seconds without slowdown, of which the fraction `share` is compute."""
 
     step: Step
     lanes: tuple[str, ...]
     work: float
     share: float
     least: dict[str, float]
-    weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index, adding up to 1
-    inner: Span | None = None  # of a loop: all its trips
-    marker: bool = False  # a start or a wait: it takes no time, and holds its place in the order
-    needs: int = 0  # what it reads and is not there yet
+    weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index; they sum to 1
+    inner: Span | None = None  # for a loop or a conditional: the span of all its trips
+    marker: bool = False  # a start or a wait: it takes no time and keeps its position in the order
+    needs: int = 0  # number of items that it still waits for
     readers: list[_Item] = field(default_factory=list["_Item"])
     start: float = 0.0
     end: float = 0.0
@@ -104,7 +104,7 @@ class _Item:
 
 
 class Schedule:
-    """One program on one machine."""
+    """The schedule of one program on one machine."""
 
     def __init__(self, ledger: Ledger, machine: Machine, placement: Placement, pipelined: bool):
         self.ledger = ledger
@@ -120,7 +120,7 @@ class Schedule:
     def items(
         self, steps: Sequence[Step], depth: int, made: Mapping[Var, _Item]
     ) -> tuple[list[_Item], dict[Var, _Item]]:
-        """The steps as items that know who reads them, and which item makes each value."""
+        """Items for the steps, linked to their readers, and the item that makes each value."""
         items = [item for step in steps for item in self.issued(step, depth)]
         maker = dict(made)
         for item in items:
@@ -131,7 +131,7 @@ class Schedule:
         return items, maker
 
     def issued(self, step: Step, depth: int) -> list[_Item]:
-        """A step as items; a collective that is started leaves when the device comes to its start, not before."""
+        """Items for one step. A marker makes a started collective begin when the device reaches its start."""
         item = self.item(step, depth)
         if not isinstance(step, Send) or not isinstance(step.eqn.op, Start):
             return [item]
@@ -169,7 +169,7 @@ class Schedule:
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
 
     def pipeline(self, loop: Loop, scan: Scan, depth: int) -> Span:
-        """All trips of a loop of which each may begin when the one before it does: of many, three are timed."""
+        """Time a loop whose trips overlap: schedule three trips and extrapolate to the rest."""
         views = holders(scan.body)
         carried = zip(scan.inputs(scan.body.ins)[1], scan.results(scan.body.outs)[0], strict=True)
         before = {v: views.get(out, out) for v, out in carried}
@@ -178,7 +178,7 @@ class Schedule:
         maker: dict[Var, _Item] = {}
         for i in range(min(loop.trips, 3)):
             items, maker = self.items(loop.body, depth, {v: maker[out] for v, out in before.items() if out in maker})
-            if i >= 2:  # no further ahead than one trip
+            if i >= 2:  # a trip runs at most one trip ahead
                 ended = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
                 for item in trips[i - 2]:
                     item.readers.append(ended)
@@ -198,12 +198,12 @@ class Schedule:
         return total
 
     def add_steady(self, total: Span, trip: Span, items: Sequence[_Item], interval: float, trips: int) -> None:
-        """More trips like one, `interval` apart; no less than a lane is busy in one."""
+        """Add `trips` more trips like `trip`, `interval` apart; the interval is at least each lane's busy time."""
         busy = [sum(item.end - item.start for item in items if lane in item.lanes) for lane in trip.least]
         interval = max(interval, *busy)
         total.add(trip, trips)
         total.seconds += trips * interval
-        # what such a trip waits for is not just what the one that was timed did
+        # the exposed time of a steady trip differs from that of the timed trip
         waited = interval - sum(seconds for index, seconds in trip.seconds_of.items() if index not in trip.exposures)
         total.exposed += trips * (waited - trip.exposed)
         by = trip.exposures if trip.exposed else {index: trip.seconds_of[index] for index in trip.exposures}
@@ -237,19 +237,19 @@ class Schedule:
 
 
 def _repeated(once: Span, trips: int) -> Span:
-    """Trips that do not overlap."""
+    """The span of trips that do not overlap."""
     total = Span(once.seconds * trips, events=[replace(event, trips=event.trips * trips) for event in once.events])
     total.add(once, trips)
     return total
 
 
 def _run(items: Sequence[_Item], slowdown: float) -> None:
-    """Set the start and the end of every item, each lane in order, from one completion to the next."""
+    """Set the start and end of every item, each lane in order, advancing from one completion to the next."""
     queues: dict[str, deque[_Item]] = defaultdict(deque)
     for item in items:
         for lane in item.lanes:
             queues[lane].append(item)
-    left: dict[_Item, float] = {}  # of what is running: seconds when nothing slows it
+    left: dict[_Item, float] = {}  # running items: seconds left without slowdown
     now = 0.0
     while queues:
         for queue in queues.values():

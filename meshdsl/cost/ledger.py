@@ -1,7 +1,7 @@
-"""The ledger: what every instruction of a program costs, on one device, once.
+"""The ledger: the cost of every instruction of a program, on one device, for one trip.
 
-Nothing here is estimated. FLOPs come from the operations' own records, collectives from `Program.record`, bytes from
-the stored sizes of the values that cross memory (see `fusion`). Time is another module's; it reads this.
+Nothing here is estimated. FLOPs come from the operations' own rules, collectives from `Program.record`, bytes from
+the stored sizes of the values that are read and written (see `fusion`). `timeline` computes time from the ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Ledger", "Line", "Matmul", "ledger"]
 
 @dataclass(frozen=True)
 class Matmul:
-    """The sizes of a product on one device: `batch` products of [m, k] by [k, n]."""
+    """Sizes of a matrix product on one device: `batch` products of [m, k] by [k, n]."""
 
     batch: int
     m: int
@@ -35,19 +35,19 @@ class Matmul:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One instruction; FLOPs and bytes are of one device and one trip, to be multiplied by `trips`."""
+    """One instruction. FLOPs and bytes are per device and per trip; multiply by `trips`."""
 
-    index: int  # its place in the program, loop bodies included, from 0
+    index: int  # position in the program, loop bodies included, from 0
     eqn: Eqn
     kind: str  # "matmul", "conv", "vector", "move" or "collective"
-    trips: int  # of the loops around it; of a while loop, one
-    unbounded: bool  # inside a while loop, whose trips nobody knows
+    trips: int  # product of the trip counts of the enclosing loops; a while loop counts as one
+    unbounded: bool  # inside a while loop, whose trip count is unknown
     flops: float
-    hbm_bytes: int  # read and written, what stays inside a kernel left out
-    dtype: np.dtype[Any]  # the multiplied, or the result's; of a collective, on the wire
+    hbm_bytes: int  # bytes read and written; values that stay inside a kernel do not count
+    dtype: np.dtype[Any]  # of the operands of a product, otherwise of the result; for a collective, of the data sent
     matmul: Matmul | None
     collective: CollectiveRecord | None
-    step: Step  # the kernel that it is part of; several lines may share one
+    step: Step  # the kernel that contains it; several lines may share one
 
     @property
     def op(self) -> str:
@@ -56,24 +56,24 @@ class Line:
 
     @property
     def name(self) -> str:
-        """The named tensor that it reads or makes, if any."""
+        """The named tensor that it reads or makes; "" if none."""
         if self.collective is not None:
             return self.collective.name
         return next((v.name for v in (*self.eqn.outs, *self.eqn.ins) if v.name), "")
 
     @property
     def where(self) -> Where:
-        """The user's line."""
+        """The user's source line."""
         return self.eqn.where
 
     @property
     def backward(self) -> bool:
-        """Whether differentiation made it."""
+        """True if differentiation made it."""
         return self.eqn.backward
 
     @property
     def cause(self) -> Cause:
-        """Why a collective is there."""
+        """The reason for a collective."""
         return self.eqn.cause
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Ledger:
-    """Every line of a program, in program order, with what the device launches."""
+    """Every line of a program in program order, and the steps that the device launches."""
 
     program: Program
     lines: tuple[Line, ...]
@@ -139,7 +139,7 @@ class Ledger:
 
 
 def ledger(program: Program) -> Ledger:
-    """What every instruction of a program costs.
+    """The cost of every instruction of a program, per device.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -183,7 +183,7 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
             if v in unread:
                 unread.discard(v)
                 moved += read_bytes(program, eqn, v)
-        if eqn is step.eqns[-1]:  # what it reads through views, and to make again what others have made
+        if eqn is step.eqns[-1]:  # the last equation also pays for reads through views and for recomputed operands
             moved += sum(read_bytes(program, eqn, v) for v in unread)
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
@@ -194,14 +194,14 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
 
 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
-    """What an equation reads of one stored operand: all of it, or as much as it writes if it picks."""
+    """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes."""
     picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
     whole = program.local_bytes(v)
     return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
 
 
 def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:
-    """Of a product of two tensors that sums something; None for anything else."""
+    """Sizes of a product of two tensors that sums over some dim; None for any other equation."""
     if not isinstance(eqn.op, Op) or eqn.op.product is not Product.MATMUL or (eqn.op is EINSUM and len(eqn.ins) != 2):
         return None
     x, y = eqn.ins[:2]

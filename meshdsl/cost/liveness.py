@@ -1,16 +1,17 @@
-"""When each value of a program has a place in one device's memory: from the step that makes it to its last reader.
+"""How long each value of a program occupies one device's memory: from the step that makes it to its last reader.
 
-Arguments and results have theirs from beginning to end, as the caller provides both; a result takes over the place of a
-donated argument of its type. What stays inside a kernel (see `fusion`) has none. Three things that compilers do count:
+Arguments and results occupy memory during the whole run, because the caller provides both; a result reuses the buffer
+of a donated argument of its type. Values inside a kernel (see `fusion`) occupy none. The model follows three habits of
+compilers:
 
-- a step that holds no more after it than before runs as soon as it can;
-- what is read where a result of its size is written, for the last time, gives the result its place;
-- an all_reduce works in place when nothing else reads its operand.
+- a step that does not increase the memory in use runs as early as possible;
+- a result overwrites an operand of the same size that its kernel reads for the last time;
+- an all_reduce works in place if nothing else reads its operand.
 
-A loop holds its carry and the results that it stacks from its first step to its last, and the values of one trip while
-it runs: the clock goes through the body once. What a batch of matrix products reads of a stack, and another kernel too,
-is copied out of it: the TPU's compiler lays it out for the one and then for the other in every training step that was
-looked at, though not in every program. The arms of a conditional have times of their own.
+A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
+runs: the clock passes through the body once. If a batched matrix product and another kernel both read a row of a
+stack, the row is copied: the TPU compiler lays it out once for each of them in every training step that we inspected,
+though not in every program. Each arm of a conditional has its own moments.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ CATEGORIES = (
 
 @dataclass(frozen=True)
 class Held:
-    """One value in one device's memory, from the moment `first` to the moment `last`."""
+    """One value in one device's memory, from moment `first` to moment `last`, both inclusive."""
 
-    name: str  # of the tensor, or else of the operation that makes it
+    name: str  # of the tensor, otherwise of the operation that makes it
     category: str
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]  # stored, on one device
+    shape: tuple[int, ...]  # stored shape on one device
     bytes: int
     where: Where
     first: int
@@ -83,15 +84,15 @@ class Lives:
             self.found.append(Held(name, category, v.dtype, self.program.local_shape(v), n, where, first, last))
 
     def whole(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
-        """Hold arguments and results for the whole run, and what is made between for as long as it is read."""
+        """Hold arguments and results for the whole run, and every other value until its last reader."""
         program = self.program
         source = holders(program)
-        free: dict[Any, list[Var]] = defaultdict(list)  # donated and not taken over yet, by type
+        free: dict[Any, list[Var]] = defaultdict(list)  # donated arguments that no result reuses yet, by type
         for v in program.ins:
             if v in donated:
                 free[v.dtype, program.local_shape(v)].append(v)
-        taken: dict[Var, Var] = {}  # of a result, the argument whose place it takes
-        copies: list[Var] = []  # results with a place of their own
+        taken: dict[Var, Var] = {}  # result -> the argument whose buffer it reuses
+        copies: list[Var] = []  # results with a buffer of their own
         for v in program.outs:
             places = free[v.dtype, program.local_shape(v)]
             if places and source.get(v, v) not in taken:
@@ -110,11 +111,11 @@ class Lives:
             eqn = made.get(source.get(v, v))
             self.hold(v, "results", v.name or (_label(eqn) if eqn else "copy"), eqn.where if eqn else NOWHERE, 0, end)
         for v, place in taken.items():
-            if v in births and dies.get(place, 0) > births[v]:  # the argument is read later: both are there until then
+            if v in births and dies.get(place, 0) > births[v]:  # the argument is read later: hold both
                 self.hold(v, "temporaries", _label(made[v]), made[v].where, births[v], dies[place])
 
     def run(self, graph: Graph, order: Sequence[Step], placed: set[Var]) -> tuple[dict[Var, int], dict[Var, int]]:
-        """Hold the values of one graph, those in `placed` aside. The moments when each is made, and last read."""
+        """Hold the values of one graph, except `placed`; returns when each value is made and last read."""
         births: dict[Var, int] = {}
         dies: dict[Var, int] = {}
         makers: dict[Var, Step] = {}
@@ -151,16 +152,17 @@ class Lives:
         return births, dies
 
     def early(self, order: Sequence[Step], placed: set[Var], taken: Mapping[Var, Var]) -> list[Step]:
-        """The steps with those that hold no more after than before as soon as they can run; a compiler does so.
+        """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.
 
-        Such a step stays after the other readers of what it frees, and of the argument whose place it takes.
+        Such a step stays after the other readers of the values it frees, and of the argument whose buffer it reuses.
+        A program with starts and waits keeps its order.
         """
         readers: dict[Var, list[Step]] = defaultdict(list)
         for step in order:
             for v in step.reads:
                 readers[v].append(step)
         if any(isinstance(step, Wait) for step in order):
-            return list(order)  # a stated order
+            return list(order)  # the program fixes the order
         times: dict[Step, int] = {}
         made: dict[Var, int] = {}
         for i, step in enumerate(order):
@@ -175,7 +177,7 @@ class Lives:
         return sorted(order, key=lambda step: times[step])
 
     def trip(self, step: Loop) -> set[Var]:
-        """Hold what one trip makes. The operands whose place the carry takes: they end where the loop begins."""
+        """Hold the values of one trip. Returns operands whose buffers the carry reuses: they end at loop start."""
         loop = step.eqn.control
         assert isinstance(loop, Scan | While)
         body, consts = loop.body, loop.consts
@@ -183,7 +185,7 @@ class Lives:
         n = loop.carries if isinstance(loop, Scan) else len(body.outs)
         outs = [source.get(v, v) for v in body.outs]
         read = {v for inner in step.body for v in inner.reads}
-        rows = set(outs[n:]) - read  # kept by the stack only, so written there at once
+        rows = set(outs[n:]) - read  # read by the stack only, so written into it directly
         begin = len(self.moments)
         places = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = places | rows | set(outs[:n])
@@ -196,7 +198,7 @@ class Lives:
                 first = min(births[inner.writes[0]] for inner in readers)
                 self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, dies[v])
         for place, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
-            if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is there
+            if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is made
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
         whole = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
         return set(step.eqn.ins[consts : consts + n]) - whole
@@ -204,7 +206,7 @@ class Lives:
     def overwritten(
         self, order: Sequence[Step], births: Mapping[Var, int], dies: Mapping[Var, int], placed: set[Var]
     ) -> set[Var]:
-        """Values whose place the kernel that reads them last writes its result into."""
+        """Values that are overwritten by the result of the kernel that reads them last."""
         found: set[Var] = set()
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
@@ -229,7 +231,7 @@ def _label(eqn: Eqn) -> str:
 
 
 def _origin(eqn: Eqn, v: Var) -> tuple[str, Where]:
-    """The name of a value, or of the operation that makes it, with its line; of a loop's result, those inside."""
+    """The name of a value, or of the operation that makes it, and its source line; looks inside loops."""
     body = eqn.control.body if isinstance(eqn.control, Scan | While) else None
     if body is not None and v in eqn.outs:
         out = body.outs[eqn.outs.index(v)]

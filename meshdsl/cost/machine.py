@@ -1,7 +1,7 @@
-"""A `Machine` is the figures of one kind of device and of its network, read from a short TOML file with their origins.
+"""`Machine`: the figures of one kind of device and of its network, read from a short TOML file with their sources.
 
-One device is what JAX calls a device: a GPU; a chip of TPU v4 and later; of TPU v2 and v3 a core, which is half a chip.
-The files in `meshdsl/cost/machines` are the ones that come with the package, and show how to write another.
+A device is one JAX device: a GPU; a chip for TPU v4 and later; for TPU v2 and v3 a core, which is half a chip.
+The files in `meshdsl/cost/machines` come with the package; use them as examples for your own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACKAGED = Path(__file__).parent / "machines"
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of one device and of the network between devices: seconds, bytes, operations a second.
+    """Figures of one device and of the network between devices, in seconds, bytes, and operations per second.
 
     >>> import dataclasses
     >>> import meshdsl as md
@@ -42,29 +42,29 @@ class Machine:
 
     name: str
     title: str
-    device: str  # what one JAX device is: "GPU", "chip", "core"
+    device: str  # the hardware behind one JAX device: "GPU", "chip", "core"
     peak: Mapping[str, float]  # FLOP/s of matrix products by dtype; "other" for every dtype not named
     vector: float  # FLOP/s of elementwise operations and reductions
-    hbm: float  # bytes that a program can use
-    hbm_bandwidth: float  # bytes/s that a large copy reaches, reads and writes together
-    launch: float  # seconds that a kernel takes however little it does
+    hbm: float  # bytes available to a program
+    hbm_bandwidth: float  # bytes/s of a large copy, reads plus writes
+    launch: float  # minimum seconds of any kernel
     efficiency: tuple[tuple[float, float], ...]  # (FLOPs of one matrix product, fraction of the peak it reaches)
     network: Network
-    transcendental: float = 0.0  # operations/s of exp, log, tanh and their like; 0: as fast as any other
-    memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); none: all of it
-    convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` for convolutions; none: that of products
-    overlap_slowdown: float = 1.13  # how much slower compute is while a collective runs
-    uncertainty: float = 0.15  # half the width of the interval of an estimate, as a fraction of it
+    transcendental: float = 0.0  # operations/s of exp, log, tanh and similar; 0: same as `vector`
+    memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); empty: all of it
+    convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` of convolutions; empty: as products
+    overlap_slowdown: float = 1.13  # factor on compute time while a collective runs
+    uncertainty: float = 0.15  # half-width of an estimate's interval, as a fraction of the estimate
     asynchronous: tuple[str, ...] = KINDS  # kinds of collectives that run beside compute between a start and a wait
     overlapped_by_compiler: tuple[str, ...] = KINDS  # kinds that the device's compiler is assumed to overlap by itself
-    sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> where its figure comes from
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> source of its figure
     file: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.title}; {self.network}"
 
     def peak_of(self, dtype: np.dtype | str) -> float:
-        """FLOP/s of matrix products in this dtype; raises `MachineError` where there is neither it nor `other`."""
+        """FLOP/s of matrix products in this dtype; raises `MachineError` if neither it nor `other` is given."""
         name = np.dtype(dtype).name
         if name not in self.peak and "other" not in self.peak:
             raise MachineError(
@@ -74,22 +74,22 @@ class Machine:
         return self.peak.get(name, self.peak.get("other", math.nan))
 
     def matmul_efficiency(self, flops: float) -> float:
-        """The fraction of the peak that one matrix product of so many FLOPs reaches.
+        """Fraction of the peak that one matrix product with this many FLOPs reaches.
 
-        Linear between the points of the curve in the logarithm of the FLOPs, and flat outside them.
+        Linear in log(FLOPs) between the points of the curve, and constant outside them.
         """
         return _on(self.efficiency, flops)
 
     def memory_seconds(self, size: float) -> float:
-        """Seconds in which one kernel reads and writes so many bytes; its share of the bandwidth is read as above."""
+        """Seconds in which one kernel reads and writes `size` bytes; the bandwidth fraction is interpolated too."""
         return size / (self.hbm_bandwidth * _on(self.memory, size)) if size else 0.0
 
     def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
-        """Seconds that one matrix product of so many FLOPs computes, without the launch and the memory."""
+        """Compute seconds of one matrix product, without launch and memory time."""
         return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops)) if flops else 0.0
 
     def conv_seconds(self, flops: float, dtype: np.dtype | str) -> float:
-        """Seconds that one convolution of so many FLOPs computes, without the launch and the memory."""
+        """Compute seconds of one convolution, without launch and memory time."""
         return flops / (self.peak_of(dtype) * _on(self.convolution or self.efficiency, flops)) if flops else 0.0
 
 
@@ -104,15 +104,15 @@ def _on(curve: Sequence[tuple[float, float]], size: float) -> float:
 
 
 def machine(name: str | os.PathLike[str]) -> Machine:
-    """The machine of this name, or in this file.
+    """Load the machine with this name, or from this file.
 
-    A name is looked for in the folders of $MESHDSL_MACHINES (or ~/.config/meshdsl/machines), then among those that come
-    with the package. What ends in `.toml`, or has a folder in it, is a file.
+    A name is looked up in the folders of $MESHDSL_MACHINES (default ~/.config/meshdsl/machines), then among the
+    machines of the package. A `name` that ends in `.toml` or contains a path separator is a file.
 
     >>> machine("tpu-v5e").peak_of("bfloat16")
     197000000000000.0
 
-    Raises `MachineError` for an unknown name, and for a malformed file with every problem of it.
+    Raises `MachineError` for an unknown name, and for a malformed file, with all its problems.
     """
     text = os.fspath(name)
     if text.endswith(".toml") or os.sep in text:
@@ -133,7 +133,7 @@ def machine(name: str | os.PathLike[str]) -> Machine:
 
 
 def machines() -> tuple[str, ...]:
-    """The names that `machine` knows: the user's own and those of the package, sorted."""
+    """Names that `machine` accepts, sorted: the user's own and those of the package."""
     found = {file.stem for folder in (*users_folders(), PACKAGED) for file in folder.glob("*.toml")}
     return tuple(sorted(found))
 

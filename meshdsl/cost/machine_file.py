@@ -1,4 +1,4 @@
-"""The checks of a machine file: every problem is reported at once, with its key.
+"""Read and check machine files: every problem is reported at once, with its key. An example:
 
 title = "NVIDIA A100 80 GB, eight to a node"
 device = "GPU"
@@ -39,7 +39,7 @@ __all__ = ["MachineError", "read"]
 
 
 class MachineError(MeshdslError, ValueError):
-    """A machine that nobody knows, or a machine file with something wrong in it: every problem, by key.
+    """An unknown machine, or a malformed machine file; lists every problem with its key.
 
     >>> import meshdsl as md
     >>> md.machine("tpu-v5")
@@ -59,7 +59,7 @@ LEVEL_KINDS = ("torus", "ring", "switch")
 
 
 def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """The fields of a `Machine`, but its name and file; raises `MachineError` with every problem of the document."""
+    """All fields of a `Machine` except name and file; raises `MachineError` with every problem of the document."""
     checks = _Checks()
     checks.names("", document, TOP)
     missing = [key for key in TOP if key not in document and key not in OPTIONAL]
@@ -91,7 +91,7 @@ def _least(key: str) -> float:
 
 
 class _Checks:
-    """Each check returns the value, and notes what is wrong with it under its key."""
+    """Each check returns the value and records any problem under its key."""
 
     def __init__(self):
         self.problems: list[str] = []
@@ -156,7 +156,7 @@ class _Checks:
         return tuple(self.text(f"{key}[{i}]", kind, KINDS) for i, kind in enumerate(value))
 
     def pairs(self, key: str, value: Any, what: str) -> list[tuple[float, float]]:
-        """Pairs of numbers, the first of them increasing."""
+        """Pairs of numbers with increasing first numbers."""
         if not isinstance(value, list) or not value or not all(isinstance(p, list) and len(p) == 2 for p in value):
             self.wrong(key, f"a list of pairs [{what}] is expected, got {value!r}")
             return []

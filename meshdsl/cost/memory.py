@@ -1,4 +1,4 @@
-"""What one device holds at every step of a program, and what the peak is made of; see `liveness` for the rules."""
+"""Memory in use on one device at every step of a program, and the values that make up its peak; rules in `liveness`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CATEGORIES", "Held", "Memory", "Moment", "memory"]
 
 @dataclass(frozen=True)
 class Moment:
-    """One step of a program, those of a loop's body once, and the bytes held while it runs."""
+    """One step of a program and the bytes in use while it runs. The steps of a loop body occur once."""
 
     index: int
     op: str
@@ -38,7 +38,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The bytes one device holds over time; see `md.memory`, which makes it. `print(memory)` shows the peak.
+    """Bytes in use on one device over time, as `md.memory` returns them. `print(memory)` shows the peak.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.sum(md.tanh(md.dot(x, w, "io"))), "rows:4", "batch:rows")
@@ -52,7 +52,7 @@ class Memory:
     peak: int
     at: Moment  # the first moment of the peak
     by_category: Mapping[str, int]  # at the peak; sums to it
-    by_tensor: tuple[Held, ...]  # at the peak, the largest first; sums to it
+    by_tensor: tuple[Held, ...]  # at the peak, largest first; sums to it
     profile: tuple[Moment, ...]  # every moment in program order
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ def memory(
     categories: Mapping[Var, str] | None = None,
     stored: Sizes | None = None,
 ) -> Memory:
-    """What one device holds while it runs a program.
+    """Memory that one device uses while it runs a program.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.sum(md.tanh(md.dot(x, w, "io"))), "rows:4", "batch:rows")
@@ -87,9 +87,9 @@ def memory(
     >>> found.peak, {name: n for name, n in found.by_category.items() if n}
     (2440, {'inputs': 2176, 'results': 4, 'temporaries': 256, 'collective buffers': 4})
 
-    `donated` are inputs whose place a result may take. `categories` names the category of inputs; of others it is
-    told from the path: `params/...`, `state/...`, or an input. `stored` gives the bytes of an array of a local shape
-    and dtype on a machine that pads it; by default nothing is padded.
+    `donated`: inputs whose buffers results may reuse. `categories`: category of inputs; by default it follows from the
+    path: `params/...`, `state/...`, or an input. `stored`: bytes of an array of a local shape and dtype, for a machine
+    that pads arrays; by default there is no padding.
     """
     lives = Lives(program, frozenset(donated), categories or {}, stored or _plain)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)

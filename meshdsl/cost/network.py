@@ -1,10 +1,10 @@
-"""Where a mesh lies on a network, and how long its collectives take there.
+"""Map a mesh onto a network, and compute how long its collectives take.
 
-A `Network` is levels, inner to outer: a torus of chips, or a switch. A member of a level is one whole copy of what
-lies inside it: a GPU, a node, a slice. `place` says on which hardware axes each mesh axis lies, and
-`Placement.seconds` is the time of a collective over some mesh axes, every other group of the mesh doing the same.
-Its formulas are in `transfer`. A measured point beats a formula: between two points of a table time is on the line
-through both; outside them the formula is scaled to meet the nearest point.
+A `Network` is a list of levels, inner to outer: a torus of chips, or a switch. A member of a level is one complete
+copy of the level inside it: a GPU, a node, a slice. `place` assigns hardware axes to each mesh axis.
+`Placement.seconds` is the time of a collective over some mesh axes while every other group of the mesh does the same.
+Its formulas are in `transfer`. Measured points override formulas: between two points of a table, time is linear;
+outside them, the formula is scaled to match the nearest point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", 
 
 @dataclass(frozen=True)
 class Network:
-    """Levels, inner to outer; measured tables; `launch` is the seconds before anything moves."""
+    """Levels, inner to outer; measured tables; `launch`: seconds of a collective before data moves."""
 
     levels: tuple[Level, ...]
     launch: float = 0.0
@@ -33,7 +33,7 @@ class Network:
 
     @property
     def size(self) -> int:
-        """The greatest number of devices."""
+        """Maximum number of devices."""
         return math.prod(level.size for level in self.levels)
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class Network:
 
 
 def full_bytes(record: CollectiveRecord, n: int) -> int:
-    """V of the formulas: bytes of the whole array over a group of `n` devices; of a permute, what one device sends.
+    """V of the formulas: bytes of the whole array over a group of `n` devices; for a permute, bytes one device sends.
 
-    Of a ragged exchange only the share that is expected to be filled, the same for all devices.
+    For a ragged exchange, only the share of slots that is expected to be filled counts, equal on all devices.
     """
     if record.kind == "permute":
         return record.wire_bytes
@@ -54,12 +54,12 @@ def full_bytes(record: CollectiveRecord, n: int) -> int:
 
 
 def timed_as(record: CollectiveRecord) -> str:
-    """The kind whose formulas and tables give its time: a ragged exchange is an all_to_all of fewer bytes."""
+    """The kind whose formulas and tables apply: a ragged exchange is timed as an all_to_all of fewer bytes."""
     return "all_to_all" if isinstance(record.op, RaggedAllToAll) else record.kind
 
 
 def monotone(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Measured points as a table wants them: sorted by bytes, and more bytes never take less time.
+    """Prepare measured points for a table: sort by bytes and make seconds non-decreasing.
 
     >>> monotone([(4.0, 2e-6), (1.0, 1e-6), (2.0, 3e-6)])
     ((1.0, 1e-06), (2.0, 3e-06), (4.0, 3e-06))
@@ -73,13 +73,13 @@ def monotone(points: Sequence[Point]) -> tuple[Point, ...]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the axes of a mesh lie; `print` shows it. `used` is the members in use along each hardware axis."""
+    """Hardware axes of each mesh axis; `print` shows them. `used` counts members in use along hardware axes."""
 
     network: Network
     mesh: Mesh
-    parts: Parts  # mesh axis -> its parts of hardware axes, major to minor
-    used: tuple[dict[str, int], ...]  # for each level
-    notes: tuple[str, ...] = ()  # where the figures are a best effort, and why
+    parts: Parts  # mesh axis -> its factors of hardware axes, major to minor
+    used: tuple[dict[str, int], ...]  # one dict per level
+    notes: tuple[str, ...] = ()  # where the figures are approximate, and why
     _known: dict[tuple[str, frozenset[str], float], float] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Placement:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)]) or "one device"
 
     def where(self, axes: Sequence[str]) -> str:
-        """The hardware that a group over these mesh axes lies on, for people."""
+        """The hardware of a group over these mesh axes, for people."""
         parts = [part for axis in axes for part in self.parts.get(axis, ())]
         return " x ".join(str(part) for part in parts) or "one device"
 
@@ -124,12 +124,12 @@ class Placement:
 
 
 def place(network: Network, mesh: Mesh, assignment: Mapping[str, str | Sequence[str]] | None = None) -> Placement:
-    """Lay a mesh on a network.
+    """Map a mesh onto a network.
 
-    By default devices are numbered row-major, as the mesh numbers them: the minor mesh axis lies innermost. Levels fill
-    from inside, a torus by the most nearly square slice; its axes are taken in the order that cuts the fewest.
-    `assignment` names hardware axes for every mesh axis of more than one device, major to minor, a part of one as
-    `axis:size`; of two parts of one hardware axis the one mentioned first is the major one.
+    By default devices are numbered row-major, as in the mesh: the minor mesh axis is innermost. Levels are filled from
+    the inside; a torus uses the most nearly square slice, with its axes in the order that splits the fewest.
+    `assignment` names hardware axes for every mesh axis of more than one device, major to minor; `axis:size` names a
+    part of one. If two mesh axes use parts of the same hardware axis, the first one mentioned is the major one.
 
     >>> network = Network((Level("switch", {"gpu": 8}, 200e9), Level("switch", {"node": 4}, 25e9, share=8)))
     >>> print(place(network, Mesh("data:4 model:4")))
@@ -139,8 +139,8 @@ def place(network: Network, mesh: Mesh, assignment: Mapping[str, str | Sequence[
     data:2 on gpu:2 step 4
     model:8 on node:2 x gpu:4
 
-    Raises `LayoutError` for a mesh that is larger than the machine and for an assignment that does not fit, naming
-    every problem.
+    Raises `LayoutError` for a mesh larger than the machine, and for an assignment that does not fit, with every
+    problem.
     """
     if mesh.size > network.size:
         raise LayoutError(

@@ -1,6 +1,6 @@
-"""On which hardware axes each mesh axis lies: it is a product of parts, and the parts of all mesh axes fill a slice.
+"""Map mesh axes to hardware axes: each mesh axis is a product of factors, and all factors together fill a slice.
 
-The arithmetic of `network.place`, which says what the caller may ask for.
+This is the arithmetic behind `network.place`; see there for the caller's options.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..errors import LayoutError, nearest
 
 __all__ = ["AxisFactor", "Parts", "assigned", "by_default"]
 
-Levels = tuple[dict[str, int], ...]  # of each level, its hardware axes with their greatest sizes, major to minor
+Levels = tuple[dict[str, int], ...]  # per level: hardware axis -> maximum size, major to minor
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class AxisFactor:
 
 
 Parts = Mapping[str, tuple[AxisFactor, ...]]
-ShardedGraph = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...]]  # parts, the slice in use, notes
+ShardedGraph = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...]]  # factors, the slice in use, notes
 
 
 def by_default(levels: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
-    """Row-major, the minor mesh axis innermost, on the slice that cuts the fewest hardware axes."""
+    """Row-major, the minor mesh axis innermost, on the slice that splits the fewest hardware axes."""
     candidates = [_fill(used, sizes) for used in _slices(levels, math.prod(sizes.values()))]
     if not candidates:
         raise LayoutError(
@@ -47,7 +47,7 @@ def by_default(levels: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
 
 
 def _slices(levels: Levels, n: int) -> Iterator[Levels]:
-    """The slices of n members to choose from: inner levels as full as can be, and each as nearly cubic as can be."""
+    """Candidate slices of n members: inner levels as full as possible, each as nearly cubic as possible."""
     if not levels:
         if n == 1:
             yield ()
@@ -76,7 +76,7 @@ def _shapes(greatest: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
 
 
 def _fill(used: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
-    """Hand out the slice to the mesh axes, the minor one first, from the innermost hardware axis outwards."""
+    """Divide the slice among the mesh axes, minor axis first, from the innermost hardware axis outwards."""
     hardware = [(level, axis) for level, axes in enumerate(used) for axis in reversed(axes)]
     left = {at: used[at[0]][at[1]] for at in hardware}
     taken = dict.fromkeys(hardware, 1)
@@ -98,7 +98,7 @@ def _fill(used: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
 
 
 def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> ShardedGraph:
-    """The placement that the user wrote down; raises `LayoutError` with every problem of it."""
+    """The placement that the user wrote; raises `LayoutError` with every problem."""
     homes = {axis: level for level, axes in enumerate(levels) for axis in axes}
     problems = [f"the mesh has no axis {name!r} of more than one device; {nearest(name, sizes)}" for name in assignment
                 if name not in sizes]  # fmt: skip
@@ -131,7 +131,7 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
 
 
 def _words(name: str, words: list[str], size: int, problems: list[str]) -> list[tuple[str, int]]:
-    """The parts of one mesh axis; the only word without a size takes what the others leave."""
+    """The factors of one mesh axis; a single word without a size gets the remaining devices."""
     split = [word.partition(":") for word in words]
     bad = [word for word, (_, colon, n) in zip(words, split, strict=True) if colon and not (n.isdigit() and int(n))]
     given = math.prod(int(n) for _, colon, n in split if colon and n.isdigit())

@@ -1,8 +1,8 @@
-"""How long one kernel runs on one device: the roofline, with an efficiency that depends on the size.
+"""Roofline time of one kernel on one device, with an efficiency that depends on size.
 
     seconds = max(products / (peak x efficiency) + other FLOPs / vector rate, bytes / bandwidth) + launch
 
-The bound below is the same without launch, at full efficiency, with products and other FLOPs side by side.
+The lower bound is the same formula without launch, at full efficiency, with products and other FLOPs in parallel.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ __all__ = ["Roofline", "roofline"]
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one kernel by what they are spent on; the lines of the kernel share them by `weights`."""
+    """Seconds of one kernel by resource; `weights` divides them among the kernel's lines."""
 
-    products: float  # matrix units, at the efficiency of the size
+    products: float  # matrix units, at the efficiency for this size
     vector: float
     memory: float
     launch: float
-    least: float  # at full efficiency, nothing in the way of anything
-    weights: tuple[float, ...]  # of each line, adding up to 1
+    least: float  # lower bound: full efficiency, everything overlaps
+    weights: tuple[float, ...]  # one per line; they sum to 1
 
     @property
     def seconds(self) -> float:
-        """The estimate."""
+        """The estimated time."""
         return max(self.products + self.vector, self.memory) + self.launch
 
     @property
     def bound(self) -> str:
-        """What the time goes to: "compute", "memory" or "launch"."""
+        """The resource that limits the kernel: "compute", "memory" or "launch"."""
         compute = self.products + self.vector
         if self.launch > max(compute, self.memory):
             return "launch"
@@ -43,7 +43,7 @@ class Roofline:
 
 
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
-    """The time of one kernel, given the lines of the ledger that run in it."""
+    """The time of one kernel, from the ledger lines that run in it."""
     products = vector = full = 0.0
     whole = sum(line.hbm_bytes for line in lines)
     memory = machine.memory_seconds(whole)

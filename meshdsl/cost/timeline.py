@@ -1,20 +1,21 @@
-"""When everything of one step happens on one device: a compute lane, and one for each set of mesh axes that sends.
+"""Timeline of one step on one device: a compute lane, and one lane for each set of mesh axes with collectives.
 
-Every lane runs its own instructions in the program's order; one starts when its operands are available and its lanes
-are free. A collective with a `start` and a `wait` leaves when the compute lane reaches its start, and the compute lane
-stops at its wait until the result has arrived; kinds outside `machine.asynchronous` hold the compute lane meanwhile. A
-collective without them holds the compute lane too, unless its kind is in `machine.overlapped_by_compiler`: the
-assumption that the device's own compiler overlaps it with whatever does not read it. Compute is slower by
-`machine.overlap_slowdown` while anything is being sent beside it. So, always,
+Every lane runs its instructions in the program's order. An instruction starts when its operands are available and its
+lanes are free. A collective with a `start` and a `wait` begins when the compute lane reaches its start, and the compute
+lane stops at its wait until the result has arrived; kinds outside `machine.asynchronous` block the compute lane
+meanwhile. A collective without start and wait blocks the compute lane too, unless its kind is in
+`machine.overlapped_by_compiler`: there we assume that the device's compiler overlaps it with everything that does not
+read it. Compute is slower by `machine.overlap_slowdown` while a collective runs beside it. Therefore always
 
     lower bound <= seconds = compute + exposed
 
-where exposed is the time in which something is sent and nothing computed, and the lower bound is the longest lane's
-work at full efficiency, as if it waited for nothing.
+where exposed is the time in which something is sent and nothing is computed, and the lower bound is the longest lane's
+work at full efficiency, without waiting.
 
-A loop is never unrolled: its body is timed once. It holds the compute lane and those that its body sends on, and
-as XLA keeps an asynchronous collective within the trip that starts it, every trip takes as long as the first. Under
-`pipelined` a trip may begin when the one before it does, as far as the carry allows, and a steady interval is reached.
+A loop is never unrolled: its body is timed once. It occupies the compute lane and the lanes that its body sends on.
+XLA keeps an asynchronous collective within the trip that starts it, so every trip takes as long as the first. With
+`pipelined`, a trip may begin together with the one before it, as far as the carry allows, until a steady interval is
+reached.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ __all__ = ["COMPUTE", "Cost", "Event", "Timeline", "timeline"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one line of the ledger adds to the time of a step, all its trips together."""
+    """Time of one ledger line in a step, summed over its trips."""
 
     line: Line
     seconds: float
-    exposed: float  # of a collective: the part in which nothing is computed
+    exposed: float  # for a collective: the part in which nothing is computed
 
     @property
     def blocking(self) -> float:
-        """The part of the step's time that is this line's: they add up to `Timeline.seconds`."""
+        """The line's part of the step time; the parts of all lines sum to `Timeline.seconds`."""
         return self.seconds if self.line.collective is None else self.exposed
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One step of a program on one machine. Seconds; an estimate, with a bound below it and an interval around."""
+    """One step of a program on one machine, in seconds: an estimate, its lower bound and its interval."""
 
     ledger: Ledger
     machine: Machine
     placement: Placement
     events: tuple[Event, ...]
-    costs: tuple[Cost, ...]  # one for each line of the ledger that runs, in its order
+    costs: tuple[Cost, ...]  # one for each ledger line that runs, in ledger order
     seconds: float
-    compute: float  # in which something is computed
+    compute: float  # time in which something is computed
     communication: float  # of all collectives, hidden or not
-    exposed: float  # in which something is sent and nothing computed
+    exposed: float  # time in which something is sent and nothing is computed
     lower_bound: float
-    utilisation: float  # the seconds that the products would take at the peak, over the seconds of the step
+    utilisation: float  # seconds the products would take at the peak / seconds of the step
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where the measured time should lie, by the machine's own statement of how far off it may be."""
+        """Expected range of the measured time, from the machine's stated uncertainty."""
         u = self.machine.uncertainty
         return max(self.lower_bound, self.seconds / (1 + u)), self.seconds * (1 + u)
 
@@ -79,11 +80,11 @@ class Timeline:
 def timeline(
     ledger: Ledger, machine: Machine, placement: Placement | None = None, *, pipelined: bool = False
 ) -> Timeline:
-    """How long one step takes, and where the time goes.
+    """Estimate how long one step takes and how the time divides.
 
-    Of a conditional the longer arm counts; of a while loop, whose trips nobody knows, one trip. Without a placement the
-    mesh lies as `place` puts it. `pipelined` lets the trips of a scan run into each other, as XLA does where it is
-    told to (a collective of the next trip starts early).
+    A conditional counts its longer arm; a while loop, whose trip count is unknown, counts one trip. Without a placement
+    the mesh is mapped by `place`. With `pipelined`, the trips of a scan overlap, as XLA does if told to (a collective
+    of the next trip starts early).
 
     Raises `LayoutError` for a mesh that is larger than the machine.
     """

@@ -1,7 +1,7 @@
-"""How long a group of devices takes to exchange: formulas for each level of a network, and measured tables.
+"""Communication time of a group of devices: formulas for each level of a network, and measured tables.
 
 V is the bytes of the whole array over the group (`network.full_bytes`), n the devices of the group, W the one-way
-bandwidth of a link, a the latency of a hop. An all_reduce is two all_gathers, and a reduce_scatter is one.
+bandwidth of a link, a the latency of a hop. An all_reduce counts as two all_gathers, a reduce_scatter as one.
 
     all_gather
       torus axis that wraps       (n-1)/n V/(2W) + ceil(n/2) a
@@ -15,8 +15,8 @@ bandwidth of a link, a the latency of a hop. An all_reduce is two all_gathers, a
       switch, or between nodes    (n-1)/n^2 V/W
     permute                       the bytes that one device sends / W + hops a
 
-Where g groups of a mesh lie interleaved along an axis they share its links: W/g. Of a level outside, W is what all the
-group's devices inside one of its members reach together.
+If g groups of a mesh are interleaved along an axis, they share its links: W/g. For an outer level, W is the combined
+bandwidth of all the group's devices inside one of its members.
 """
 
 from __future__ import annotations
@@ -31,49 +31,49 @@ from .placing import AxisFactor
 __all__ = ["KINDS", "Group", "Level", "Point", "TimeTable", "read", "table_of"]
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # each is all_gathers: two, one and one
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # timed as all_gathers: two, one and one
 
 Point = tuple[float, float]  # bytes V, seconds
 
 
 @dataclass(frozen=True)
 class Level:
-    """One tier of a network. `axes` are its hardware axes with their greatest sizes, major to minor.
+    """One tier of a network. `axes` are its hardware axes with their maximum sizes, major to minor.
 
-    `bandwidth` is bytes/s one way: of one link in one direction on a torus, of one port of a switch. `share` devices
-    use one link or port together. `device_bandwidth` bounds what one device draws even when its neighbours are silent.
+    `bandwidth` is bytes/s one way: on a torus, of one link in one direction; on a switch, of one port. `share` devices
+    use one link or port together. `device_bandwidth` limits one device, even when its neighbours send nothing.
     """
 
-    kind: str  # "torus", "switch", or "ring": of one direction
+    kind: str  # "torus", "switch", or "ring": one direction only
     axes: Mapping[str, int]
     bandwidth: float
-    latency: float = 0.0  # seconds for each hop
-    wrap: int = 0  # a torus axis closes into a ring where its size is a multiple of this; 0: never
+    latency: float = 0.0  # seconds per hop
+    wrap: int = 0  # a torus axis is a closed ring if its size is a multiple of this; 0: never
     share: int = 1
     device_bandwidth: float = math.inf
 
     @property
     def size(self) -> int:
-        """The greatest number of members."""
+        """Maximum number of members."""
         return math.prod(self.axes.values())
 
     def wraps(self, size: int) -> bool:
-        """Whether a slice with so many members along an axis has the link that closes the ring."""
+        """True if a slice with `size` members along an axis has the link that closes the ring."""
         return self.wrap > 0 and size > 2 and size % self.wrap == 0
 
 
 @dataclass(frozen=True)
 class TimeTable:
-    """What one collective took. `group` is its devices in each level, inner to outer: (4, 2) is 4 in each of 2."""
+    """Measured times of one collective. `group`: its devices per level, inner to outer; (4, 2) is 4 in each of 2."""
 
     kind: str
     group: tuple[int, ...]
-    points: tuple[Point, ...]  # increasing bytes V, never decreasing seconds
+    points: tuple[Point, ...]  # bytes V increase; seconds never decrease
 
 
 @dataclass(frozen=True)
 class Along:
-    """The devices of a group along one hardware axis: `n` of them, `apart` groups interleaved there."""
+    """A group's devices along one hardware axis: `n` of them, with `apart` interleaved groups."""
 
     n: int
     apart: float
@@ -82,7 +82,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Tier:
-    """The members of a group in one level, and the one-way bandwidth of a link for all its devices in a member."""
+    """A group's members in one level, and the one-way bandwidth of all its devices in one member."""
 
     level: Level
     along: tuple[Along, ...]
@@ -93,7 +93,7 @@ class Tier:
         return math.prod(x.n for x in self.along)
 
     def gather(self, v: float) -> tuple[float, float]:
-        """Seconds of an all_gather of V bytes: those that bandwidth takes, and those that latency takes."""
+        """Seconds of an all_gather of V bytes, as (bandwidth, latency)."""
         a = self.level.latency
         if self.level.kind != "torus":
             return (self.n - 1) / self.n * v / self.bandwidth, (self.n - 1) * a
@@ -105,7 +105,7 @@ class Tier:
         return (self.n - 1) / self.n * v / each_way, hops * a
 
     def exchange(self, v: float) -> float:
-        """Seconds of an all_to_all whose operands are V bytes together."""
+        """Seconds of an all_to_all whose operands total V bytes."""
         if self.level.kind == "switch":
             return (self.n - 1) / self.n**2 * v / self.bandwidth
         if self.level.kind == "ring":
@@ -113,21 +113,21 @@ class Tier:
         return max(x.n * v * x.apart / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
 
     def shift(self, sent: float) -> float:
-        """Seconds until every device has sent so many bytes to a neighbour."""
+        """Seconds until every device has sent `sent` bytes to a neighbour."""
         apart = max(x.apart for x in self.along) if self.level.kind == "torus" else 1
         return sent * apart / self.bandwidth + apart * self.level.latency
 
 
 @dataclass(frozen=True)
 class Group:
-    """The devices that one collective joins, by level."""
+    """The devices of one collective, by level."""
 
-    counts: tuple[int, ...]  # in each level, inner to outer
-    tiers: tuple[Tier, ...]  # of the levels with more than one member
+    counts: tuple[int, ...]  # per level, inner to outer
+    tiers: tuple[Tier, ...]  # levels with more than one member
 
     @staticmethod
     def of(levels: Sequence[Level], used: Sequence[Mapping[str, int]], parts: Sequence[AxisFactor]) -> Group:
-        """The group whose members lie along `parts`; `used` is the members in use along each hardware axis."""
+        """The group along the factors `parts`; `used` counts the members in use along each hardware axis."""
         counts: list[int] = []
         tiers: list[Tier] = []
         mine, there = 1, 1  # devices in one member: of this group, and in use
@@ -158,14 +158,14 @@ class Group:
             outside = [math.prod(tier.n for tier in self.tiers[i + 1 :]) for i in range(len(self.tiers))]
             return max(tier.exchange(v / n) for tier, n in zip(self.tiers, outside, strict=True))
         moving, latency = zip(*(tier.gather(v) for tier in self.tiers), strict=True)
-        # A pipeline over several levels keeps all of them busy, and pays their latencies to fill and again to drain
+        # a pipeline over several levels keeps all of them busy; it pays their latencies to fill and to drain
         fills = 2 if len(self.tiers) > 1 else 1
         gather = min(max(moving) + fills * sum(latency), sum(moving) + sum(latency))
         return 2 * gather if kind == "all_reduce" else gather
 
 
 def table_of(tables: Sequence[TimeTable], kind: str, counts: tuple[int, ...]) -> TimeTable | None:
-    """The table of this kind and group; for want of one, that of another ring collective of the group."""
+    """The table of this kind and group; otherwise that of another ring collective over the group; otherwise None."""
     group = _trimmed(counts)
     there = {table.kind: table for table in tables if _trimmed(table.group) == group}
     others = RINGS if kind in RINGS else ()
@@ -173,16 +173,16 @@ def table_of(tables: Sequence[TimeTable], kind: str, counts: tuple[int, ...]) ->
 
 
 def _trimmed(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the outer levels in which the group has one member."""
+    """Drop the outer levels in which the group has one member."""
     last = max((i for i, n in enumerate(counts) if n > 1), default=-1)
     return counts[: last + 1]
 
 
 def read(points: Sequence[Point], formula: Callable[[float], float], v: float) -> float:
-    """Seconds at V bytes: between two points the line through both; outside, the formula scaled to meet the last.
+    """Seconds at V bytes: linear between two points; outside them, the formula scaled to match the nearest point.
 
-    A line is a latency and a bandwidth. Left-out points of published tables are met twice as closely as by a line in
-    the logarithms (benchmarks.ground_truth).
+    A line is a latency and a bandwidth. On points left out of published tables, it is twice as accurate as
+    interpolating logarithms (benchmarks.ground_truth).
     """
     at = bisect_right([size for size, _ in points], v)
     if 0 < at < len(points):

@@ -1,1 +1,1 @@
-"""Readers of an evaluated program for people: text, HTML, comparisons, explanations, traces."""
+"""Output of an evaluated program for people: text, HTML, comparisons, explanations, traces."""

@@ -1,4 +1,4 @@
-"""The drawings of a report: time, memory, roofline and collectives. Each takes reports and returns an SVG."""
+"""The charts of a report: time, memory, roofline and collectives. Each function takes reports and returns an SVG."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .tables import cut, line_of
 __all__ = ["collective_bars", "lanes", "memory_over_time", "roofline_scatter", "time_bars"]
 
 WIDTH = 920
-SMALL = 2e-3  # of a step: kernels that take less are not drawn
-COLUMNS = 360  # of the memory's profile: more moments than this are drawn by the largest of each few
+SMALL = 2e-3  # fraction of a step: shorter kernels are not drawn
+COLUMNS = 360  # maximum columns of the memory profile; in a longer one, a column is the largest of several
 
 
 def time_bars(reports: Mapping[str, Report]) -> str:
-    """One bar for each layout, made of the parts of its step; the interval, and the lower bound as a line across."""
+    """One bar per layout, divided into the parts of its step, with the likely interval and the lower bound."""
     names = [cut(name, 40) for name in reports]
     left, right = label_width(names) + 16, WIDTH - 84
     most = max(report.interval[1] for report in reports.values())
@@ -56,10 +56,10 @@ def time_bars(reports: Mapping[str, Report]) -> str:
 
 
 def memory_over_time(report: Report, width: int = WIDTH, most: float | None = None) -> str:
-    """What one device holds at every step of the program, by category; `most` fixes the scale of several drawings."""
+    """Memory of one device at every step of the program, by category; `most` sets a common scale for several charts."""
     profile = _pooled(report.memory.profile)
     most = report.peak_bytes if most is None else most
-    near = report.limit < 1.4 * most  # the limit is drawn where it is in sight
+    near = report.limit < 1.4 * most  # draw the limit only if it is close to the peak
     high = (max(report.limit, most) if near else most) * 1.12 or 1.0
     left, right, bottom = 76, width - 12, 232
     used = [i for i in range(len(CATEGORIES)) if any(moment.by_category[i] for moment in profile)]
@@ -91,21 +91,21 @@ def memory_over_time(report: Report, width: int = WIDTH, most: float | None = No
 
 
 def _pooled(profile: tuple[Moment, ...]) -> list[Moment]:
-    """At most COLUMNS moments: of each run of them the largest, so that the peak is always there."""
+    """At most COLUMNS moments: the largest of each run of moments, so that the peak is always included."""
     each = math.ceil(len(profile) / COLUMNS)
     runs = (profile[i : i + each] for i in range(0, len(profile), each))
     return [max(run, key=lambda moment: moment.bytes) for run in runs]
 
 
 def _area(above: Sequence[float], below: Sequence[float], x: Scale, y: Scale) -> str:
-    """Stairs along the upper edge, and back along the lower."""
+    """An SVG path: steps along the upper edge, then back along the lower edge."""
     up = [f"L{x(i):.1f} {y(v):.1f}L{x(i + 1):.1f} {y(v):.1f}" for i, v in enumerate(above)]
     down = [f"L{x(i + 1):.1f} {y(v):.1f}L{x(i):.1f} {y(v):.1f}" for i, v in reversed([*enumerate(below)])]
     return "M" + "".join([*up, *down])[1:] + "Z"
 
 
 def roofline_scatter(report: Report, width: int = WIDTH) -> str:
-    """Every kernel by FLOP per byte and FLOP per second, as large as its share of a step, under the machine's roof."""
+    """Kernels by FLOP per byte and FLOP per second, sized by its share of the step, with the machine's roofline."""
     points = _points(report)
     left, right, bottom, top = 96, width - 16, 330, 36
     machine = report.machine
@@ -151,7 +151,7 @@ class _Point(NamedTuple):
 
 
 def _points(report: Report) -> dict[_Point, float]:
-    """The seconds in a step of every kernel that computes; what hardly counts is left out."""
+    """Seconds per step of every kernel that computes; kernels with a negligible share are omitted."""
     found: dict[_Point, float] = {}
     for event in report.timeline.events:
         flops = sum(line.flops for line in event.lines)
@@ -165,7 +165,7 @@ def _points(report: Report) -> dict[_Point, float]:
 
 
 def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
-    """What each layout sends, by dims, axes and kind: the exposed time, and beside it what is hidden."""
+    """Collectives of each layout, by dims, axes and kind: exposed time, followed by hidden time."""
     rows = [(name, sent) for name, report in reports.items() for sent in report.collectives[:top]]
     labels = [cut(str(sent), 62) for _, sent in rows]
     left, right = label_width(labels) + 16, WIDTH - 110
@@ -195,9 +195,9 @@ def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
 
 
 def lanes(report: Report, longest: float) -> str:
-    """The timeline of one step: computation, and a lane for each set of mesh axes that sends; `longest` sets the scale.
+    """The timeline of one step: a compute lane, and a lane per set of mesh axes; `longest` sets the scale.
 
-    Loops show their first trip. Events narrower than a third of a pixel are left out.
+    Loops show their first trip. Events narrower than a third of a pixel are not drawn.
     """
     events = [event for event in report.timeline.events if event.seconds > 0]
     names = list(dict.fromkeys([COMPUTE, *(event.lane for event in events)]))

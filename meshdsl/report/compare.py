@@ -1,4 +1,4 @@
-"""Several layouts side by side, with the differences from the first to every other."""
+"""Comparison of several layouts: reports side by side, and the differences from the first to every other."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SHADES = dict(zip(PARTS, "█▓▒░", strict=True))
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Reports of several layouts, by name, in the order they were asked for; and the layouts that are illegal."""
+    """Reports of several layouts by name, in the requested order, and the errors of illegal layouts."""
 
     reports: Mapping[str, Report]
     illegal: Mapping[str, str]
 
     @property
     def best(self) -> str | None:
-        """The fastest that fits; None where none does."""
+        """The fastest layout that fits; None if none fits."""
         fitting = [name for name, report in self.reports.items() if report.fits]
         return min(fitting, key=lambda name: self.reports[name].seconds, default=None)
 
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def compare(reports: Mapping[str, Report], illegal: Mapping[str, str] | None = None) -> Comparison:
-    """Several layouts side by side.
+    """Compare the reports of several layouts, given by name; `illegal` has the errors of the other layouts.
 
     >>> import meshdsl as md
     >>> x, w = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
@@ -113,7 +113,7 @@ def _figures(found: Comparison) -> str:
 
 
 def _bars(found: Comparison, width: int = 60) -> str:
-    """One bar for each layout, as long as its step, made of its parts."""
+    """One bar per layout, as long as its step, divided into its parts."""
     slowest = max(report.seconds for report in found.reports.values()) or 1.0
     rows = []
     for name, report in found.reports.items():

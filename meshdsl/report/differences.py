@@ -1,4 +1,4 @@
-"""What two programs send differently, paired by the lines of the model that ask for it."""
+"""Differences between the collectives of two programs, paired by the lines of the model that cause them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["LayoutDiff", "Sending", "changes", "sendings", "signed_bytes", "sign
 
 @dataclass(frozen=True)
 class Sending:
-    """The equal collectives that one line of the model asks for."""
+    """Equal collectives caused by one line of the model."""
 
     where: Where
     backward: bool
@@ -27,8 +27,8 @@ class Sending:
     dims: tuple[str, ...]
     cause: str
     count: int
-    bytes: int  # of each
-    exposed: float  # seconds, of all
+    bytes: int  # of each collective
+    exposed: float  # seconds, total
 
     def __str__(self) -> str:
         return f"{self.count} {self.kind} {show_bytes(self.bytes)} {','.join(self.axes)}"
@@ -40,7 +40,7 @@ class Sending:
 
 @dataclass(frozen=True)
 class LayoutDiff:
-    """What one line of the model asks for under two layouts; None where it asks for nothing."""
+    """The collectives that one line of the model causes under two layouts; None for a layout without any."""
 
     before: Sending | None
     after: Sending | None
@@ -57,12 +57,12 @@ class LayoutDiff:
 
     @property
     def seconds(self) -> float:
-        """How much more exposed communication there is afterwards."""
+        """Increase of exposed communication, in seconds."""
         return (self.after.exposed if self.after else 0.0) - (self.before.exposed if self.before else 0.0)
 
     @property
     def at(self) -> Sending:
-        """The side that is there."""
+        """The `after` side; `before` if there is no `after`."""
         found = self.after or self.before
         assert found is not None
         return found
@@ -78,7 +78,7 @@ class LayoutDiff:
 
 
 def sendings(report: Report) -> list[Sending]:
-    """The collectives of a report, equal ones of one line of the model together, in program order."""
+    """The collectives of a report in program order; equal ones of one line of the model are combined."""
     groups: dict[tuple[Any, ...], list[Cost]] = {}
     for cost in report.sends:
         line, record = cost.line, record_of(cost.line)
@@ -95,10 +95,10 @@ def _exposed(costs: Sequence[Cost]) -> float:
 
 
 def changes(before: Report, after: Report) -> list[LayoutDiff]:
-    """What two layouts send differently, the largest difference first; equal pairs are left out.
+    """Differences between the collectives of two layouts, largest first; equal pairs are omitted.
 
-    Collectives are paired by source line and pass, and among those of one line by cause and kind, then by cause, then
-    by kind, then in their order.
+    Collectives are paired by source line and pass; within one line by cause and kind, then by cause, then by kind, then
+    by order.
     """
     left, right = sendings(before), sendings(after)
     found: list[LayoutDiff] = []

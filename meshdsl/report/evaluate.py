@@ -1,4 +1,4 @@
-"""A program and a machine make a report."""
+"""Evaluate a program on a machine as a `Report`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def cost(
     title: str = "",
     mesh: Mesh | None = None,
 ) -> Report:
-    """What a program costs on a machine, without devices and without arrays.
+    """Compute the cost of a program on a machine, without devices and without arrays.
 
-    `donated` are the inputs whose memory a result may take over. `limit` is the memory of one device in bytes, by
-    default the machine's; `mesh` is the one that was asked for, where that is not the program's. Raises `LayoutError`
-    where the mesh is larger than the machine, `MachineError` for a machine that nobody knows.
+    `donated` are inputs whose buffers results may reuse. `limit` is the memory of one device in bytes (default: the
+    machine's). `mesh` is the requested mesh, if it differs from the program's. Raises `LayoutError` if the mesh is
+    larger than the machine, `MachineError` for an unknown machine.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
     found = ledger(program)

@@ -1,4 +1,4 @@
-"""Why a collective is there, what one dim costs, and which single change of the layout removes either."""
+"""Explain why a collective is needed, what one dim costs, and which single change of the layout removes either."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["ExplainError", "binding_text", "check_dim", "collective_text", "dim_
 
 
 class ExplainError(MeshdslError):
-    """Something is to be explained that the program lacks."""
+    """The requested collective or dim is not in the program."""
 
     exit_code = 2
 
 
 def find(report: Report, asked: str) -> list[int]:
-    """The numbers of the collectives asked for: a number itself, or `file.py:77`, whose path may be shortened.
+    """The numbers of the requested collectives; `asked` is a number, or `file.py:77` with the path or its end.
 
-    Raises `ExplainError` for one that is not there, listing those that are.
+    Raises `ExplainError` if there is no such collective, and lists those of the program.
     """
     there = report.sends
     if asked.isdigit():
@@ -47,7 +47,7 @@ def find(report: Report, asked: str) -> list[int]:
 
 
 def dims_behind(report: Report, numbers: Sequence[int]) -> list[str]:
-    """The dims whose place may matter to these collectives: those that cause them, and those split over their axes."""
+    """The dims that may affect these collectives: those that cause them, and those split over their axes."""
     lines = [report.sends[number].line for number in numbers]
     axes = {axis for line in lines if line.collective is not None for axis in line.collective.axes}
     rules = report.layout.rules if report.layout is not None else {}
@@ -57,7 +57,7 @@ def dims_behind(report: Report, numbers: Sequence[int]) -> list[str]:
 
 
 def check_dim(report: Report, name: str) -> str:
-    """The dim itself; raises `ExplainError` where the program has none of this name."""
+    """Return the dim; raises `ExplainError` if the program has no dim of this name."""
     known = dims(report)
     if name not in known:
         raise ExplainError(f"the program has no dim {name!r} to explain; {nearest(name, known)}")
@@ -69,7 +69,7 @@ def _is_at(where: str, asked: str) -> bool:
 
 
 def collective_text(report: Report, number: int, found: Sequence[LayoutEdit]) -> str:
-    """One collective: what asks for it, why, what it costs, and which moves remove it."""
+    """Text about one collective: its source line, reason and cost, and the single edits that remove it."""
     cost = report.sends[number]
     line, record = cost.line, record_of(cost.line)
     times = f"{line.trips} times a step" if line.trips > 1 else "once a step"
@@ -98,7 +98,7 @@ def _lanes(report: Report, axes: Sequence[str]) -> str:
 
 
 def _because(report: Report, line: Line) -> str:
-    """The cause in a sentence, with the sizes at hand."""
+    """The cause as a sentence, with the axes and dims involved."""
     record = record_of(line)
     layout, names, axes = report.layout or Layout(), dims_of(line), ",".join(record.axes)
     split = [f"{name} over {','.join(layout.axes(name))}" for name in names if layout.axes(name)]
@@ -116,7 +116,7 @@ def _because(report: Report, line: Line) -> str:
 
 
 def removes(move: LayoutEdit, line: Line) -> bool:
-    """Whether a move is legal and leaves no collective of the line's place, pass and dims."""
+    """True if an edit is legal and leaves no collective with this line's source line, pass and dims."""
     if move.report is None:
         return False
     key = (line.where, line.backward, dims_of(line))
@@ -134,7 +134,7 @@ def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> I
 
 
 def dim_text(report: Report, name: str, found: Sequence[LayoutEdit]) -> str:
-    """One dim: where it lies, what has it, what it makes the program send, and where else it could be."""
+    """Text about one dim: its axes, the arguments with it, the collectives it causes, and possible other axes."""
     layout = report.layout or Layout()
     axes = layout.axes(name)
     size = next((d.size for v in _values(report) for d in v.shape if d.name == name), 0)
@@ -160,7 +160,7 @@ def _values(report: Report) -> Iterator[Any]:
 
 
 def binding_text(report: Report) -> str:
-    """What binds, in a sentence."""
+    """The limiting resource, as a sentence."""
     if not report.fits:
         return f"bound by memory: {show_bytes(report.peak_bytes - report.limit)} more than a device has"
     share = percent(report.waits.get(report.constraint, 0.0), report.seconds)
@@ -169,7 +169,7 @@ def binding_text(report: Report) -> str:
 
 
 def to_dict(report: Report, numbers: Sequence[int], found: Sequence[LayoutEdit]) -> dict[str, Any]:
-    """What was explained, as plain values for JSON."""
+    """The explanation, as plain values for JSON."""
     lines = [(number, report.sends[number]) for number in numbers]
     return plain(
         {

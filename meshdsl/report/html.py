@@ -1,4 +1,4 @@
-"""One page about one layout or several: self-contained, without scripts and downloads, in light and dark."""
+"""One HTML page about one or more layouts: self-contained, no scripts, no downloads, light and dark mode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
 
 
 def page(reports: Mapping[str, Report]) -> str:
-    """The page, as text. Requires at least one report.
+    """The page as text. Requires at least one report.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")

@@ -1,6 +1,6 @@
-"""The effect of single changes of a layout: a `LayoutEdit` changes the axes of one dim.
+"""The effect of single layout edits: a `LayoutEdit` changes the axes of one dim.
 
-Each edit is compiled and costed like the layout itself, or is illegal and says why.
+Each edit is compiled and costed like the layout itself; an illegal edit records the reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["LayoutEdit", "dims", "layout_edits", "edits_text", "options"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayoutEdit:
-    """One dim mapped elsewhere, and what comes of it."""
+    """One dim mapped to other axes, and the effect."""
 
     dim: str
     before: Axes
     after: Axes
     base: Report
-    report: Report | None  # None: it is illegal
+    report: Report | None  # None if the edit is illegal
     reason: str = ""
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class LayoutEdit:
 
     @property
     def effect(self) -> str:
-        """What it does to time and memory: "-12 % time, +3.00 GB"."""
+        """Effect on time and memory: "-12 % time, +3.00 GB"."""
         if self.report is None:
             return f"illegal: {reason_of(self)}"
         memory = signed_bytes(self.base, self.report)
@@ -54,7 +54,7 @@ class LayoutEdit:
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """The best first: what fits by time and memory, then what does not fit, then what is illegal."""
+        """Sort key, best first: edits that fit, by time and memory; then edits that don't fit; then illegal edits."""
         if self.report is None:
             return 2, 0.0, 0.0
         return int(not self.report.fits), self.report.seconds, self.report.peak_bytes
@@ -69,13 +69,13 @@ class LayoutEdit:
 
 
 def options(report: Report) -> list[Axes]:
-    """What a dim may be mapped to: nothing, and every set of axes of more than one device, in the mesh's order."""
+    """Axes that a dim may be mapped to: none, or any set of axes with more than one device, in mesh order."""
     axes = [axis for axis, n in report.mesh.axes.items() if n > 1]
     return [found for n in range(len(axes) + 1) for found in itertools.combinations(axes, n)]
 
 
 def dims(report: Report) -> list[str]:
-    """The dims that a layout could name, in the order the program meets them; those of size 1 cannot be split."""
+    """The dims that a layout can name, in program order; dims of size 1 cannot be split and are omitted."""
     found: dict[str, None] = {}
     for v in (*report.program.ins, *(v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))):
         found.update((d.name, None) for d in v.shape if d.size > 1)
@@ -89,7 +89,7 @@ def layout_edits(
     among: Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[LayoutEdit]:
-    """Every change of where one dim is mapped, the best first. `recost` gives the report of another layout."""
+    """Every change of one dim's axes, best first. `recost` returns the report of another layout."""
     layout = report.layout or Layout()
     rules = {dim: axes for dim, axes in layout.on(report.mesh).rules.items() if axes}
     asked = [
@@ -116,7 +116,7 @@ def _without(rules: Mapping[str, Axes], dim: str) -> dict[str, Axes]:
 
 
 def edits_text(found: Sequence[LayoutEdit], top: int = 12) -> str:
-    """Moves ranked, and those that are illegal with their reasons."""
+    """Text of the edits, ranked; illegal edits are listed with their reasons."""
     if not found:
         return "there is nowhere else to map it"
     base = found[0].base
@@ -154,7 +154,7 @@ def _figures(move: LayoutEdit) -> list[str]:
 
 
 def reason_of(move: LayoutEdit) -> str:
-    """What conflicts, shortened from the error; its first line where it is another one."""
+    """The conflict, shortened from the error text; for any other error, its first line."""
     lines = [line.strip() for line in move.reason.splitlines() if line.strip()]
     for line in lines:
         what, maps, rest = line.partition("; the layout maps ")

@@ -1,6 +1,6 @@
-"""A `Report` is what one program costs on one machine: its ledger, its memory and its timeline, read together.
+"""`Report`: the cost of one program on one machine, combining its ledger, memory and timeline.
 
-Every figure is a sum over the ledger's lines or the memory's values; a report adds nothing of its own.
+Every figure is a sum over the ledger's lines or the memory's values; a report adds no estimate of its own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .schema import SCHEMA_VERSION, plain
 
 __all__ = ["PARTS", "Report"]
 
-PARTS = ("products", "elementwise", "moves", "exposed communication")  # of the time of a step, which they add up to
+PARTS = ("products", "elementwise", "moves", "exposed communication")  # the step's time by part; the parts sum to it
 _PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """What one program costs on one machine. `print(report)` is what `meshdsl analyze` prints; see `Compiled.cost`.
+    """The cost of one program on one machine. `print(report)` shows the text of `meshdsl analyze`; see `Compiled.cost`.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "batch:rows")
@@ -47,38 +47,38 @@ class Report:
     ledger: Ledger
     memory: Memory
     timeline: Timeline
-    limit: float  # bytes that one device has
-    mesh: Mesh  # that was asked for; where groups share an update, the program's own may see an axis of it as two
-    text: Callable[[Report], str]  # what `print` shows
+    limit: float  # memory of one device, in bytes
+    mesh: Mesh  # the requested mesh; if groups share an update, the program's mesh may split an axis in two
+    text: Callable[[Report], str]  # the function behind `print`
 
     @property
     def program(self) -> Program:
-        """What one device runs."""
+        """The program of one device."""
         return self.ledger.program
 
     @property
     def seconds(self) -> float:
-        """The estimate of one step."""
+        """Estimated seconds of one step."""
         return self.timeline.seconds
 
     @property
     def lower_bound(self) -> float:
-        """Seconds that no schedule and no kernel can beat."""
+        """Lower bound in seconds for any schedule and any kernels."""
         return self.timeline.lower_bound
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which the measured step should lie."""
+        """Range of seconds that should contain the measured step."""
         return self.timeline.interval
 
     @property
     def exposed(self) -> float:
-        """Seconds in which something is sent and nothing computed."""
+        """Seconds in which something is sent and nothing is computed."""
         return self.timeline.exposed
 
     @property
     def utilisation(self) -> float:
-        """The seconds that the products would take at the machine's peak, over those of the step."""
+        """Seconds the products would take at the machine's peak, divided by the seconds of the step."""
         return self.timeline.utilisation
 
     @property
@@ -98,17 +98,17 @@ class Report:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that one device holds at any moment."""
+        """Peak memory of one device in bytes."""
         return self.memory.peak
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the limit."""
+        """True if the peak is within the limit."""
         return self.peak_bytes <= self.limit
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """The seconds of a step by kind of instruction; they add up to `seconds`."""
+        """Seconds of a step by kind of instruction; they sum to `seconds`."""
         found: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         for each in self.timeline.costs:
             found[_PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
@@ -116,7 +116,7 @@ class Report:
 
     @cached_property
     def waits(self) -> dict[str, float]:
-        """The seconds of a step by what they wait for, the most first; they add up to `seconds`."""
+        """Seconds of a step by limiting resource, largest first; they sum to `seconds`."""
         bounds: dict[Step, str] = {}
         found: dict[str, float] = {}
         for each in self.timeline.costs:
@@ -135,17 +135,17 @@ class Report:
 
     @property
     def constraint(self) -> str:
-        """What binds: the memory that is not there, or what most of the step waits for."""
+        """The limiting resource: "memory" if the program doesn't fit, otherwise the resource with the most time."""
         return next(iter(self.waits), "nothing") if self.fits else "memory"
 
     @cached_property
     def sends(self) -> tuple[Cost, ...]:
-        """Every collective that runs, in program order: its place here is the number that it is explained by."""
+        """Every collective that runs, in program order; its index is the number that `explain` uses."""
         return tuple(each for each in self.timeline.costs if each.line.collective is not None)
 
     @cached_property
     def collectives(self) -> tuple[CommGroup, ...]:
-        """What is sent, by dims, axes and kind, the most exposed first."""
+        """Collectives grouped by dims, axes and kind, most exposed first."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
         for each in self.sends:
             record = record_of(each.line)
@@ -154,7 +154,7 @@ class Report:
         return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
 
     def problems(self) -> list[str]:
-        """Why it does not fit, with what the peak is made of; empty where it does."""
+        """Why the program doesn't fit, with the peak's composition; empty if it fits."""
         if self.fits:
             return []
         most = [f"{name} {show_bytes(n)}" for name, n in _largest(self.memory.by_category) if n]
@@ -167,7 +167,7 @@ class Report:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain values for JSON; seconds and bytes."""
+        """Everything, as plain values for JSON, in seconds and bytes."""
         by_line = {each.line.index: each for each in self.timeline.costs}
         lines = [
             {**line.to_dict(), "seconds": each.seconds if each else 0.0, "blocking": each.blocking if each else 0.0}

@@ -1,4 +1,4 @@
-"""What is written as JSON carries a version, and holds nothing but what JSON has."""
+"""JSON output: a schema version, and conversion to values that JSON supports."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 __all__ = ["SCHEMA_VERSION", "plain"]
 
-SCHEMA_VERSION = 1  # of everything that is written as JSON; raised when a field changes its meaning or goes
+SCHEMA_VERSION = 1  # of all JSON output; increased when a field changes its meaning or is removed
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: names are text, sequences lists, and NaN and infinities null.
+    """Convert a value for JSON: keys become text, sequences lists, NaN and infinities null.
 
     >>> plain({"loss": float("nan"), "axes": ("rows", "cols")})
     {'loss': None, 'axes': ['rows', 'cols']}

@@ -1,4 +1,4 @@
-"""What a person reads of a report: does it fit, how long is a step, where the time goes, what the peak is made of."""
+"""The text of a report: whether it fits, the time of a step and its parts, and the parts of the memory peak."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PART_TITLES = {
 
 
 def analysis(report: Report, *, top: int = 8) -> str:
-    """Everything about one layout, in sections; at most `top` lines in each list."""
+    """All sections of the text about one layout, with at most `top` lines in each list."""
     sections = [summary(report), where_time_goes(report)]
     if report.collectives:
         sections.append(collectives(report, top))
@@ -35,7 +35,7 @@ def analysis(report: Report, *, top: int = 8) -> str:
 
 
 def heading(report: Report) -> str:
-    """What was analysed, and where."""
+    """The title, mesh, machine and layout."""
     n, machine = report.mesh.size, report.machine
     devices = f"{n} {machine.device}{'s' if n != 1 else ''}"
     title = f"{report.title} on " if report.title else ""
@@ -48,7 +48,7 @@ def heading(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """The answers, one line each."""
+    """The main results, one line each."""
     low, high = report.interval
     device = report.machine.device
     verdict = "fits" if report.fits else "DOES NOT FIT"
@@ -78,7 +78,7 @@ def summary(report: Report) -> str:
 
 
 def _notes(report: Report) -> list[str]:
-    """What the figures leave out, and what is special about where the mesh lies."""
+    """Notes on what the figures omit, and on how the mesh is placed."""
     notes = [*report.timeline.placement.notes]
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
@@ -100,7 +100,7 @@ def _hidden(report: Report) -> str:
 
 
 def where_time_goes(report: Report) -> str:
-    """The step by kind of instruction, and by what it waits for."""
+    """The step by kind of instruction, and by limiting resource."""
     rows = [
         [PART_TITLES[name], seconds(t), percent(t, report.seconds), bar(t, report.seconds, 40)]
         for name, t in report.parts.items()
@@ -115,7 +115,7 @@ def where_time_goes(report: Report) -> str:
 
 
 def collectives(report: Report, top: int) -> str:
-    """What is sent, by dims and axes; then the lines of the model that ask for it."""
+    """Collectives by dims and axes, then the lines of the model that cause them."""
     shown = report.collectives[:top]
     rest = report.collectives[top:]
     lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, shown)]
@@ -150,7 +150,7 @@ def _share(report: Report, sends: Sequence[CommGroup]) -> str:
 
 
 def _causes(report: Report, sent: CommGroup) -> Iterator[list[object]]:
-    """One row for each line of the model and cause, the most exposed first; three at most."""
+    """One row for each line of the model and cause, most exposed first, at most three; then one row for the rest."""
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
     for cost in sent.costs:
         record = record_of(cost.line)
@@ -179,7 +179,7 @@ SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collecti
 
 
 def _short(dtype: np.dtype[Any]) -> str:
-    """As HLO writes it: f32, bf16, s32, pred."""
+    """Short dtype names as in HLO: f32, bf16, s32, pred."""
     if dtype.kind == "b":
         return "pred"
     letters = dtype.name.rstrip("0123456789")
@@ -187,7 +187,7 @@ def _short(dtype: np.dtype[Any]) -> str:
 
 
 def memory(report: Report, top: int) -> str:
-    """What the peak is made of."""
+    """The composition of the memory peak."""
     found = report.memory
     where = f" ({line_of(found.at.where)})" if found.at.where.file else ""
     rows = [
@@ -216,7 +216,7 @@ def memory(report: Report, top: int) -> str:
 
 
 def instructions(report: Report, top: int) -> str:
-    """What computes longest, equal instructions of one line of the model together."""
+    """The longest computations; equal instructions of one line of the model are combined."""
     groups: dict[tuple[str, Where, bool, str], list[Cost]] = {}
     for cost in report.timeline.costs:
         line = cost.line
@@ -242,7 +242,7 @@ def instructions(report: Report, top: int) -> str:
 
 
 def _sizes(line: Line) -> str:
-    """Of a product of [m, k] and [k, n], so many times: "8 x 128.32.128"."""
+    """Sizes of `batch` products of [m, k] by [k, n]: "8 x 128.32.128"; "" for other lines."""
     if line.matmul is None:
         return ""
     batch = f"{line.matmul.batch} x " if line.matmul.batch > 1 else ""

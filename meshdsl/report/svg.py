@@ -1,4 +1,4 @@
-"""A little SVG: elements, scales and axes. Colours are classes, so that the page's style decides for light and dark."""
+"""Small SVG helpers: elements, scales and axes. Colours are CSS classes; the page's style sets light and dark mode."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 Scale = Callable[[float], float]
-CHARACTER = 6.4  # pixels of one character of a label: no renderer is asked, so the widest common font counts
+CHARACTER = 6.4  # pixels per character of a label: that of the widest common font, because text cannot be measured here
 
 
 def element(tag: str, *content: str, tip: str = "", **attributes: object) -> str:
-    """One element; `tip` is shown on hovering, and numbers are cut to hundredths of a pixel.
+    """One element; `tip` is its tooltip; floats are rounded to hundredths of a pixel.
 
     >>> element("rect", tip="1 < 2", x=1.23456, width=7, cls="part-0")
     '<rect x="1.23" width="7" class="part-0"><title>1 &lt; 2</title></rect>'
@@ -44,34 +44,34 @@ def _value(value: object) -> str:
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", cls: str = "") -> str:
-    """A label, at its baseline."""
+    """A label at its baseline."""
     return element("text", html.escape(words), x=float(x), y=float(y), text_anchor=anchor, cls=cls)
 
 
 def picture(width: float, height: float, title: str, *content: str) -> str:
-    """A whole drawing, as wide as its place allows."""
+    """A complete drawing that scales to the width of its container."""
     return element("svg", *content, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title)
 
 
 def label_width(labels: Iterable[str]) -> float:
-    """Pixels that the widest of these labels may take."""
+    """Maximum width of these labels, in pixels."""
     return CHARACTER * max(map(len, labels), default=0)
 
 
 def linear(low: float, high: float, start: float, end: float) -> Scale:
-    """Values from low to high, to pixels from start to end."""
+    """Map values from low..high to pixels from start..end."""
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
 
 
 def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
-    """The same for values above zero, in the logarithm; what is below `low` is drawn there."""
+    """The same on a logarithmic scale, for values above 0; values below `low` are drawn at `low`."""
     scale = linear(math.log(low), math.log(high), start, end)
     return lambda value: scale(math.log(max(value, low)))
 
 
 def steps(high: float, about: int = 5) -> list[float]:
-    """Round numbers from 0 up to `high`, about so many.
+    """Round numbers from 0 up to `high`, about `about` of them.
 
     >>> steps(0.0023), steps(1)
     ([0.0, 0.0005, 0.001, 0.0015, 0.002], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
@@ -85,7 +85,7 @@ def steps(high: float, about: int = 5) -> list[float]:
 
 
 def decades(low: float, high: float, most: int = 7) -> list[float]:
-    """Powers of ten from low to high, at most about so many.
+    """Powers of ten from low to high, at most about `most` of them.
 
     >>> decades(0.5, 2000)
     [1.0, 10.0, 100.0, 1000.0]
@@ -96,7 +96,7 @@ def decades(low: float, high: float, most: int = 7) -> list[float]:
 
 
 def axis(side: str, scale: Scale, values: Sequence[float], show: Callable[[float], str], at: float, to: float) -> str:
-    """Grid lines from `at` to `to` with labels at `at`: below the drawing, or to its left."""
+    """Grid lines from `at` to `to`, with labels at `at`: below the drawing ("bottom") or to its left."""
     found: list[str] = []
     for value in values:
         place = scale(value)
@@ -110,7 +110,7 @@ def axis(side: str, scale: Scale, values: Sequence[float], show: Callable[[float
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, float]:
-    """Swatches (class, name) in as many rows as they need; the drawing, and the height that it takes."""
+    """Swatches (class, name) in as many rows as needed; returns the drawing and its height."""
     found: list[str] = []
     left, top = x, y
     for cls, name in entries:

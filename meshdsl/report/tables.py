@@ -1,4 +1,4 @@
-"""Bars and tables as text, readable without colour and within 100 columns."""
+"""Text bars and tables, readable without colour and within 100 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 def bar(part: float, whole: float, width: int = 30) -> str:
-    """A bar as long as its share; what is more than nothing shows.
+    """A bar whose length is the share; any share above 0 is visible.
 
     >>> bar(1, 4, 8), bar(1, 1000, 8), bar(0, 4, 8)
     ('██', '▏', '')
@@ -26,7 +26,7 @@ def bar(part: float, whole: float, width: int = 30) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """At most so many columns; what is left out shows as an ellipsis.
+    """Cut text to at most `width` columns; an ellipsis marks the cut.
 
     >>> cut("models/transformer.py", 10)
     'models/tr…'
@@ -35,7 +35,7 @@ def cut(text: str, width: int) -> str:
 
 
 def line_of(where: Where, width: int = 30) -> str:
-    """A line of the user's in at most so many columns: the end of its path is kept.
+    """A source line in at most `width` columns; a long path keeps its end.
 
     >>> line_of(Where("/somewhere/very/far/away/transformer.py", 77), 20)
     '…y/transformer.py:77'
@@ -53,7 +53,7 @@ def table(
     indent: int = 2,
     width: int = WIDTH,
 ) -> str:
-    """Columns two spaces apart, aligned `<` or `>` each; `shrink` is the one cut where a line would pass the width.
+    """A table with columns two spaces apart, aligned `<` or `>` each; column `shrink` is cut if lines exceed the width.
 
     >>> print(table(["kind", "time", "where"], [["all_reduce", "2 us", "model.py:7"]], "<><"))
       kind        time  where
@@ -73,7 +73,7 @@ def table(
 
 
 def wrapped(words: Iterable[str], first: str, indent: int, width: int = WIDTH) -> str:
-    """Words over as many lines as they need, the later ones indented.
+    """Wrap words over as many lines as needed; later lines are indented.
 
     >>> print(wrapped("one two three".split(), "say ", 4, 12))
     say one two

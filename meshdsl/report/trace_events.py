@@ -1,7 +1,7 @@
-"""A timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A timeline as Chrome trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Each lane is a thread, named; each instruction is a complete event ("ph": "X") in microseconds. A loop is one event
-that holds those of its first trip; `trips` says how often they run.
+Each lane is a named thread; each instruction is a complete event ("ph": "X") in microseconds. A loop is one event
+that contains the events of its first trip; `trips` is how often they run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["trace_events"]
 
 
 def trace_events(timeline: Timeline) -> dict[str, Any]:
-    """The object to be written as JSON.
+    """The trace as an object to write as JSON.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -42,7 +42,7 @@ def _meta(kind: str, thread: int, name: str) -> dict[str, Any]:
 
 
 def _complete(event: Event, thread: int) -> dict[str, Any]:
-    """One event, with what a click on it shows."""
+    """One event with the details shown on click."""
     lines = event.lines
     args: dict[str, Any] = {
         "where": str(event.where),

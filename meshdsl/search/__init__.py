@@ -1,8 +1,8 @@
-"""Search for layouts: the compiler partitions and costs candidates, lower bounds exclude the others.
+"""Layout search: the compiler costs candidate layouts, and lower bounds exclude the rest.
 
-space, candidates   the layouts of a mesh, and what became of each
-bound, screen       lower bounds of a cost: by rules, and with loops lowered
-evaluate, search    the cost of one layout; the loop over candidates, best first
+space, candidates   the layouts of a mesh, and the status of each
+bound, screen       lower bounds of a cost: from rules alone, and with loops lowered
+evaluate, search    the cost of one layout; the best-first loop over candidates
 overrides           splits of single parameters beyond a layout's rules
 """
 

@@ -1,8 +1,8 @@
-"""The search: best first, with the best so far, a bound on every layout not looked at, and the gap between the two.
+"""Best-first search that can stop at any time: it keeps the best layouts, a bound on all others, and the gap.
 
-Layouts are costed by the compiler (`evaluate`), and excluded only by a lower bound of that cost: first by rules
-(`bound`), then, one at a time, with loops lowered (`screen`). A search can stop at any time; at its end the gap is 0. A
-bound above a cost is an `InternalError`: it is checked for every layout costed.
+The compiler costs layouts (`evaluate`). A layout is excluded only by a lower bound of that cost: first from rules
+(`bound`), then, one layout at a time, with loops lowered (`screen`). When the search runs to its end, the gap is 0.
+Every costed layout is checked against its bounds; a bound above the cost is an `InternalError`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .space import Row, prune_space
 
 __all__ = ["SearchRequest", "search"]
 
-EVERY = 0.5  # seconds between two reports of progress
-ROUNDING = 1e-9  # a bound adds the same numbers in another order
+EVERY = 0.5  # seconds between two progress reports
+ROUNDING = 1e-9  # relative tolerance: a bound sums the same numbers in another order
 
-Key = tuple[int, Row]  # the number of a mesh, and a layout on it
+Key = tuple[int, Row]  # mesh number, and a layout on that mesh
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What to search for, among which layouts, and for how long."""
+    """The objective of a search, its candidates, and its limits."""
 
     objective: str = "seconds"
-    limit: float = math.inf  # bytes on a device
+    limit: float = math.inf  # bytes per device
     fixed: Layout = field(default_factory=Layout)
     dims: Collection[str] | None = None
     axes: Collection[str] | None = None
@@ -51,7 +51,7 @@ class SearchRequest:
     front: bool = False
     tolerance: float = 0.01
     time_limit: float | None = 60.0  # seconds
-    patience: float | None = None  # seconds without anything better, after which it stops
+    patience: float | None = None  # stop after this many seconds without improvement
     progress: Callable[[Progress], None] | None = None
 
 
@@ -101,8 +101,8 @@ class _Search:
         self.objective, self.limit, self.assignment = request.objective, request.limit, assignment
         self.entries: dict[Key, Entry] = {}
         self.refused: dict[Key, str] = {}
-        self.stopped = ""  # why the search ended early
-        self.improved: float | None = None  # when the best that fits was found
+        self.stopped = ""  # reason for an early stop
+        self.improved: float | None = None  # time at which the best layout that fits was found
         self.meshes: list[Candidates] = []
         left_out: list[str] = []
         for mesh in meshes:
@@ -120,9 +120,9 @@ class _Search:
         return time.perf_counter() - self.started
 
     def until_done(self) -> None:
-        """Search to the end, to the time limit, or until interrupted; with nothing costed, an interrupt ends it all."""
+        """Search to the end, the time limit or an interrupt; re-raise an interrupt if no layout is costed yet."""
         told, collecting = 0.0, gc.isenabled()
-        gc.disable()  # what is remembered lives as long as the search, and there is much of it
+        gc.disable()  # cached values are many, and live as long as the search
         try:
             for _ in self.steps():
                 if self.request.progress is not None and self.elapsed >= told + EVERY:
@@ -140,7 +140,7 @@ class _Search:
                 gc.enable()
 
     def out_of_time(self) -> str:
-        """Why to stop now; empty where there is no reason to, or nothing to show yet."""
+        """The reason to stop now; "" if there is none, or if no layout is costed yet."""
         limit, patience = self.request.time_limit, self.request.patience
         if limit is not None and self.elapsed > limit and self.entries:
             return f"the time limit of {limit:g} s"
@@ -149,7 +149,7 @@ class _Search:
         return ""
 
     def steps(self) -> Iterator[None]:
-        """Everything there is to do, a layout at a time."""
+        """Run all phases of the search; yields after each layout."""
         yield from self.tried(self.seeds())
         yield from self.descended()
         yield from self.swept()
@@ -159,7 +159,7 @@ class _Search:
             yield from self.traded()
 
     def seeds(self) -> list[Key]:
-        """Every layout that splits one dim over as many devices as can be, and the fixed rules alone."""
+        """The fixed rules alone, and for each dim the layout that splits only it, over as many devices as possible."""
         keys: list[Key] = []
         for k, mesh in enumerate(self.meshes):
             options, whole = mesh.space.options, [0] * len(mesh.space.dims)
@@ -170,7 +170,7 @@ class _Search:
         return [(k, row) for k, row in keys if self.meshes[k].space.allows(row)]
 
     def tried(self, keys: Sequence[Key]) -> Iterator[None]:
-        """Cost these layouts, those with the lowest bound first, as far as they can be among the best."""
+        """Cost these layouts, lowest bound first, skipping those that cannot be among the best."""
         new = [key for key in dict.fromkeys(keys) if key not in self.entries and key not in self.refused]
         bounds: list[tuple[float, Key]] = []
         for key in new:
@@ -182,7 +182,7 @@ class _Search:
                 yield
 
     def descended(self) -> Iterator[None]:
-        """Change one dim of the best layout at a time, for as long as that is better."""
+        """Change one dim of the best layout at a time, until no change improves it."""
         while self.entries:
             k, row = key = min(self.entries, key=lambda key: self.score(self.entries[key]))
             space = self.meshes[k].space
@@ -197,8 +197,8 @@ class _Search:
                 return
 
     def swept(self) -> Iterator[None]:
-        """Look at every listed layout in the order of its bound, until the bound is no better than the worst kept."""
-        waiting: list[tuple[float, Key]] = []  # bounded again, to be costed if nothing better comes
+        """Visit listed layouts in order of their bounds, until a bound is no better than the worst kept layout."""
+        waiting: list[tuple[float, Key]] = []  # screened layouts, costed if nothing better follows
         for k, i in self.in_order():
             mesh = self.meshes[k]
             if mesh.bounds[i] * (1 - ROUNDING) >= self.worst():
@@ -222,7 +222,7 @@ class _Search:
             yield
 
     def in_order(self) -> Iterator[tuple[int, int]]:
-        """The listed layouts of all meshes by their bound; of equal ones those that are smaller first."""
+        """Listed layouts of all meshes, lowest bound first; equal bounds in order of memory."""
         listed = [(k, mesh) for k, mesh in enumerate(self.meshes) if len(mesh.bounds)]
         if not listed:
             return
@@ -235,7 +235,7 @@ class _Search:
             yield int(which[at]), int(index[at])
 
     def smallest(self) -> Iterator[None]:
-        """Cost layouts until none can need less memory than the smallest costed."""
+        """Cost layouts until no other can need less memory than the smallest costed one."""
         order = sorted((float(peak), k, i) for k, mesh in enumerate(self.meshes) for i, peak in enumerate(mesh.peaks))
         for peak, k, i in order:
             if peak * (1 - ROUNDING) >= min((e.peak_bytes for e in self.entries.values()), default=math.inf):
@@ -244,7 +244,7 @@ class _Search:
             yield
 
     def traded(self) -> Iterator[None]:
-        """Cost what may lie on the front of time and memory, whatever the limit."""
+        """Cost layouts that may be on the front of time and memory, at any memory limit."""
         more = 1 + self.request.tolerance
 
         def beaten(seconds: float, peak: float) -> bool:
@@ -259,7 +259,7 @@ class _Search:
                     yield
 
     def bound(self, key: Key) -> float:
-        """The best bound of a layout, remembered; `ILLEGAL` where it is known to be illegal."""
+        """The best bound of a layout, cached; `ILLEGAL` if the layout is known to be illegal."""
         k, row = key
         bound = self.meshes[k].screened(row, self.worst())
         if bound == ILLEGAL:
@@ -267,7 +267,7 @@ class _Search:
         return bound
 
     def look(self, key: Key) -> Entry | None:
-        """The cost of a layout, or None where it is illegal."""
+        """The cost of a layout, cached; None if it is illegal."""
         k, row = key
         mesh = self.meshes[k]
         if key in self.refused:
@@ -298,12 +298,12 @@ class _Search:
                 )
 
     def score(self, entry: Entry) -> tuple[bool, float, int]:
-        """The least is the best: what fits, then the objective; of what does not fit, the memory."""
+        """Sort key, smallest best: layouts that fit by the objective; layouts that don't fit by their memory."""
         amount = getattr(entry, self.objective) if entry.fits else entry.peak_bytes
         return not entry.fits, amount, len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
-        """The best that fit, one for each outcome: of layouts that cost the same, the one with the fewest rules."""
+        """The best layouts that fit, one per outcome: of layouts with equal costs, the one with the fewest rules."""
         each: dict[tuple[float, ...], Entry] = {}
         for key in sorted(self.entries, key=lambda key: (len(self.entries[key].layout.rules), key)):
             entry = self.entries[key]
@@ -312,21 +312,21 @@ class _Search:
         return [each[outcome] for outcome in sorted(each)[: 1 + self.request.runners_up]]
 
     def worst(self) -> float:
-        """The objective of the last of the best; infinite while there are fewer than were asked for."""
+        """The objective of the last layout kept; infinite while fewer than requested are kept."""
         best = self.ranked()
         return getattr(best[-1], self.objective) if len(best) > self.request.runners_up else math.inf
 
     def least(self) -> float:
-        """The objective of the best; infinite while nothing fits."""
+        """The objective of the best layout; infinite while none fits."""
         return min((getattr(e, self.objective) for e in self.entries.values() if e.fits), default=math.inf)
 
     def lower_bound(self) -> float:
-        """No candidate that fits costs less than this by the objective."""
+        """A lower bound of the objective for every candidate that fits."""
         least = self.least()
         return min([least, *(mesh.open_bound(self.limit, least) for mesh in self.meshes)])
 
     def staircase(self) -> tuple[Entry, ...]:
-        """Of the layouts costed, those that none beats in time and memory, the fastest first."""
+        """The Pareto front of the costed layouts in time and memory, fastest first."""
         front: list[Entry] = []
         for entry in sorted(self.entries.values(), key=lambda e: (e.seconds, e.peak_bytes)):
             if not front or entry.peak_bytes < front[-1].peak_bytes:
@@ -344,7 +344,7 @@ class _Search:
         return total
 
     def nothing_fits(self) -> LayoutError:
-        """Why there is no result: every layout is illegal, or the least memory of all is above the limit."""
+        """Why there is no result: every layout is illegal, or the smallest one exceeds the limit."""
         names = [f"'{mesh.space.mesh}'" for mesh in self.meshes]
         where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
         if not self.entries:
@@ -360,7 +360,7 @@ class _Search:
         )
 
     def reasons(self) -> Iterator[str]:
-        """Why layouts are illegal; where none was looked at, what partition says of the fixed rules."""
+        """Why layouts are illegal; if none was costed, partition's error for the fixed rules."""
         for k, row in list(self.refused)[:6] or [(k, None) for k in range(len(self.meshes))]:
             mesh = self.meshes[k]
             try:
@@ -369,7 +369,7 @@ class _Search:
                 yield str(error)
 
     def edits(self, best: Entry) -> tuple[LayoutEdit, ...]:
-        """The best layout with one dim changed, each way, the best first."""
+        """The best layout with one dim changed, for each dim and option, best first."""
         return tuple(sorted(self.edited(best), key=lambda edit: (edit.report is None, _amount(edit, self.objective))))
 
     def edited(self, best: Entry) -> Iterator[LayoutEdit]:

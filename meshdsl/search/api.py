@@ -1,4 +1,4 @@
-"""`md.search` finds the best layouts of a function on a mesh, or on every mesh of so many devices, of a machine.
+"""`md.search` finds the best layouts of a function for a machine, on given meshes or on every mesh of a device count.
 
 `md.search_overrides` starts from one layout and finds the best splits of single parameters beyond its rules.
 """
@@ -54,7 +54,7 @@ def search(
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
 ) -> SearchResult:
-    """The best layouts of a function, with a bound on all others: `gap` is 0 where the best is proven.
+    """Find the best layouts of a function, with a bound on all others; `gap` 0 means the best is proven.
 
     >>> import meshdsl as md
     >>> def two_layers(x, w, v):
@@ -64,23 +64,22 @@ def search(
     >>> str(result.best.layout), result.gap
     ('batch:all', 0.0)
 
-    `f` is a function with its arguments or their specs, the result of `md.compile` (its options are kept, its mesh and
-    layout are not), or a workload, whose training step is laid out. `mesh` is one mesh or several to choose from;
-    `devices` means every mesh of so many devices with up to `most_axes` axes, in every order.
+    `f` is a function with its arguments or their specs; or the result of `md.compile` (the search keeps its options,
+    not its mesh and layout); or a workload, whose training step is searched. `mesh` is one mesh or several to choose
+    from; `devices` means every mesh of that many devices with up to `most_axes` axes, in every order.
 
-    `objective` is "seconds", "peak_bytes" or "wire_bytes"; layouts that need more than `limit` bytes on a device, by
-    default the machine's memory, are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
-    `axes` restrict the others. A dim takes one axis or `several`, in the order of the mesh or in all `orders`. Where a
-    mesh has too many layouts and neither was given, dims take one axis each, and then only dims of arguments are split:
-    `left_out` says so.
+    `objective` is "seconds", "peak_bytes" or "wire_bytes". Layouts that need more than `limit` bytes per device
+    (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
+    `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`. If a mesh has too
+    many layouts and neither option was given, each dim takes one axis at most; if there are still too many, only dims
+    of arguments are split. `left_out` reports this.
 
-    The search takes at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
-    without anything better (None: it goes on), and can be interrupted; the result is then the best so far, and `gap`
-    says how much better another candidate can be at most. `progress` is called about
-    twice a second. `front` asks for the trade of time against memory among all layouts, whatever the limit, to within
-    the fraction `tolerance`; it can take much longer.
+    The search runs for at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
+    without improvement (None: never), and can be interrupted. The result is then the best so far, and `gap` bounds how
+    much better any other candidate can be. `progress` is called about twice a second. `front` also finds the trade-off
+    of time against memory among all layouts, at any limit, to within the fraction `tolerance`; it can take much longer.
 
-    Raises `LayoutError` where no layout is legal or none fits, with the reasons and the least memory found; for unknown
+    Raises `LayoutError` if no layout is legal or none fits, with the reasons and the smallest memory found; for unknown
     dims and axes; and for a mesh larger than the machine.
     """
     try:
@@ -121,7 +120,7 @@ def search_overrides(
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
 ) -> OverrideResult:
-    """The best splits of single parameters beyond a layout's rules, as overrides of it.
+    """Find the best splits of single parameters beyond a layout's rules, as overrides of that layout.
 
     >>> import meshdsl as md
     >>> def step(params, x):
@@ -132,18 +131,20 @@ def search_overrides(
     >>> result.best.peak_bytes < result.before.peak_bytes, result.best.layout
     (True, Layout('batch:rows', overrides={'w': {'io': ('rows',)}}))
 
-    `f` and its arguments are as in `md.search`. A parameter is an input that comes back among the results, unless
-    `tensors` gives patterns of the paths to take; what has the same path in another argument (optimizer state) follows
-    it. It stays as `layout` has it, or one or two of its dims are split over axes that its rules leave free. Of the
-    legal choices of each, those best alone by `objective` and by memory are kept, `choices` in all (None: every one).
+    `f` and its arguments are as in `md.search`. A parameter is an input that is also returned, unless `tensors` gives
+    path patterns; values with the same path in another argument (optimizer state) are split the same way. A parameter
+    keeps the split of `layout`, or one or two of its dims are also split over axes that its rules leave free. Of each
+    parameter's legal choices, the search keeps the best ones by `objective` and by memory, `choices` in all (None:
+    every one).
 
-    Exact is the choice over tables of measured costs: of every choice alone, and of every two choices whose parameters
-    meet. That costs add up beyond pairs is an assumption: `error` says how far off it was, and what is reported is the
-    cost of the real program, never worse than that of `layout` where that fits. With a `limit` of bytes on a device,
-    by default what the machine has, `gap` is how far the choice may be from the best within it, over the tables. One
-    program is partitioned and costed for each choice and for each pair of them: minutes for a model with many tensors.
+    The choice is exact over tables of measured costs: of every choice alone, and of every two choices whose parameters
+    interact. The tables assume that costs add up beyond pairs; `error` is the error of that assumption. The reported
+    cost is that of the real program; it is never worse than the cost of `layout` if that fits. With a limit of `limit`
+    bytes per device (default: the machine's memory), `gap` bounds how far the choice is from the best within the limit,
+    over the tables. The search partitions and costs one program for each choice and for each pair of choices: minutes
+    for a model with many tensors.
 
-    Raises `LayoutError` for an illegal layout, where nothing costed fits, and where there is no parameter.
+    Raises `LayoutError` for an illegal layout, if no costed program fits, and if there is no parameter.
     """
     try:
         compiled, args = _compiled(f, args, donate)

@@ -1,20 +1,21 @@
-"""Lower bounds of what a layout costs, from its rules alone: nothing is lowered.
+"""Lower bounds of a layout's cost from its rules alone, without lowering anything.
 
 A *partial* layout leaves dims undecided (option -1). Its bound holds for every completion.
 
-Seconds. Every einsum, convolution and elementwise operation of the graph is in the program, once per trip of the loops
-around it. An axis splits at most one label of it, so its FLOPs on one device are at least the global ones over the
-sizes of all axes that occur in the layout, and `roofline` charges a kernel at least its products and its elementwise
-FLOPs. All kernels share one lane, so their times add up. No kernel holds two reductions (`fusion`), and none writes the
-results of two equations: a kernel is launched for each product inside loops, and outside for each product or for each
-equation that makes a result, whichever are more. Equations that placement operations make equal may be merged, and are
-counted once; what a `keep` may replace, and arms of conditionals, are not counted.
+Seconds. The program contains every einsum, convolution and elementwise operation of the graph, once per trip of the
+enclosing loops. An axis splits at most one label of an operation, so its FLOPs on one device are at least the global
+FLOPs over the sizes of all axes in the layout, and `roofline` charges a kernel at least for its products and its
+elementwise FLOPs. All kernels share one lane, so their times add up. No kernel contains two reductions (`fusion`) or
+writes the results of two equations. Launches are therefore at least: inside loops, one per product; outside, one per
+product or one per equation that makes a result, whichever are more. Equations that become equal once placement
+operations are removed may be merged, and count once; equations that a `keep` may replace, and arms of conditionals,
+do not count.
 
-Memory. An input is split by its rules at most, as `add_input` gives it one of their claims. So is a result, unless two
-of its dims claim one axis: then it is split by all axes of the layout at most. Inputs stay for the whole run, results
-too, and a result takes the place of at most one donated input, of equal size.
+Memory. An input is split at most by its rules, as `add_input` gives it one of their claims. The same holds for a
+result, unless two of its dims claim one axis: then it is split at most by all axes of the layout. Inputs and results
+are stored for the whole run, and a result reuses the buffer of at most one donated input of equal size.
 
-Bytes sent: none.
+Bytes sent: 0.
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ class Amounts:
 
 @dataclass(frozen=True)
 class _Work:
-    """FLOPs of one equation on all devices together, and how often it runs."""
+    """FLOPs of one equation, summed over all devices, and its trip count."""
 
     kind: str  # matmul, conv, vector
     flops: float
     dtype: np.dtype[Any]
     slow: bool  # transcendental
     trips: int
-    loop: int | None  # the number of the loop of the top level that it is in
+    loop: int | None  # number of the enclosing top-level loop, or None
 
 
 @dataclass(frozen=True, eq=False)
 class RuleBound:
-    """The bound of every layout of a space."""
+    """Lower bounds for every layout of a space."""
 
     graph: Graph
     space: Space
@@ -74,13 +75,13 @@ class RuleBound:
     donated: frozenset[Var]
     results: tuple[str, ...]
     work: tuple[_Work, ...]
-    makers: int  # equations of the top level, no loops or views, that make a result
-    pinned: int  # the axes that occur in every layout, as bits
-    plain: bool  # whether programs are what `partition` makes; else every bound is 0
+    makers: int  # top-level equations, without loops and views, that make a result
+    pinned: int  # axes that occur in every layout, as bits
+    plain: bool  # True if programs are plain `partition` output; otherwise every bound is 0
     _least: dict[int, tuple[float, dict[int, float]]] = field(default_factory=dict[int, Any], repr=False)
 
     def of(self, rows: np.ndarray) -> Amounts:
-        """The bounds of layouts given as rows of options; -1 where a dim is undecided."""
+        """The bounds of layouts given as rows of option numbers; -1 for an undecided dim."""
         if not self.plain:
             return Amounts(*np.zeros((3, len(rows))))
         used = np.full(len(rows), self.pinned, np.int64)
@@ -96,12 +97,12 @@ class RuleBound:
         return self.pinned | int(np.bitwise_or.reduce([0, *(m[n] for m, n in zip(self._masks, row, strict=True))]))
 
     def ways(self, used: int) -> int:
-        """The devices that these axes can split something over."""
+        """Number of devices that these axes can split a value over."""
         sizes = self.space.mesh.axes
         return math.prod(n for axis, n in sizes.items() if used & self.space.bits[axis])
 
     def least(self, used: int) -> tuple[float, dict[int, float]]:
-        """Seconds with these axes; and the part of them in each loop, by its number."""
+        """Minimum seconds with these axes, and the part of them in each loop, by loop number."""
         if used not in self._least:
             ways, launch = self.ways(used), self.machine.launch
             parts, products = defaultdict[int | None, float](float), 0
@@ -116,7 +117,7 @@ class RuleBound:
 
     @cached_property
     def _masks(self) -> list[np.ndarray]:
-        """By dim and option the axes; undecided, all that it could have."""
+        """Per dim, the axes of each option; the last entry, for an undecided dim, has all axes of its options."""
         return [np.append(masks, np.bitwise_or.reduce(masks)) for masks in self.space.masks]
 
     def _memory(self, rows: np.ndarray, ways: np.ndarray) -> np.ndarray:
@@ -131,7 +132,7 @@ class RuleBound:
         return np.maximum(sum(ins.values(), zero), kept + outs)
 
     def _local(self, v: Var, path: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of a value on one device when its rules split it; whether two dims claim one axis."""
+        """Bytes of a value on one device if its rules split it; and whether two of its dims claim one axis."""
         space, mesh = self.space, self.space.mesh
         fixed = space.fixed.on(mesh)
         own = {d: cut for pattern, rule in fixed.overrides.items() if matches(path, pattern) for d, cut in rule.items()}
@@ -159,7 +160,7 @@ def rule_bound(
     results: Sequence[str] | None = None,
     plain: bool = True,
 ) -> RuleBound:
-    """The bounds of all layouts of a space on a machine; `donated` are inputs by number, `results` the results' paths.
+    """The bounds of all layouts of a space on a machine; `donated` are input numbers, `results` the results' paths.
 
     >>> import meshdsl as md
     >>> from meshdsl.search.space import space
@@ -183,7 +184,7 @@ def rule_bound(
 
 
 def _certain(graph: Graph) -> Graph:
-    """The equations that are in every program: without what a `keep` may replace, and without equal ones."""
+    """The equations of every program: no operands of `keep`, which it may replace, and equal equations once."""
     same: dict[Var, Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
@@ -197,7 +198,7 @@ def _certain(graph: Graph) -> Graph:
 
 
 def loops(graph: Graph) -> list[Eqn]:
-    """The loops of the top level; a loop's number is its place here."""
+    """The loops of the top level, in order; a loop's number is its index here."""
     return [eqn for eqn in graph.eqns if isinstance(eqn.control, Scan | While)]
 
 
@@ -226,7 +227,7 @@ def _kind(eqn: Eqn) -> str:
 
 
 def _seconds(work: _Work, ways: int, machine: Machine) -> float:
-    """The least seconds of one trip without launches, where its FLOPs are divided by at most so many devices."""
+    """Minimum seconds of one trip, without launches, if its FLOPs are divided over at most `ways` devices."""
     flops = work.flops / ways
     vector = flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)
     if work.kind == "vector":
@@ -235,10 +236,10 @@ def _seconds(work: _Work, ways: int, machine: Machine) -> float:
     computing = machine.conv_seconds if work.kind == "conv" else machine.matmul_seconds
     best = max((y for _, y in curve), default=1.0)
     product = computing(flops, work.dtype) if _rises(curve) else flops / (machine.peak_of(work.dtype) * best)
-    return min(product, vector)  # a product whose sum has one term left is elementwise
+    return min(product, vector)  # a product that sums over one local element is elementwise
 
 
 def _rises(curve: Sequence[tuple[float, float]]) -> bool:
-    """Whether efficiency never falls, and seconds never fall, as FLOPs grow."""
+    """True if efficiency never falls and seconds never fall as FLOPs grow."""
     pairs = list(pairwise(curve))
     return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)

@@ -1,4 +1,4 @@
-"""The candidates of one mesh: for each listed layout its bound, and what became of it."""
+"""The candidates of one mesh: the bound and the status of each listed layout."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["Candidates", "Status"]
 
 
 class Status(enum.IntEnum):
-    """What became of a layout."""
+    """Status of one layout."""
 
     UNSEEN = 0
     COSTED = 1
     ILLEGAL = 2
-    OVER = 3  # it needs more memory than the limit, by its bound
+    OVER = 3  # its memory bound exceeds the limit
 
 
 class Candidates:
-    """The layouts of one mesh. Where there are too many to list, one bound covers all of them."""
+    """The layouts of one mesh. If there are too many to list, one bound covers all of them."""
 
     def __init__(self, problem: Problem, space: Space, machine: Machine, placement: Placement, objective: str):
         self.space, self.placement, self.objective = space, placement, objective
@@ -41,18 +41,18 @@ class Candidates:
         listed = space.rows
         self.listed = listed is not None
         self.rows = np.zeros((0, len(space.dims)), np.int8) if listed is None else listed
-        self.amounts = self.rules.of(self.rows)  # by rules alone
+        self.amounts = self.rules.of(self.rows)  # from rules alone
         self.peaks = self.amounts.peak_bytes
         self.bounds = getattr(self.amounts, objective).copy()
         self.status = np.zeros(len(self.rows), np.int8)
-        self.bounded: dict[Row, float] = {}  # by the screen
+        self.bounded: dict[Row, float] = {}  # from the screen
 
     def row(self, i: int) -> Row:
         """One listed layout."""
         return tuple(self.rows[i].tolist())
 
     def index(self, row: Row) -> int | None:
-        """The place of a layout in the list; None where there is no list."""
+        """The index of a layout in the list; None if layouts are not listed."""
         if not self.listed:
             return None
         return int(np.searchsorted(self._numbers, int(np.dot(row, self._weights))))
@@ -64,10 +64,10 @@ class Candidates:
 
     @cached_property
     def _numbers(self) -> np.ndarray:
-        return self.rows.astype(np.int64) @ self._weights  # ascending, as rows are listed in this order
+        return self.rows.astype(np.int64) @ self._weights  # ascending, because rows are listed in this order
 
     def screened(self, row: Row, enough: float) -> float:
-        """The bound of a layout with its loops lowered; gives up above `enough`."""
+        """The bound of a layout with its loops lowered; stops early once it reaches `enough`."""
         i = self.index(row)
         bound = self.bounded.get(row)
         if bound is None:
@@ -84,7 +84,7 @@ class Candidates:
         return bound
 
     def by_rules(self, row: Row) -> dict[str, float]:
-        """The bounds of one layout by rules alone, by objective."""
+        """The bounds of one layout from rules alone, by objective."""
         i = self.index(row)
         amounts, at = (self.rules.of(np.array([row])), 0) if i is None else (self.amounts, i)
         return {name: float(values[at]) for name, values in vars(amounts).items()}
@@ -95,20 +95,20 @@ class Candidates:
         return {**bounds, self.objective: max(bounds[self.objective], self.bounded.get(row, 0.0))}
 
     def mark(self, row: Row, status: Status) -> None:
-        """Note what became of a layout."""
+        """Set the status of a layout."""
         i = self.index(row)
         if i is not None:
             self.status[i] = status
 
     def open_bound(self, limit: float, least: float) -> float:
-        """The least bound of the layouts that may fit and were not costed; infinite where there is none."""
+        """The lowest bound of layouts that may fit and are not costed; infinite if there are none."""
         if not self.listed:
             return float(getattr(self.rules.of(np.full((1, len(self.space.dims)), UNDECIDED)), self.objective)[0])
         unseen = (self.status == Status.UNSEEN) & (self.peaks <= limit)
         return float(self.bounds[unseen].min(initial=math.inf))
 
     def counts(self, limit: float, worst: float) -> Counts:
-        """What became of the candidates."""
+        """Number of candidates by status."""
         by_status = Counter(self.status.tolist())
         unseen = self.status == Status.UNSEEN
         over = unseen & (self.peaks > limit)

@@ -1,9 +1,9 @@
-"""The least sum of tables over variables, exactly: each variable is minimised away in turn, then all are read back.
+"""Exact minimum of a sum of tables by variable elimination: minimise variables one by one, then read all choices back.
 
-A table is about one variable or two. To eliminate a variable is to add up the tables that mention it and to keep, for
-every combination of the others they mention, its best choice: the cost grows with the most variables that meet in one
-such table (the width), not with their number. With a second amount under a cap, a Lagrangian gives a bound that no
-choice within the cap beats, and the best choice that was met.
+A table covers one variable or two. To eliminate a variable, add up the tables that contain it and keep its best choice
+for every combination of the other variables in them. The cost grows with the most variables in one such table (the
+width), not with their number. With a cap on a second amount, a Lagrangian gives a lower bound for every choice within
+the cap, and the best choice that it visited.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..errors import LayoutError
 
 __all__ = ["Capped", "Tables"]
 
-MOST = 20_000_000  # entries of one table while eliminating
-STEPS = 100  # of the Lagrangian; each meets another corner of a hull that has few
+MOST = 20_000_000  # maximum entries of one table during elimination
+STEPS = 100  # of the Lagrangian; each visits another corner of a hull with few corners
 
 
 @dataclass(frozen=True, eq=False)
 class Capped:
-    """The best choice found within a cap, and what no choice within it is below."""
+    """The best choice found within a cap, and a lower bound for every choice within it."""
 
     picks: tuple[int, ...]
     bound: float
@@ -33,7 +33,7 @@ class Capped:
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Two amounts, a cost and a load, as sums over variables and over pairs of them; infinite where it cannot be.
+    """Two amounts, a cost and a load, as sums over variables and pairs of variables; infinite if a choice is illegal.
 
     `alone[i]` is [2, choices of i]; `together[i, j]`, for some i < j, is [2, choices of i, choices of j].
 
@@ -50,12 +50,12 @@ class Tables:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """In which order variables are eliminated: always one that meets the fewest others."""
+        """Elimination order: always a variable that shares tables with the fewest others."""
         return tuple(i for i, _ in self._eliminated)
 
     @property
     def width(self) -> int:
-        """The most variables in one table, the one that is eliminated not counted."""
+        """The most variables in one table, without the eliminated one."""
         return max((len(met) for _, met in self._eliminated), default=0)
 
     @cached_property
@@ -71,15 +71,15 @@ class Tables:
         return found
 
     def amounts(self, picks: Sequence[int]) -> tuple[float, float]:
-        """The cost and the load of one choice for every variable."""
+        """The cost and the load if every variable takes the given choice."""
         total = sum((table[:, n] for table, n in zip(self.alone, picks, strict=True)), np.zeros(2))
         total = sum((table[:, picks[i], picks[j]] for (i, j), table in self.together.items()), total)
         return float(total[0]), float(total[1])
 
     def least(self, cost: float = 1.0, load: float = 0.0) -> tuple[int, ...]:
-        """The choice of the least `cost * cost + load * load` of all; of equal ones of a variable, the first.
+        """The choice that minimises `cost * cost + load * load`; ties take a variable's first choice.
 
-        Raises `LayoutError` where the tables on the way would be too large.
+        Raises `LayoutError` if an intermediate table would be too large.
         """
         waiting: list[tuple[tuple[int, ...], np.ndarray]] = [
             ((i,), _weighed(table, cost, load)) for i, table in enumerate(self.alone)
@@ -116,8 +116,8 @@ class Tables:
     def within(self, cap: float) -> Capped:
         """A choice whose load is within the cap, and the largest Lagrangian bound on its cost.
 
-        The choice is the best that was met, or what changing one variable after another makes of it. Where no choice is
-        within the cap, the cap is the least load of all.
+        The choice is the best one visited, improved by changing single variables. If no choice is within the cap, the
+        smallest load of all choices replaces the cap.
         """
         cheap = self.least()
         if self.amounts(cheap)[1] <= cap:
@@ -132,10 +132,10 @@ class Tables:
             if load <= cap and cost < self.amounts(best)[0]:
                 best = picks
         best = self._improved(best, cap)
-        return Capped(best, min(bound, self.amounts(best)[0]))  # rounding alone can put it above
+        return Capped(best, min(bound, self.amounts(best)[0]))  # only rounding can make the bound larger
 
     def _improved(self, picks: tuple[int, ...], cap: float) -> tuple[int, ...]:
-        """The same with one variable changed after another, for as long as that costs less within the cap."""
+        """Change one variable at a time while that lowers the cost within the cap."""
         best = self.amounts(picks)[0]
         while True:
             near = [
@@ -149,7 +149,7 @@ class Tables:
     def _corners(
         self, over: tuple[int, ...], under: tuple[int, ...], cap: float
     ) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Prices of the load, each with the best choice under it, until the line between both sides is met."""
+        """Prices of the load, each with the best choice at that price, until the line between both sides is reached."""
         for _ in range(STEPS):
             (a, m), (b, n) = self.amounts(over), self.amounts(under)
             if m <= n:

@@ -15,22 +15,22 @@ from ..report.report import Report
 
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
 
-Assignment = Mapping[str, str | Sequence[str]]  # of mesh axes to hardware axes
+Assignment = Mapping[str, str | Sequence[str]]  # mesh axes -> hardware axes
 OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes")
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A graph to find a layout for, how it is compiled, and which of its inputs are donated."""
+    """A graph to search a layout for, the function that compiles and costs it, and its donated inputs."""
 
     graph: Graph
     cost: Callable[..., Report]  # (mesh, layout, machine, limit, assignment); LayoutError for an illegal layout
     donated: tuple[int, ...] = ()
     title: str = ""
-    results: tuple[str, ...] | None = None  # their paths
+    results: tuple[str, ...] | None = None  # paths of the results
     gather_limit: float | None = None
-    plain: bool = True  # whether programs are what `partition` makes, and no more than numbers is bucketed: the bounds
-    # hold only then
+    plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
+    # the bounds hold only then
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Entry:
 
     @cached_property
     def report(self) -> Report:
-        """What `Compiled.cost` returns for it; compiled again when first asked for."""
+        """The report of `Compiled.cost`; compiled again on first access."""
         return self._cost()
 
     @property
@@ -70,7 +70,7 @@ class Entry:
 def evaluate(
     problem: Problem, mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None
 ) -> Entry:
-    """The cost of a layout on a mesh; raises `LayoutError` for an illegal one."""
+    """Cost a layout on a mesh; raises `LayoutError` if the layout is illegal."""
 
     def report() -> Report:
         return problem.cost(mesh, layout, machine, limit, assignment)
@@ -80,6 +80,6 @@ def evaluate(
 
 
 def check_objective(objective: str) -> None:
-    """Raises `LayoutError` for an unknown objective."""
+    """Raise `LayoutError` for an unknown objective."""
     if objective not in OBJECTIVES:
         raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")

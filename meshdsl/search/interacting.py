@@ -1,8 +1,8 @@
-"""Which inputs of a graph meet: where an equation reads values that depend on both, how one lies decides for the other.
+"""Find pairs of inputs whose shardings interact: an equation reads values that depend on both.
 
-An input is followed through elementwise operations and views, which keep how it lies, and through one other operation
-(a product, a reduction), whose result lies as its operands did. Loops, branches and other bodies are followed inside.
-This is a criterion, not a proof: inputs that do not meet can still change each other's cost from afar.
+An input is followed through elementwise operations and views, which keep its sharding, and through one other operation
+(a product, a reduction), whose result is sharded as its operands were. Bodies of loops, branches and other operations
+are followed too. This is a heuristic: inputs that do not interact here can still change each other's cost.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..ir import Eqn, Graph, Scan, Var, While
 
 __all__ = ["interacting_inputs"]
 
-REACH = 1  # operations that are neither elementwise nor a view
+REACH = 1  # operations that are neither elementwise nor views
 KEEPS = ("map", "view")
 
-Reached = dict[int, int]  # by number of the input: how many such operations lie between
+Reached = dict[int, int]  # input number -> such operations on the path to it
 
 
 def interacting_inputs(graph: Graph, groups: Mapping[Var, int]) -> set[tuple[int, int]]:
-    """Pairs `i < j` of groups of inputs that meet.
+    """Pairs `i < j` of input groups that interact.
 
     >>> import meshdsl as md
     >>> f = lambda x, w, v, u: md.dot(md.dot(md.dot(x, w, "a"), v, "b"), u, "c")
@@ -51,8 +51,8 @@ def _follow(graph: Graph, ins: list[Reached], found: set[tuple[int, int]]) -> li
 
 
 def _inside(eqn: Eqn, read: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
-    """What the results of an equation with bodies depend on; around a loop until nothing is new."""
-    loop = eqn.control if isinstance(eqn.control, Scan | While) else None  # its bodies give what they take
+    """Inputs that the results of an equation with bodies depend on; loops repeat until nothing changes."""
+    loop = eqn.control if isinstance(eqn.control, Scan | While) else None  # its bodies return the carry that they take
     while True:
         results = [_follow(sub, _taken(read, len(sub.ins)), found) for sub in eqn.graphs().values()]
         outs = [_joint([outs[i] for outs in results if i < len(outs)]) for i in range(len(eqn.outs))]
@@ -68,7 +68,7 @@ def _inside(eqn: Eqn, read: list[Reached], found: set[tuple[int, int]]) -> list[
 
 
 def _taken(read: list[Reached], count: int) -> list[Reached]:
-    """The operands as a body takes them: the last ones, where a predicate stands before them."""
+    """The operands that a body takes: the last ones, without a leading predicate."""
     return read[-count:] if 0 < count <= len(read) else [_joint(read)] * count
 
 

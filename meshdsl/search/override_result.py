@@ -1,4 +1,4 @@
-"""What a search for overrides found, as values and as text: the overrides, their program's cost, the sum's error."""
+"""The result of an override search: the overrides, the cost of their program, and the error of the predicted sum."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Made", "OverrideResult"]
 
 @dataclass(frozen=True)
 class Made:
-    """What was measured for a choice of overrides."""
+    """Counts of the choices and programs in an override search."""
 
     tensors: int
-    choices: int  # of all tensors, besides staying as they are
-    left_out: int  # legal choices that were measured alone and not considered further
-    illegal: int  # alone
-    pairs: int  # of tensors that meet, and whose choices cost more or less together than the sum
-    width: int  # of the elimination
+    choices: int  # of all tensors, besides no override
+    left_out: int  # legal choices that were costed alone and then dropped
+    illegal: int  # illegal when applied alone
+    pairs: int  # pairs of interacting tensors whose choices together don't cost the sum
+    width: int  # elimination width
     programs: int  # partitioned and costed
 
     def __str__(self) -> str:
@@ -40,41 +40,41 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class OverrideResult:
-    """The best overrides of a layout. `print(found)` shows it; `best.layout` is an argument of `md.compile`.
+    """The best overrides of a layout. `print(found)` shows them; pass `best.layout` to `md.compile`.
 
-    `predicted`, `predicted_bytes`, `bound` and `gap` are of the tables: what their best choice should cost, and what
-    no choice of theirs within the limit is below. `chosen` is what the program of that choice really costs, None where
-    it is illegal. `best` is the best program of all that were costed and fit.
+    `predicted`, `predicted_bytes`, `bound` and `gap` come from the tables: the predicted cost of their best choice, and
+    a lower bound for all their choices within the limit. `chosen` is the real cost of that choice's program, None if
+    the program is illegal. `best` is the best of all programs that were costed and fit.
     """
 
     title: str
     machine: Machine
     objective: str
     limit: float
-    before: Entry  # the layout as it was given
+    before: Entry  # the layout as given
     best: Entry
-    overrides: Mapping[str, Mapping[str, Axes]]  # what `best` adds, by pattern
+    overrides: Mapping[str, Mapping[str, Axes]]  # the overrides that `best` adds, by pattern
     chosen: Entry | None
     predicted: float
     predicted_bytes: float
     bound: float
     made: Made
-    seconds: float  # that the search took
+    seconds: float  # duration of the search
 
     @property
     def gap(self) -> float:
-        """How far the choice of the tables may be from their best one within the limit, as a fraction of the bound."""
+        """How far the choice may be from the best within the limit over the tables, as a fraction of the bound."""
         return (self.predicted - self.bound) / self.bound if self.bound else 0.0
 
     @property
     def error(self) -> float | None:
-        """How far off the sum of the tables was, as a fraction of what the program costs."""
+        """Error of the predicted sum, as a fraction of the program's cost; None without a legal program."""
         real = None if self.chosen is None else getattr(self.chosen, self.objective)
         return (self.predicted - real) / real if real else None
 
     @property
     def source(self) -> str:
-        """Where `best` comes from: "chosen", "measured" (a program of the tables or a later round), or "kept"."""
+        """Origin of `best`: "chosen", "measured" (a program of the tables or of a later round), or "kept"."""
         return "kept" if self.best is self.before else "chosen" if self.best is self.chosen else "measured"
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""The best splits of single parameters, beyond what a layout's rules give them: overrides, found from tables.
+"""Find the best splits of single parameters beyond a layout's rules, as overrides chosen from cost tables.
 
-A variable is a parameter: an input, with everything else that its path names (its optimizer state and the results);
-layers that are stacked are one. Its choices are to stay as it is, or to have one or two of its dims split over axes
-that the layout leaves free in it.
+A variable is a parameter: an input and everything else that its path names (its optimizer state and the results);
+stacked layers are one variable. Its choices are no override, or one or two of its dims split over axes that the layout
+does not use in it.
 
-Measured, from real programs: the cost of each choice alone, and of any two choices together whose parameters interact
-(`interacting_inputs`). Exact: the choice with the least sum of these tables, by elimination (`eliminate`); under a
-limit of memory, the best choice found by a Lagrangian and by single changes, with the gap to a bound on every choice of
-the tables. Assumed: costs add up beyond pairs. So the program of the chosen overrides is compiled and costed, and that
-cost is reported, with the error of the sum; where it does not fit, the choice is repeated with that much less memory.
-The result is the best of all programs that were costed and fit, the layout itself among them.
+Measured, from real programs: the cost of each choice alone, and of any two choices whose parameters interact
+(`interacting_inputs`). Exact: the choice that minimises the sum of these tables, by elimination (`eliminate`); with a
+memory limit, the best choice found by a Lagrangian and by single changes, with the gap to a bound on every choice of
+the tables. Assumed: costs add up beyond pairs. Therefore the program with the chosen overrides is compiled and costed,
+and that cost is reported with the error of the sum. If the program does not fit, the choice is repeated with that much
+less memory. The result is the best of all programs that were costed and fit, including the layout without overrides.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .parameters import Parameter, Rules, overriding, parameters, splits
 
 __all__ = ["overrides"]
 
-ROUNDING = 1e-9  # of the cost: a smaller difference is none
-ROUNDS = 4  # how often memory is asked for again
+ROUNDING = 1e-9  # relative to the cost: a smaller difference counts as none
+ROUNDS = 4  # maximum repeats with less memory
 
 
 def overrides(
@@ -56,7 +56,7 @@ def overrides(
     if choices is not None and choices < 1:
         raise LayoutError(f"each tensor needs at least 1 choice besides staying as it is; got choices={choices}")
     real = _Programs(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)
-    before = real.entry({})  # an illegal layout says so here
+    before = real.entry({})  # raises for an illegal layout
     found = parameters(problem.graph, problem.results or (), tensors)
     options = [list(splits(each, layout, mesh)) for each in found]
     kept = [[{}, *real.best(each, given, choices)] for each, given in zip(found, options, strict=True)]
@@ -126,21 +126,21 @@ class _Programs:
 
     @property
     def programs(self) -> int:
-        """How many programs were costed."""
+        """Number of programs costed."""
         return len(self.entries)
 
     def entry(self, given: Mapping[str, Rules]) -> Entry:
-        """The layout with these overrides; raises `LayoutError` where it is illegal."""
+        """The cost of the layout with these overrides; raises `LayoutError` if it is illegal."""
         key = _key(given)
         if key not in self.entries:
             added = {p: {**self.layout.overrides.get(p, {}), **rules} for p, rules in given.items()}
             kept = {p: rules for p, rules in self.layout.overrides.items() if p not in added}
-            layout = Layout(self.layout.rules, overrides={**kept, **added})  # those that come last win
+            layout = Layout(self.layout.rules, overrides={**kept, **added})  # later patterns override earlier ones
             self.entries[key] = evaluate(self.problem, self.mesh, layout, self.machine, self.limit, self.assignment)
         return self.entries[key]
 
     def look(self, given: Mapping[str, Rules]) -> Entry | None:
-        """The same, or None where it is illegal."""
+        """The same as `entry`, but None if the layout is illegal."""
         key = _key(given)
         if key in self.illegal:
             return None
@@ -151,7 +151,7 @@ class _Programs:
             return None
 
     def best(self, parameter: Parameter, given: Sequence[Rules], most: int | None) -> list[Rules]:
-        """The legal choices; of more than `most`, in turn the best alone by objective and by memory."""
+        """The legal choices; if more than `most`, alternately the best alone by objective and by memory."""
         legal: list[tuple[Rules, Entry]] = []
         for rules in given:
             one = overriding(parameter, rules)
@@ -171,7 +171,7 @@ class _Programs:
     def tables(
         self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], pairs: Collection[tuple[int, int]]
     ) -> Tables:
-        """Differences to the layout without overrides; what two choices cost beyond the sum of both."""
+        """Differences to the layout without overrides; for two choices, the difference to the sum of both."""
         base = self.amounts(self.entry({}))
 
         def more(entry: Entry | None, expected: np.ndarray) -> np.ndarray:
@@ -200,18 +200,18 @@ class _Programs:
     def chosen(
         self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], picks: Sequence[int]
     ) -> dict[str, Rules]:
-        """The overrides of a choice, costed."""
+        """The overrides of a choice; also costs their program."""
         each = zip(found, kept, picks, strict=True)
         given = {p: rules for one, rules_of, n in each if n for p, rules in overriding(one, rules_of[n]).items()}
         self.look(given)
         return given
 
     def known(self, given: Mapping[str, Rules]) -> Entry | None:
-        """What was costed before."""
+        """The cost of these overrides if costed before, otherwise None."""
         return self.entries.get(_key(given))
 
     def answer(self) -> tuple[Entry, Chosen]:
-        """The best that fits, with its overrides; raises `LayoutError` where nothing does."""
+        """The best program that fits, with its overrides; raises `LayoutError` if none fits."""
         fit = [(getattr(e, self.objective), e.peak_bytes, len(key), key) for key, e in self.entries.items() if e.fits]
         if fit:
             key = min(fit)[-1]

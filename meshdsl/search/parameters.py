@@ -1,4 +1,4 @@
-"""The parameters of a function, by the paths of its inputs, and how the dims of each could be split further."""
+"""Parameters of a function, found by the paths of its inputs, and the candidate splits of each."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Rules = dict[str, Axes]
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """One variable: an input and all that its path names."""
+    """One variable: an input and everything else that its path names."""
 
     path: str
     var: Var
-    patterns: Mapping[str, frozenset[str]]  # overrides that name it and nothing else, with the dims of what they name
+    patterns: Mapping[str, frozenset[str]]  # overrides that match it alone -> dims of the values that they match
     members: tuple[Var, ...]  # inputs
 
 
 def parameters(graph: Graph, results: Sequence[str], tensors: Collection[str] | None) -> list[Parameter]:
-    """The variables: by default the inputs of one argument that come back among the results, else those named.
+    """The variables: by default inputs that are also returned (same path within the argument), otherwise those named.
 
-    Raises `LayoutError` where there are none, for a pattern that matches nothing, and for paths that no override tells
-    apart.
+    Raises `LayoutError` if there are none, for a pattern that matches nothing, and for paths that no override can
+    distinguish.
     """
     inputs = [v for v in graph.ins if any(d.size > 1 for d in v.shape)]
     if tensors is None:
@@ -64,13 +64,13 @@ def _tail(path: str) -> str:
 
 
 def _follows(path: str, other: str) -> bool:
-    """Whether this is a path in another argument that ends in the path of a parameter, as `state/m/w` in `params/w`."""
+    """True if `path` is in another argument and ends like the parameter `other`: `state/m/w` for `params/w`."""
     return path.partition("/")[0] != other.partition("/")[0] and f"/{path}".endswith(f"/{_tail(other)}")
 
 
 def _parameter(v: Var, leading: Sequence[Var], graph: Graph, results: Sequence[str]) -> Parameter:
     def owner(path: str) -> Var | None:
-        """Of the parameters that a path ends in, the one of the longest path."""
+        """The parameter whose path this path ends in; of several, the longest."""
         ends = [each for each in leading if path == each.name or _follows(path, each.name)]
         return max(ends, key=lambda each: (path == each.name, len(each.name)), default=None)
 
@@ -91,7 +91,7 @@ def _parameter(v: Var, leading: Sequence[Var], graph: Graph, results: Sequence[s
 
 
 def splits(parameter: Parameter, layout: Layout, mesh: Mesh) -> Iterator[Rules]:
-    """One or two dims of a parameter with free axes after those they have; each set of axes in the mesh's order."""
+    """Splits of one or two dims over free axes, appended to those they have; each axis set in mesh order."""
     rules = layout.on(mesh).for_path(parameter.path)
     dims = parameter.var.shape
     used = {axis for d in dims for axis in rules.get(d.name, ())}
@@ -107,6 +107,6 @@ def splits(parameter: Parameter, layout: Layout, mesh: Mesh) -> Iterator[Rules]:
 
 
 def overriding(parameter: Parameter, rules: Rules) -> dict[str, Rules]:
-    """The overrides that give a parameter these rules, and what its path names those of their dims that it has."""
+    """Overrides that give these rules to a parameter, and to the other values of its path that have the dims."""
     each = {p: {d: axes for d, axes in rules.items() if d in dims} for p, dims in parameter.patterns.items()}
     return {pattern: own for pattern, own in each.items() if own}

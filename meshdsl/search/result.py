@@ -1,4 +1,4 @@
-"""The result of a search and its text: the best layout, those after it, time against memory, and single changes."""
+"""The result of a search and its text: the best layout, runners-up, time against memory, and single changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .evaluate import Entry
 
 __all__ = ["Counts", "Progress", "SearchResult", "heading"]
 
-NEAR = 8  # edits of each kind that are shown; `SearchResult.edits` has all
+NEAR = 8  # maximum edits shown of each kind; `SearchResult.edits` has all
 
 
 class _Result(Protocol):
-    """The fields that the results of both searches have."""
+    """The fields that both kinds of search result have."""
 
     @property
     def title(self) -> str: ...
@@ -48,15 +48,15 @@ def heading(result: _Result) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of every candidate: the last five add up to `candidates`."""
+    """Number of candidates by outcome: the last five sum to `candidates`."""
 
     meshes: int = 0
-    candidates: int = 0  # every combination of one option for each dim, on every mesh
-    illegal: int = 0  # two dims of a tensor would share an axis, or partition refuses them for another reason
+    candidates: int = 0  # every combination of one option per dim, on every mesh
+    illegal: int = 0  # two dims of a tensor would share an axis, or partition raises for another reason
     over_memory: int = 0  # by a bound
     excluded: int = 0  # by a bound that is no better than the worst layout shown
     costed: int = 0  # exactly
-    unseen: int = 0  # neither, when the search stopped; those illegal among them are not known
+    unseen: int = 0  # not visited when the search stopped; may include illegal layouts
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
@@ -72,7 +72,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come. `print` shows one line."""
+    """State of a running search. `print` shows one line."""
 
     seconds: float
     counts: Counts
@@ -92,13 +92,13 @@ class Progress:
 
 
 def gap(best: float, bound: float) -> float:
-    """How much less than `best` a cost can be that is at least `bound`, as a fraction."""
+    """The largest possible improvement on `best`, as a fraction, if every cost is at least `bound`."""
     return max(0.0, 1 - bound / best) if best else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The best layouts found. `print` shows them; `best.layout` and `best.mesh` are arguments of `md.compile`."""
+    """The best layouts found. `print` shows them; pass `best.layout` and `best.mesh` to `md.compile`."""
 
     title: str
     machine: Machine
@@ -106,26 +106,26 @@ class SearchResult:
     limit: float
     best: Entry
     runners_up: tuple[Entry, ...]
-    front: tuple[Entry, ...]  # no layout costed is faster and needs less memory; the fastest first; empty if not asked
-    tolerance: float  # what is missing of a proven front is within this fraction of it, in time and in memory
+    front: tuple[Entry, ...]  # Pareto front of the costed layouts, fastest first; empty if not requested
+    tolerance: float  # a proven front is complete to within this fraction, in time and in memory
     counts: Counts
-    bound: float  # no candidate that fits costs less by the objective
-    stopped: str  # why the search ended early; empty when it looked at everything
-    seconds: float  # that the search took
-    left_out: tuple[str, ...]  # layouts that were no candidates, as there would have been too many
+    bound: float  # lower bound of the objective for every candidate that fits
+    stopped: str  # reason for an early stop; empty if the search ran to its end
+    seconds: float  # duration of the search
+    left_out: tuple[str, ...]  # layouts removed from the candidates because there were too many
     _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
 
     @property
     def gap(self) -> float:
-        """How much better than `best` another candidate can be at most, as a fraction; 0: `best` is proven best.
+        """How much better than `best` another candidate can be at most, as a fraction; 0: `best` is proven optimal.
 
-        Layouts in `left_out` were no candidates.
+        Layouts in `left_out` are not candidates.
         """
         return gap(getattr(self.best, self.objective), self.bound)
 
     @cached_property
     def edits(self) -> tuple[LayoutEdit, ...]:
-        """The best layout with one dim changed, each way; costed when first asked for, the best first."""
+        """The best layout with one dim changed, for each dim and option, best first; costed on first access."""
         return self._edits()
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""Tighter bounds of one layout, by the compiler itself: first with its loops lowered, then with its whole program.
+"""Tighter lower bounds of one layout from the compiler itself: first with its loops lowered, then its whole program.
 
-A loop holds the compute lane for its trips times the span of its body (`schedule`), whatever is around it, and its body
-is the program that `lower_scan` makes from the shardings that arrive. So the seconds of a program are at least those of
-its loops and, of everything else, the bound by rules: all of it shares the compute lane. What its loops send it sends.
+A loop occupies the compute lane for its trips times the span of its body (`schedule`), independent of the steps around
+it. Its body is the program that `lower_scan` makes from the shardings of its inputs. The program's seconds are
+therefore at least those of its loops plus the rule bound of everything else, because all of it shares the compute lane.
+The program sends at least the bytes that its loops send.
 
-Then only the equations that a loop depends on are lowered, each once for all layouts that agree on it
-(`lowering.memo`). `exact` lowers all of them, and schedules the program. Both require `memoisable`: then no pass after
-the loops removes anything from their bodies.
+This lowers only the equations that a loop depends on, each once for all layouts that agree on it (`lowering.memo`).
+`exact` lowers all equations and schedules the program. Both require `memoisable`: then no pass after the loops removes
+anything from their bodies.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ILLEGAL = math.inf
 
 
 class Screen:
-    """The loops of one graph on one mesh, under many layouts."""
+    """The loops of one graph on one mesh, lowered under many layouts."""
 
     def __init__(
         self,
@@ -66,13 +67,14 @@ class Screen:
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
         self.rows = row_dims(graph)
         self.demand = Demand(graph)
-        self.costs: dict[Program, tuple[float, float]] = {}  # of a body: seconds and bytes sent
+        self.costs: dict[Program, tuple[float, float]] = {}  # loop body -> seconds and bytes sent
         self.bounds: dict[Any, float] = {}
 
     def bound(self, layout: Layout, rules: RuleBound, used: int, objective: str, enough: float) -> float:
-        """At least so many seconds, or bytes sent; `ILLEGAL` for an illegal layout.
+        """A lower bound of the seconds, or of the bytes sent; `ILLEGAL` for an illegal layout.
 
-        Gives up when the bound reaches `enough`. `rules` bounds what is outside of loops; `used` are its axes.
+        Stops early once the bound reaches `enough`. `rules` bounds the equations outside loops; `used` are the layout's
+        axes.
         """
         if not self.cone or objective == "peak_bytes":
             return 0.0
@@ -107,7 +109,7 @@ class Screen:
         return total
 
     def exact(self, layout: Layout, objective: str, enough: float) -> float:
-        """The seconds, or the bytes sent, of the layout's program, or a bound that reaches `enough`."""
+        """The seconds or bytes sent of the layout's program, or a lower bound if that already reaches `enough`."""
         scope = self._scope(layout)
         try:
             ins, outs = lower_graph(scope, self.results)
@@ -124,9 +126,9 @@ class Screen:
         return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps).seconds
 
     def _after_loops(self, program: Program) -> float:
-        """Seconds of the loops, which run one after another, and then of what the last one's results are sent over.
+        """Seconds of the loops, one after another, plus those of the later collectives that depend on the last loop.
 
-        Single numbers are left out: they may be sent together.
+        Collectives of single numbers do not count, because they may be bucketed.
         """
         at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
         last = at[-1] if at else len(program.eqns)
@@ -150,7 +152,7 @@ class Screen:
         scope.versions[v], scope.default_sharding[v] = [made], made.sharding
 
     def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
-        """Seconds, and bytes sent, of the loop lowered last."""
+        """Seconds and bytes sent of the loop that was lowered last."""
         loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
         assert isinstance(body, Program)
         if body not in self.costs:
@@ -162,7 +164,7 @@ class Screen:
 
 
 def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:
-    """Every value that these mention, inside their bodies too."""
+    """Every value in these equations, including their bodies."""
     for eqn in eqns:
         yield from (*eqn.ins, *eqn.outs)
         for sub in eqn.graphs().values():

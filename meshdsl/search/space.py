@@ -1,7 +1,7 @@
-"""The candidates of a search: every way to give the dims of a graph axes of a mesh, without the surely illegal ones.
+"""Search space: every assignment of mesh axes to the dims of a graph, except assignments that are surely illegal.
 
-A dim takes one axis or several, and never more blocks than it has elements. Left out are layouts that give one axis to
-two dims of one input. Anything else that makes a layout illegal, partition says.
+A dim takes one axis or several, and is never split into more blocks than it has elements. The space omits layouts that
+give one axis to two dims of one input. Partition detects all other illegal layouts.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from ..lowering.partition.partition import preferences
 
 __all__ = ["MOST", "Row", "Space", "meshes", "prune_space", "sizes_of", "space"]
 
-FEW = 20_000  # candidates of one mesh, up to which none is left out
-MOST = 4_000_000  # candidates of one mesh, up to which they are listed
+FEW = 20_000  # candidates per mesh, up to which none are left out
+MOST = 4_000_000  # candidates per mesh, up to which they are listed
 
-Row = tuple[int, ...]  # a layout: the number of an option for each dim of its space
+Row = tuple[int, ...]  # a layout: an option number for each dim of its space
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The layouts of one mesh: an option for each dim, where no two dims of one input share an axis."""
+    """The layouts of one mesh: one option per dim, such that no two dims of one input share an axis."""
 
     mesh: Mesh
-    fixed: Layout  # rules and overrides that every layout has
+    fixed: Layout  # rules and overrides of every layout
     dims: tuple[str, ...]
-    options: tuple[tuple[Axes, ...], ...]  # by dim; the first one replicates it
+    options: tuple[tuple[Axes, ...], ...]  # by dim; the first option replicates it
     apart: frozenset[frozenset[str]]  # pairs of dims of one input
 
     @property
     def size(self) -> int:
-        """All combinations of options."""
+        """Number of combinations of options."""
         return math.prod(map(len, self.options))
 
     @cached_property
     def rows(self) -> np.ndarray | None:
-        """Every layout as the numbers of its options, int8 [layouts, dims]; None where there are more than `MOST`."""
+        """Every layout as option numbers, int8 [layouts, dims]; None if there are more than `MOST`."""
         return self.listed(MOST)
 
     def listed(self, most: int) -> np.ndarray | None:
-        """The same; None where there are more than `most`."""
+        """The same as `rows`, but None if there are more than `most`."""
         rows = np.zeros((1, 0), np.int8)
         for i, d in enumerate(self.dims):
             taken = np.zeros(len(rows), np.int64) | self._fixed_beside(d)
@@ -63,7 +63,7 @@ class Space:
         return rows
 
     def allows(self, row: Row) -> bool:
-        """Whether no two dims of one input share an axis in this layout."""
+        """True if no two dims of one input share an axis in this layout."""
         masks = [int(self.masks[i][n]) for i, n in enumerate(row)]
         fixed = any(mask & self._fixed_beside(d) for mask, d in zip(masks, self.dims, strict=True))
         return not fixed and not any(masks[i] & masks[j] for i, js in enumerate(self._beside) for j in js)
@@ -75,27 +75,27 @@ class Space:
 
     @cached_property
     def masks(self) -> list[np.ndarray]:
-        """For each dim the axes of its options, as bits."""
+        """For each dim, the axes of its options, as bits."""
         return [np.array([sum(self.bits[a] for a in cut) for cut in given], np.int64) for given in self.options]
 
     @cached_property
     def _beside(self) -> list[list[int]]:
-        """For each dim the earlier ones that share an input with it."""
+        """For each dim, the earlier dims that share an input with it."""
         return [[j for j in range(i) if frozenset((d, self.dims[j])) in self.apart] for i, d in enumerate(self.dims)]
 
     def _fixed_beside(self, d: str) -> int:
-        """The axes that fixed rules give to dims that share an input with this one."""
+        """The axes that fixed rules give to dims that share an input with `d`, as bits."""
         rules = self.fixed.on(self.mesh).rules.items()
         used = {axis for other, cut in rules if frozenset((d, other)) in self.apart for axis in cut}
         return sum(self.bits[axis] for axis in used)
 
     def layout(self, row: Row) -> Layout:
-        """One layout, rules in the order of the fixed ones and then of the dims."""
+        """The layout of a row: fixed rules first, then rules in the order of the dims."""
         rules = {d: options[i] for d, options, i in zip(self.dims, self.options, row, strict=True) if options[i]}
         return Layout({**self.fixed.rules, **rules}, overrides=self.fixed.overrides)
 
     def row(self, layout: Layout) -> Row:
-        """The numbers of a layout's options. Requires that it is one of this space."""
+        """The option numbers of a layout, which must be in this space."""
         return tuple(options.index(layout.axes(d)) for d, options in zip(self.dims, self.options, strict=True))
 
 
@@ -120,9 +120,9 @@ def space(
     >>> candidates.size, len(candidates.rows)
     (64, 25)
 
-    `fixed` are rules and overrides that every layout keeps. `dims` are the dims to choose for, by default all of the
-    graph, and `axes` the axes to give them, by default all; `several` lets a dim take more than one, in the order of
-    the mesh or, with `orders`, in every order. Raises `LayoutError` for unknown dims and axes.
+    Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for and `axes` the axes to
+    assign; default: all. `several` lets a dim take more than one axis, in mesh order or, with `orders`, in every order.
+    Raises `LayoutError` for unknown dims and axes.
     """
     fixed = fixed or Layout()
     sizes = sizes_of(graph)
@@ -144,10 +144,10 @@ def prune_space(
     several: bool | None = None,
     orders: bool = False,
 ) -> tuple[Space, str]:
-    """The candidates, and what was left out because there would be too many: several axes for a dim, then dims of no
-    argument.
+    """The candidates, and a text that says what was left out because there were too many.
 
-    Nothing is left out that was asked for: several axes where `several` is None only, dims where `dims` is None.
+    This first drops several axes per dim, then dims of no argument. Explicit requests are kept: several axes are
+    dropped only if `several` is None, dims only if `dims` is None.
     """
     split = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
     more = several is True or (several is None and len(split) > 1)
@@ -171,7 +171,7 @@ def prune_space(
 
 
 def sizes_of(graph: Graph) -> dict[str, int]:
-    """The dims of a graph with their largest sizes, inputs first; those of size 1 cannot be split."""
+    """The dims of a graph with their largest sizes, inputs first; dims of size 1 cannot be split and are omitted."""
     sizes: dict[str, int] = {}
     inner = [v for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs)]
     for d in (d for v in (*graph.ins, *inner) for d in v.shape):
@@ -196,18 +196,18 @@ def _options(size: int, axes: Sequence[str], mesh: Mesh, several: bool, orders: 
 
 
 def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
-    """The pairs of dims that some input has both of, neither overridden there: they cannot share an axis."""
+    """Pairs of dims that occur in one input, neither overridden there: they cannot share an axis."""
     hints = preferences(graph)
     pairs: set[frozenset[str]] = set()
     for v in graph.ins:
-        if v not in hints:  # md.prefer may settle it; partition knows
+        if v not in hints:  # md.prefer may resolve the conflict; partition decides
             own = {d for pattern, rule in fixed.overrides.items() if matches(v.name, pattern) for d in rule}
             pairs.update(map(frozenset, combinations([d.name for d in v.shape if d.name not in own], 2)))
     return pairs
 
 
 def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "z", "u", "v", "w")) -> list[Mesh]:
-    """Every mesh of so many devices with at most so many axes, in every order.
+    """Every mesh of `devices` devices with at most `most_axes` axes, in every order.
 
     >>> [str(mesh) for mesh in meshes(8)]
     ['x:8', 'x:2 y:4', 'x:4 y:2', 'x:2 y:2 z:2']

@@ -1,11 +1,11 @@
 """The layout law at length: `python -m tests.lowering.fuzz --cases 20000 --programs 1000`.
 
 A case is one operation with its gradient, of random sizes, under a random mesh and layout; a program is several
-operations with their gradients. Inputs are small whole numbers, in a third of the cases with NaN of either sign,
-infinities and -0.0 among them; indices have any integer dtype; sizes may be 0. Padding is NaN (the largest numbers, for
-integers), and results are compared bit for bit with the undivided function; operations that round, in float64, to a
-relative error of 1e-10. Every case follows from the seed, which is printed. The last line is JSON; the exit status is 1
-on any mismatch.
+operations with their gradients. Inputs are small whole numbers; in a third of the cases they include NaN of either
+sign, infinities and -0.0. Indices have any integer dtype; sizes may be 0. Padding is filled with NaN (for integers,
+with the largest numbers). Results are compared bit for bit with the undivided function; operations that round are
+compared in float64 to a relative error of 1e-10. Every case follows from the seed, which is printed. The last line is
+JSON; the exit status is 1 on any mismatch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRIES = 200
 
 
 def error(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference relative to the largest result; infinite where shapes, dtypes or NaN differ."""
+    """The largest difference relative to the largest result; infinite if shapes, dtypes or NaNs differ."""
     if got.shape != wanted.shape or got.dtype != wanted.dtype:
         return np.inf
     if np.array_equal(got, wanted, equal_nan=got.dtype.kind in "fc"):
@@ -48,7 +48,7 @@ def error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tuple[str, float]]:
-    """This many cases of one operation: what it was, and its error."""
+    """Run `wanted` cases of one operation; yields a description and the error of each."""
     rng, numbers = Draw(f"{seed} {row.name}"), np.random.default_rng([seed, *row.name.encode()])
     dtype = "float64" if row.dtypes[0] == "float32" else ""  # whole numbers stay exact for longer
     made = 0

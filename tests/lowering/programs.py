@@ -1,8 +1,8 @@
-"""Random programs, meshes and layouts, each a pure function of a seed: what the laws of lowering draw from.
+"""Random programs, meshes and layouts, each a pure function of a seed, for the lowering laws.
 
-Values are small whole numbers in float64, so every sum is exact in whatever order it is made, and a missing, doubled
-or misdirected collective changes bits. A program of `n` operations is the one of `n + 1` without its last, so a
-failure shrinks by dropping operations, layout rules and mesh axes.
+Values are small whole numbers in float64, so every sum is exact in any order, and a missing, doubled or misdirected
+collective changes bits. A program of `n` operations is the program of `n + 1` without its last one, so a failure
+shrinks by dropping operations, layout rules and mesh axes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Draw = random.Random
 
 @dataclass(frozen=True)
 class Case:
-    """One program under one layout. `repr` is how to get it again."""
+    """One program under one layout. Its `repr` reproduces it."""
 
     seed: int
     ops: int
@@ -51,7 +51,7 @@ class Case:
 
 
 def draw_layout(rng: Draw, mesh: str, tensors: Sequence[Sequence[str]]) -> Rules:
-    """Rules that mostly send an axis to at most one dim of any one tensor, so that most are legal."""
+    """Random rules; most assign an axis to at most one dim of each tensor, so most layouts are legal."""
     careless = rng.random() < 0.1
     axes = list(md.Mesh(mesh).axes)
     rng.shuffle(axes)
@@ -69,7 +69,7 @@ def draw_layout(rng: Draw, mesh: str, tensors: Sequence[Sequence[str]]) -> Rules
 
 
 def whole_numbers(rng: np.random.Generator, shape: Shape, dtype: Any = "float64") -> md.Tensor:
-    """A tensor of numbers from -2 to 2 without zeros, so that nothing multiplies away."""
+    """A tensor of numbers from -2 to 2 without zeros, so that no product hides an error."""
     values = rng.choice([-2, -1, 1, 2], [d.size for d in shape])
     return md.tensor(values.astype(dtype), shape)
 
@@ -98,7 +98,7 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
 
 
 class Maker:
-    """Adds one random operation at a time to a list of live tensors."""
+    """Add one random operation at a time to a list of live tensors."""
 
     def __init__(self, rng: Draw, live: list[Tensor], axes: Sequence[str], depth: int = 0):
         self.rng = rng
@@ -112,7 +112,7 @@ class Maker:
             ]
 
     def step(self) -> None:
-        # one seed for each operation, whatever it draws: the first n operations do not depend on what follows
+        # one seed per operation: the first n operations don't depend on later ones or on how much each draws
         rng = self.rng
         self.rng = Draw(rng.getrandbits(48))
         try:
@@ -129,7 +129,7 @@ class Maker:
         return self.rng.choice(dims) if dims else None
 
     def index(self, i: Tensor) -> Tensor:
-        """Indices in some dtype; sometimes one less, which may be -1, or the largest number of an unsigned one."""
+        """Indices in a random dtype; sometimes minus 1, so one may be -1, or the maximum of an unsigned dtype."""
         i = md.cast(i, "int32") - self.rng.choice([0, 0, 1])
         return md.cast(i, self.rng.choice(INDICES))
 
@@ -137,7 +137,7 @@ class Maker:
         return self.rng.choice([n for n in "abcdefg" if n not in names(x.dims)])
 
     def bounded(self, x: Tensor) -> Tensor:
-        """No dim too large, and few dims."""
+        """Limit the size and the number of dims."""
         for d in x.dims:
             if d.size > 24:
                 x = md.slice(x, d.name, 0, 12)
@@ -155,7 +155,7 @@ class Maker:
         return [self.live[-1], self.rng.choice(self.live)]
 
     def pair(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Two operands, the first holding the dims of the second."""
+        """Two operands; the first has all dims of the second."""
         y = self.pick()
         for d in y.dims:
             there = next((e for e in x.dims if e.name == d.name), None)
@@ -245,11 +245,11 @@ class Maker:
         if d is None:
             return x
         new = Dim(self.fresh(x), self.rng.choice(SIZES))
-        index = md.iota(new) * 3 % (d.size + 1)  # the last index is outside
+        index = md.iota(new) * 3 % (d.size + 1)  # index d.size is out of range
         return md.take(x, self.index(index), d)
 
     def op_take_in_order(self, x: Tensor) -> Tensor:
-        """The indices have the dim that is taken over."""
+        """The indices contain the dim that `take` reads over."""
         d, y = self.dim(x, empty=True), self.pick()
         if d is None:
             return x
@@ -286,7 +286,7 @@ class Maker:
         return md.put_add(md.broadcast(md.tensor(np.float64(1)), (new, *(e for e in x.dims if e != d))), index, x, new)
 
     def op_twin(self, x: Tensor) -> Tensor:
-        """A value beside itself under another name."""
+        """A value times its sign under another dim name."""
         d = self.dim(x, empty=True)
         if d is None or len(x.dims) > 3:
             return x
@@ -428,7 +428,7 @@ class Maker:
 
 
 def weights(shape: Sequence[Dim]) -> Tensor:
-    """Small whole numbers that differ from element to element, without a constant."""
+    """Small whole numbers that differ between elements, computed without a constant array."""
     total = md.tensor(np.float64(1))
     for k, d in enumerate(shape):
         place = md.iota(d, "float64") * (2 * k + 1) % 5 - 1.5
@@ -437,7 +437,7 @@ def weights(shape: Sequence[Dim]) -> Tensor:
 
 
 def same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
-    """Whether all values are equal (-0 is 0, NaN is NaN)."""
+    """True if all values are equal (-0 equals 0, NaN equals NaN)."""
     return all(
         a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         for a, b in zip(got, wanted, strict=True)
@@ -445,13 +445,13 @@ def same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
 
 
 def tensors(graph: Graph) -> list[tuple[str, ...]]:
-    """The dims of every tensor that the user's own equations mention."""
+    """The dims of every tensor in the user's own (forward) equations."""
     made = [v for eqn in graph.eqns if not eqn.backward for v in eqn.outs]
     return list(dict.fromkeys(names(v.shape) for v in (*graph.ins, *made)))
 
 
 def draw(seed: int) -> Case:
-    """A case: a mesh, a program of three to eight operations, and a layout over the dims it has."""
+    """A case: a mesh, a program of three to eight operations, and a layout over the program's dims."""
     rng = Draw(seed)
     case = Case(seed, rng.randint(3, 8), rng.choice(MESHES), ())
     f, args = case.program()
@@ -459,14 +459,14 @@ def draw(seed: int) -> Case:
 
 
 def sent_though_unmade(program: Graph) -> list[Eqn]:
-    """The collectives of a program, those of its loops included, that send a value made of nothing."""
+    """Collectives, including those in loops, that send a value every device can compute without operands."""
     unmade = unmade_values(program)
     found = [eqn for eqn in program.eqns if eqn.sends and eqn.ins[0] in unmade]
     return found + [sent for eqn in program.eqns for sub in eqn.graphs().values() for sent in sent_though_unmade(sub)]
 
 
 def judge(case: Case) -> str:
-    """ok; illegal, when the layout is; large, when sums may not be exact; or what is wrong."""
+    """The verdict: "ok"; "illegal" for the layout; "large" if sums may be inexact; otherwise the failure."""
     f, args = case.program()
     compiled = md.compile(f, case.mesh, case.layout)
     arrays = [x.numpy() for x in args]
@@ -478,7 +478,7 @@ def judge(case: Case) -> str:
         got = md.simulate(program, *arrays)
     except md.LayoutError:
         return "illegal"
-    except Exception as error:  # whatever it is, it is a finding
+    except Exception as error:  # any other exception is a finding
         return f"{type(error).__name__}: {error}"
     if sent := sent_though_unmade(program):
         return f"sends {sent[0].ins[0]!r}, which every device can make"
@@ -490,7 +490,7 @@ FINE = ("ok", "illegal", "large")
 
 
 def shrink(case: Case) -> Case:
-    """A smaller case that is wrong too: fewer operations, fewer rules."""
+    """A smaller case that also fails: fewer operations, fewer rules."""
     while True:
         smaller = [replace(case, ops=case.ops - 1)] if case.ops > 1 else []
         smaller += [replace(case, rules=case.rules[:k] + case.rules[k + 1 :]) for k in range(len(case.rules))]
