@@ -31,10 +31,10 @@ class AxisFactor:
 
 
 Parts = Mapping[str, tuple[AxisFactor, ...]]
-ShardedGraph = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...]]  # factors, the slice in use, notes
+AxisAssignment = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...]]  # factors, the slice in use, notes
 
 
-def by_default(levels: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
+def by_default(levels: Levels, sizes: Mapping[str, int]) -> AxisAssignment:
     """Row-major, the minor mesh axis innermost, on the slice that splits the fewest hardware axes."""
     candidates = [_fill(used, sizes) for used in _slices(levels, math.prod(sizes.values()))]
     if not candidates:
@@ -75,7 +75,7 @@ def _shapes(greatest: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
     return [shape for shape in product(*along) if math.prod(shape) == members]
 
 
-def _fill(used: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
+def _fill(used: Levels, sizes: Mapping[str, int]) -> AxisAssignment:
     """Divide the slice among the mesh axes, minor axis first, from the innermost hardware axis outwards."""
     hardware = [(level, axis) for level, axes in enumerate(used) for axis in reversed(axes)]
     left = {at: used[at[0]][at[1]] for at in hardware}
@@ -97,7 +97,7 @@ def _fill(used: Levels, sizes: Mapping[str, int]) -> ShardedGraph:
     return {name: parts[name] for name in sizes}, used, tuple(notes)
 
 
-def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> ShardedGraph:
+def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> AxisAssignment:
     """The placement that the user wrote; raises `LayoutError` with every problem."""
     homes = {axis: level for level, axes in enumerate(levels) for axis in axes}
     problems = [f"the mesh has no axis {name!r} of more than one device; {nearest(name, sizes)}" for name in assignment
