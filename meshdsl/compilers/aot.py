@@ -210,8 +210,8 @@ def _flags(program: Program) -> dict[str, str]:
 
 
 def _check_windows(topology: str, found: Sequence[CompiledWindow]) -> None:
-    """Raise `CompilerError` if the compiler made a planned collective synchronous."""
-    lost = [window for window in found if not window.asynchronous]
+    """Raise `CompilerError` if a collective that should run beside a product came back synchronous."""
+    lost = [window for window in found if window.planned and not window.asynchronous]
     if lost:
         listed = "".join(f"\n  {window}" for window in lost[:8])
         raise CompilerError(
