@@ -8,7 +8,7 @@ ARGS ?=
 CASES ?= 20000
 PROGRAMS ?= 1000
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here.
-BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables moe_family
+BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables moe_family overlap overlap_dense
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test docs doctest lint format fuzz bench clean
