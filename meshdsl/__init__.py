@@ -53,7 +53,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.network": ("place",),
     "compile": ("Compiled", "compile", "host_devices"),
     "tune.weight_update": ("WeightUpdate",),
-    "tune.overlap.plan": ("Overlap",),
+    "tune.overlap.values": ("Overlap",),
     "search": ("search", "search_overrides"),
     "checkpoint": ("Checkpoints", "Restored"),
     "checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),

@@ -32,7 +32,7 @@ from .report.evaluate import cost as report
 from .report.report import Report
 from .trace import trace, tree
 from .tune.groups import group_of
-from .tune.overlap.plan import Overlap, OverlapPlan
+from .tune.overlap.values import Overlap, OverlapPlan
 from .tune.weight_update import UpdateTable, WeightUpdate
 from .values import Tensor, spec_of
 

@@ -22,7 +22,8 @@ from .passes.simplify import simplify
 from .schedule.ragged_exchange import ragged_exchange
 from .schedule.unroll import unroll
 from .tune.groups import RefinedMesh
-from .tune.overlap.plan import NO_OVERLAP, Overlap, OverlapPlan, plan_overlap
+from .tune.overlap.plan import plan_overlap
+from .tune.overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from .tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
 __all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]

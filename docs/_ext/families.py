@@ -29,7 +29,7 @@ TITLES = {
     "compile": "Programs",
     "lowering": "Programs",
     "tune.weight_update": "Programs",
-    "tune.overlap.plan": "Programs",
+    "tune.overlap.values": "Programs",
     "report.report": "Cost",
     "search": "Cost",
     "cost.memory": "Memory",
