@@ -52,7 +52,7 @@ def ring_bytes(collective: hlo.Collective) -> float:
 
 
 def gspmd_bytes(graph: Graph, program: Program) -> float:
-    """What one device sends in GSPMD's program for the graph, with our program's shardings of inputs and results."""
+    """Bytes that one device sends in GSPMD's program for the graph, with our shardings of inputs and results."""
     whole = partition(graph, Mesh(""), Layout(""))
     mesh = program.mesh.bind()
     compiled = (

@@ -321,3 +321,8 @@ def test_what_is_too_much_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch):
     few = md.search(attention, *ATTENTION, mesh="rows:2 cols:2")
     assert few.left_out == ("on 'rows:2 cols:2': several axes for one dim; the dims of no argument: memory",)
     assert all("memory" not in e.layout.rules for e in (few.best, *few.runners_up))
+
+
+def test_search_stops_after_patience_without_improvement() -> None:
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", patience=0)
+    assert "without anything better" in found.stopped and found.best.seconds >= found.bound
