@@ -41,6 +41,7 @@ ORDER = [
     ["report"],
     ["tune"],
     ["pipeline"],
+    ["signature"],
     ["compile"],
     ["compilers"],
     ["checkpoint"],

@@ -1,0 +1,238 @@
+"""One signature of a compiled function: its trace, its stages, and the arguments of a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from .errors import LayoutError, MeshdslError, ShapeError, TraceError
+from .ir import Graph, Type, Var
+from .layouts import Layout, Mesh
+from .lowering import Program
+from .lowering.emit import check_platform, emit, partition_spec
+from .pipeline import Options, Stage, State, begin, run
+from .trace import trace, tree
+from .values import Tensor, spec_of
+
+__all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
+
+
+class Traced:
+    """The trace of one signature of a function; all meshes and layouts share it."""
+
+    def __init__(self, function: Callable[..., Any], structure: Any, types: Sequence[Type], paths: Sequence[str]):
+        self.structure = structure
+
+        def flat(*xs: Tensor) -> Any:
+            return function(*tree.tree_unflatten(structure, xs))
+
+        try:
+            traced, captures, self.result = trace(flat, types, paths)
+        except MeshdslError:
+            raise
+        except Exception as error:  # an error of the function itself, for example a KeyError: add the argument types
+            error.add_note(
+                "meshdsl traced it with " + ", ".join(f"{p}: {t}" for p, t in zip(paths, types, strict=True))
+            )
+            raise
+        if captures:
+            raise TraceError("md.compile cannot be used inside a trace; call the function itself there")
+        self.begun = begin(traced)
+
+
+class Stages:
+    """The stages of one signature of a compiled function, each computed when first requested."""
+
+    def __init__(self, traced: Traced, mesh: Mesh, layout: Layout, donate: Sequence[int], options: Options):
+        self.mesh, self.layout, self.donate, self.options = mesh, layout, donate, options
+        self.structure = traced.structure
+        self.begun = traced.begun
+        self.result = traced.result
+        self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
+
+    @cached_property
+    def passed(self) -> tuple[State, tuple[Stage, ...]]:
+        """The state after the pipeline, and the stage of every pass."""
+        places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
+        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
+        options = dataclasses.replace(self.options, donated=self.donated)
+        return run(self.begun, self.mesh, self.layout, paths, options)
+
+    @property
+    def state(self) -> State:
+        return self.passed[0]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph before any layout."""
+        return self.begun[-1].graph
+
+    @property
+    def program(self) -> Program:
+        program = self.state.program
+        assert program is not None
+        return program
+
+    @cached_property
+    def bound(self) -> jax.sharding.Mesh:
+        """The mesh, bound to this machine's devices; raises `LayoutError` if it has too few."""
+        return self.program.mesh.bind()
+
+    @cached_property
+    def shardings(self) -> list[NamedSharding]:
+        return [NamedSharding(self.bound, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+
+    @cached_property
+    def runnable(self) -> Program:
+        """The program; raises `LayoutError` when the mesh's devices cannot run it."""
+        check_platform(self.program, {device.platform for device in self.bound.devices.flat})
+        return self.program
+
+    @cached_property
+    def executable(self) -> Any:
+        return self.jit(self.bound, self.shardings)
+
+    @cached_property
+    def donated(self) -> tuple[int, ...]:
+        """The numbers of the program's inputs whose memory its results may reuse."""
+        counts = [child.num_leaves for child in self.structure.children()]
+        starts = np.cumsum([0, *counts])
+        return tuple(i for n in self.donate for i in range(starts[n], starts[n + 1]))
+
+    def jit(self, mesh: Any, shardings: Sequence[Any]) -> Any:
+        out = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.outs]
+        return jax.jit(
+            emit(self.program, mesh), in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated
+        )
+
+    def lower(self) -> Any:
+        try:
+            mesh: Any = self.bound
+            platforms = None
+        except LayoutError:
+            mesh = self.program.mesh.abstract()
+            platforms = (jax.default_backend(),)
+        shardings = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+        shapes = [
+            jax.ShapeDtypeStruct(self.program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
+            for v, sharding in zip(self.program.ins, shardings, strict=True)
+        ]
+        traced = self.jit(mesh, shardings).trace(*shapes)
+        return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
+
+    def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
+        """Whether these arguments are concrete tensors of this signature; checked on every call but the first."""
+        if structure != self.structure:
+            return False
+        for x, v in zip(leaves, self.graph.ins, strict=True):
+            if type(x) is not Tensor or x._array is None or x.dtype != v.dtype:
+                return False
+            if x.dims is not v.shape and x.dims != v.shape:
+                return False
+        return True
+
+    @cached_property
+    def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
+        """The stored sizes and the sharding of every input."""
+        sizes = (self.program.extents.global_shape(v.shape) for v in self.runnable.ins)
+        return list(zip(sizes, self.shardings, strict=True))
+
+    def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """The arguments in the shardings that the program takes."""
+        found: list[jax.Array] = []
+        for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
+            stored = x._array if type(x) is Tensor else None
+            if isinstance(stored, jax.Array):
+                if stored.is_deleted():
+                    raise self.deleted(i)
+                own = stored.sharding
+                if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
+                    self.accepted[i] = own
+                    found.append(stored)
+                    continue
+            found.append(self.place(x, self.program.ins[i], sharding))
+        return found
+
+    def deleted(self, i: int) -> ShapeError:
+        """The error for an argument that was donated to an earlier call."""
+        return ShapeError(
+            f"argument {self.program.ins[i].name} was donated to an earlier call, which has overwritten its memory\n"
+            "  use the result that replaced it, or leave the argument out of donate="
+        )
+
+    def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
+        """Reshard an argument to the sharding that the program takes, through the host."""
+        sizes = self.program.extents.global_shape(v.shape)
+        if isinstance(x, Type):
+            raise ShapeError(
+                f"argument {v.name} is the spec {x}, and a call needs values\n"
+                "  pass a md.tensor; .graph, .program and .lower take specs"
+            )
+        if isinstance(x, Tensor):
+            stored = x.stored
+            if isinstance(stored, jax.Array) and not (stored.is_fully_addressable or stored.is_fully_replicated):
+                return _moved(stored, [d.size for d in x.dims], sizes, sharding)
+            values = x.numpy()
+        else:
+            values = np.asarray(x, v.dtype)
+        pads = [(0, size - real) for size, real in zip(sizes, values.shape, strict=True)]
+        values = np.pad(values, pads) if any(high for _, high in pads) else values
+        return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
+
+
+def _moved(stored: jax.Array, real: Sequence[int], sizes: Sequence[int], sharding: NamedSharding) -> jax.Array:
+    """Reshard and pad an array that spans several processes. No host stores all of it."""
+    pads = [(0, size - n) for size, n in zip(sizes, real, strict=True)]
+
+    def fit(a: jax.Array) -> jax.Array:
+        return jax.numpy.pad(a[tuple(slice(n) for n in real)], pads)
+
+    return jax.jit(fit, out_shardings=sharding)(stored)
+
+
+def check_count(function: Callable[..., Any], args: Sequence[Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(function, "__name__", "the function")
+        takes = ", ".join(signature.parameters)
+        raise ShapeError(f"{name} takes ({takes}), and the call has {len(args)} of them: {error}") from None
+
+
+def spec_of_argument(leaf: Any, path: str) -> Type:
+    if isinstance(leaf, Tensor) and leaf._trace is not None:
+        raise TraceError(
+            f"a compiled function was called inside a trace: argument {path} is a traced {leaf.type}\n"
+            "  call the function itself there, and compile the outermost one"
+        )
+    try:
+        return spec_of(leaf)
+    except ShapeError as error:
+        raise ShapeError(f"argument {path}: {error.args[0]}") from None
+
+
+def _path(path: Any) -> str:
+    return tree.keystr(path, simple=True, separator="/")
+
+
+def argument_path(function: Callable[..., Any], path: Any) -> str:
+    """The path of an argument's leaf: the parameter's name, then the keys; for example `params/mlp/w1`."""
+    first, *rest = path
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    head = named[first.idx] if first.idx < len(named) else str(first.idx)
+    return "/".join([head, *([_path(rest)] if rest else [])])
