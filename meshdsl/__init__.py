@@ -20,10 +20,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "dims": ("Dim", "dims"),
     "values": ("Tensor", "spec", "tensor"),
     "ops.elementwise": (
-        "abs", "cast", "ceil", "cos", "elu", "erf", "exp", "expm1", "floor", "gelu", "isfinite", "isnan", "leaky_relu",
-        "log", "log1p", "logical_not", "map", "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "selu",
-        "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square", "stop_gradient", "tanh", "where",
+        "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
+        "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square",
+        "stop_gradient", "tanh", "where",
     ),
+    "ops.activations": ("elu", "gelu", "leaky_relu", "selu", "silu", "softplus"),
+    "ops.dtypes": ("cast",),
+    "ops.mapping": ("map",),
     "ops.contraction": (
         "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
         "min", "prod", "softmax", "sum", "var",
@@ -34,7 +37,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice",
     ),
     "ops.joining": ("concat", "stack", "unstack"),
-    "ops.indexing": ("argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k"),
+    "ops.indexing": ("iota", "one_hot", "put_add", "take"),
+    "ops.ordering": ("argsort", "cumsum", "sort", "top_k"),
     "ops.conv": ("conv",),
     "ops.pooling": ("avg_pool", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
@@ -70,7 +74,7 @@ def __getattr__(name: str) -> Any:
         value: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     elif name in _PUBLIC:
         if _PUBLIC[name] == "values":
-            importlib.import_module(f"{__name__}.ops.elementwise")  # it gives tensors their operators
+            importlib.import_module(f"{__name__}.ops.operators")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")

@@ -15,7 +15,8 @@ from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Call, Eqn, Graph, Op, Type, Var
 from .ops.contraction import broadcast, sum
-from .ops.elementwise import add, cast, kind
+from .ops.dtypes import cast, kind
+from .ops.elementwise import add
 from .ops.reshape import transpose
 from .trace import as_tensor, bind, location, trace, tree
 from .values import Tensor

@@ -18,7 +18,7 @@ from .dims import DimsLike, Shape, pick, show, size_of
 from .errors import MeshdslError, ShapeError, at, caller
 from .ops import random
 from .ops.contraction import broadcast
-from .ops.elementwise import cast
+from .ops.dtypes import cast
 from .trace import as_tensor
 from .values import Tensor
 

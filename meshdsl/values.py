@@ -33,7 +33,7 @@ class Tensor:
     __array_priority__ = 1000
     __array_ufunc__ = None
 
-    if TYPE_CHECKING:  # ops.elementwise defines the operators; these stubs are for type checkers
+    if TYPE_CHECKING:  # ops.operators defines the operators; these stubs are for type checkers
 
         def __add__(self, other: Any) -> Tensor: ...
 

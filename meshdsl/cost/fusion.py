@@ -15,7 +15,7 @@ from typing import cast
 from ..ir import Cond, Eqn, Fuses, Graph, Op, Product, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
-from ..ops.elementwise import CAST
+from ..ops.dtypes import CAST
 
 __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "batches", "holders", "kind", "steps"]
 

@@ -19,20 +19,8 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
-from .elementwise import (
-    as_dtype,
-    cast,
-    check_ordered,
-    exp,
-    isfinite,
-    kind,
-    log,
-    logical_not,
-    promote,
-    square,
-    stop_gradient,
-    where,
-)
+from .dtypes import as_dtype, cast, check_ordered, kind, promote
+from .elementwise import exp, isfinite, log, logical_not, square, stop_gradient, where
 
 __all__ = [
     "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",

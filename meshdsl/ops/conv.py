@@ -17,7 +17,7 @@ from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import bind1
 from ..values import Tensor
 from .contraction import einsum
-from .elementwise import as_dtype, kind, promote
+from .dtypes import as_dtype, kind, promote
 from .reshape import blocked_kernel
 from .slicing import reverse
 from .window import Window, by_name, name_of, numbers, numeric, padded, pads_of, sized, touched, transposed

@@ -6,27 +6,25 @@ A gradient rule contains only the mathematics; `autodiff` sums its result over t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local
-from ..dims import merge, names, show
-from ..errors import ShapeError, at, caller, located
+from ..dims import merge, show
+from ..errors import ShapeError, at, caller
 from ..ir import Fuses, Linear, Op, Type
-from ..primitives import mixing
 from ..trace import as_tensor, bind1
 from ..values import Tensor
+from .dtypes import cast, check_kind, float_for, kind, promote, takes
 
 __all__ = [
-    "abs", "add", "cast", "ceil", "cos", "divide", "elu", "equal", "erf", "exp", "expm1", "floor", "floor_divide",
-    "gelu", "greater", "greater_equal", "isfinite", "isnan", "leaky_relu", "less", "less_equal", "log", "log1p",
-    "logical_not", "map", "maximum", "minimum", "multiply", "negative", "not_equal", "power", "reciprocal", "relu",
-    "remainder", "round", "rsqrt", "selu", "sigmoid", "sign", "silu", "sin", "softplus", "sqrt", "square",
-    "stop_gradient", "subtract", "tanh", "where",
+    "ADD", "SUBTRACT", "WHERE", "abs", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "ceil",
+    "cos", "divide", "equal", "erf", "erf_inv", "exp", "expm1", "floor", "floor_divide", "greater", "greater_equal",
+    "invert", "isfinite", "isnan", "left_shift", "less", "less_equal", "log", "log1p", "logical_not", "maximum",
+    "minimum", "multiply", "negative", "not_equal", "power", "reciprocal", "relu", "remainder", "right_shift", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "stop_gradient", "subtract", "tanh", "where",
 ]  # fmt: skip
 
 
@@ -79,7 +77,7 @@ def _unary(
     """Make the function of an elementwise operation with one operand."""
 
     def infer(x: Type) -> Type:
-        _check_kind(name, x.dtype, kinds)
+        check_kind(name, x.dtype, kinds)
         return Type(x.shape, dtype or x.dtype)
 
     def cost(ins: Any, outs: Any) -> float:
@@ -102,12 +100,12 @@ def _unary(
     def public(x: Any) -> Tensor:
         x = as_tensor(x)
         if widens and kind(x.dtype) in "ib":
-            x = cast(x, _inexact(x.dtype))
+            x = cast(x, float_for(x.dtype))
         return bind1(op, x)
 
     public.__name__ = public.__qualname__ = name
     example = {"f": "[0.5]", "b": "[True]"}["f" if "f" in kinds else "b"]
-    public.__doc__ = f"`jnp.{name}` of every element; same dims."
+    public.__doc__ = f"Elementwise `jnp.{name}`. The result has the dims of the operand."
     if not shown:
         return public
     public.__doc__ += f"""
@@ -116,111 +114,9 @@ def _unary(
     >>> md.{name}(md.tensor({example}, "a")).dims
     (a=1,)
 
-    {_takes(kinds + "ib" * widens)}{" Integers and booleans are taken as floats." if widens else ""}
+    {takes(kinds + "ib" * widens)}{" Integers and booleans are cast to floats." if widens else ""}
     """
     return public
-
-
-_KINDS = {"f": "floating", "c": "complex", "i": "integer", "b": "boolean"}
-
-
-def _takes(kinds: str) -> str:
-    """The docstring sentence about dtypes."""
-    others = [name for kind, name in _KINDS.items() if kind not in kinds]
-    return f"Raises `ShapeError` for {' and '.join(others)} tensors." if others else "Takes every dtype."
-
-
-_WAY_OUT = {"b": "compare first, for example x > 0", "i": "use md.cast(x, 'int32')", "f": "use md.cast(x, 'float32')"}
-
-
-def _check_kind(name: str, dtype: np.dtype, kinds: str) -> None:
-    if kind(dtype) not in kinds:
-        way_out = "it is for real numbers; keep the real and the imaginary parts apart, as two tensors"
-        if kind(dtype) != "c":
-            way_out = _WAY_OUT[min(kinds, key="fibc".find)]
-        raise ShapeError(f"md.{name} does not take {dtype.name}; {way_out}")
-
-
-def check_ordered(name: str, dtype: np.dtype) -> None:
-    """Raise `ShapeError` for complex dtypes, which have no order."""
-    _check_kind(name, dtype, "fib")
-
-
-def kind(dtype: Any) -> str:
-    """The kind of a dtype: "f" for floats (including 8- and 16-bit ones), "c" complex, "i" integers, "b" booleans."""
-    if jnp.issubdtype(dtype, jnp.floating):
-        return "f"
-    return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
-
-
-def _inexact(dtype: np.dtype) -> str:
-    """The float dtype to which integers are promoted for a noninteger result; JAX's rule."""
-    return "float64" if dtype.itemsize == 8 else "float32"
-
-
-CAST = Op(
-    "cast",
-    type=lambda x, *, dtype: Type(x.shape, dtype),
-    kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
-    vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
-    linear=Linear.WIDENING,
-    fuses=Fuses.MAP,
-    cheap=True,
-)
-
-
-def _cast_back(ct: Tensor, dtype: np.dtype) -> Tensor:
-    """Cast a cotangent; a complex cotangent of a real operand gives its real part."""
-    return ct if ct.dtype == dtype else bind1(CAST, ct, dtype=dtype)
-
-
-def as_dtype(dtype: Any) -> np.dtype:
-    """Convert to a NumPy dtype; raise `ShapeError` if JAX lacks it or it needs the disabled 64-bit types."""
-    try:
-        dtype = np.dtype(jnp.dtype(dtype))
-    except TypeError:
-        raise ShapeError(f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'") from None
-    if dtype != jax.dtypes.canonicalize_dtype(dtype):
-        raise ShapeError(
-            f"{dtype.name} was asked for, and JAX runs without 64-bit types\n"
-            "  ask for 32 bits, or switch them on with jax.config.update('jax_enable_x64', True)"
-        )
-    return dtype
-
-
-def cast(x: Any, dtype: Any) -> Tensor:
-    """The same values in another dtype.
-
-    >>> import meshdsl as md
-    >>> md.cast(md.tensor([1.5], "a"), "int32")
-    tensor(int32[a=1], [1])
-
-    Raises `ShapeError` for a cast from complex to real numbers, and for a dtype that JAX lacks or has disabled.
-    """
-    x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
-    if kind(x.dtype) == "c" and kind(dtype) in "fi":
-        raise at(ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part"), caller())
-    return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
-
-
-def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
-    if x.dtype.itemsize != dtype.itemsize:
-        raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")
-    return Type(x.shape, dtype)
-
-
-_BITCAST = Op(
-    "bitcast",
-    type=_bitcast_type,
-    kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
-    flops=lambda *_, **__: 0,
-    fuses=Fuses.MAP,
-)
-
-
-def bitcast(x: Tensor, dtype: Any) -> Tensor:
-    """The same bits as another dtype of the same width; raises `ShapeError` if the widths differ."""
-    return bind1(_BITCAST, x, dtype=np.dtype(jnp.dtype(dtype)))
 
 
 exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,), slow=True)
@@ -271,82 +167,6 @@ stop_gradient = _unary(
 )
 
 
-def gelu(x: Any, approximate: bool = True) -> Tensor:
-    """Gaussian error linear unit; the tanh form by default, as in `jax.nn.gelu`.
-
-    >>> import meshdsl as md
-    >>> md.gelu(md.tensor([0.0, 1.0], "a"))
-    tensor(float32[a=2], [0.     0.8412])
-    """
-    x = as_tensor(x)
-    if approximate:
-        return 0.5 * x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * (x * square(x)))))
-    return 0.5 * x * (1 + erf(x * (1 / math.sqrt(2))))
-
-
-def silu(x: Any) -> Tensor:
-    """x * sigmoid(x).
-
-    >>> import meshdsl as md
-    >>> md.silu(md.tensor([0.0, 1.0], "a"))
-    tensor(float32[a=2], [0.     0.7311])
-    """
-    x = as_tensor(x)
-    return x * sigmoid(x)
-
-
-def softplus(x: Any) -> Tensor:
-    """log(1 + exp(x)) per element, without overflow.
-
-    >>> import meshdsl as md
-    >>> md.softplus(md.tensor([0.0], "a"))
-    tensor(float32[a=1], [0.6931])
-    """
-    x = as_tensor(x)
-    return where(x >= 0, x, 0) + log1p(exp(-abs(x)))  # at 0 both terms use the slope from the right; the sum is 1/2
-
-
-def elu(x: Any, alpha: float = 1.0) -> Tensor:
-    """x where x > 0, else alpha * (exp(x) - 1).
-
-    >>> import meshdsl as md
-    >>> md.elu(md.tensor([-1.0, 1.0], "a"))
-    tensor(float32[a=2], [-0.6321  1.    ])
-    """
-    x = as_tensor(x)
-    return where(x > 0, x, alpha * expm1(where(x > 0, 0, x)))
-
-
-def selu(x: Any) -> Tensor:
-    """The self-normalising `elu` (Klambauer et al., 2017).
-
-    >>> import meshdsl as md
-    >>> md.selu(md.tensor([1.0], "a"))
-    tensor(float32[a=1], [1.0507])
-    """
-    return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
-
-
-def leaky_relu(x: Any, slope: float = 0.01) -> Tensor:
-    """x where x >= 0, else slope * x.
-
-    >>> import meshdsl as md
-    >>> md.leaky_relu(md.tensor([-1.0, 1.0], "a"))
-    tensor(float32[a=2], [-0.01  1.  ])
-    """
-    x = as_tensor(x)
-    return where(x >= 0, x, slope * x)
-
-
-def promote(*xs: Any) -> tuple[Tensor, ...]:
-    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype."""
-    for x in xs:
-        if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
-            as_tensor(x)  # raises an error that explains how to name dims
-    dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
-    return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)
-
-
 _RECORDS: dict[str, Op] = {}
 
 
@@ -366,7 +186,7 @@ def _binary(
     """Make the function of an elementwise operation with two operands."""
 
     def infer(x: Type, y: Type) -> Type:
-        _check_kind(name, x.dtype, kinds)
+        check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
     op = _RECORDS[name] = Op(
@@ -376,11 +196,11 @@ def _binary(
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
         if inexact and kind(x.dtype) in "ib":
-            x, y = (cast(z, _inexact(z.dtype)) for z in (x, y))
+            x, y = (cast(z, float_for(z.dtype)) for z in (x, y))
         return bind1(op, x, y)
 
     public.__name__ = public.__qualname__ = name
-    public.__doc__ = f"`jnp.{name}` element by element; one operand's dims contain the other's."
+    public.__doc__ = f"Elementwise `jnp.{name}`. The dims of one operand must contain the dims of the other."
     if not shown:
         return public
     public.__doc__ += f"""
@@ -389,7 +209,7 @@ def _binary(
     >>> md.{name}(md.tensor([[1.0, 5.0]], "batch io"), md.tensor([2.0, 4.0], "io")).dims
     (batch=1, io=2)
 
-    {_takes(kinds)} So it does where neither operand has all dims of the other.
+    {takes(kinds)} Also raises it if neither operand has all dims of the other.
     """
     return public
 
@@ -450,7 +270,7 @@ def _power_dy(ct: Tensor, x: Tensor, y: Tensor, out: Tensor) -> Tensor:
 
 
 def power(x: Any, y: Any) -> Tensor:
-    """`jnp.power` element by element: 0 ** 0 is 1; a negative base with a fractional exponent is NaN.
+    """Elementwise `jnp.power`: 0 ** 0 is 1; a negative base with a fractional exponent is NaN.
 
     Raises `ShapeError` for an integer tensor and a negative Python integer.
     """
@@ -511,127 +331,3 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     """
     a, b = promote(a, b)
     return bind1(WHERE, as_tensor(condition), a, b)
-
-
-def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
-    shape = broadcast_shape(*types)
-    out = jax.eval_shape(f, *(jax.ShapeDtypeStruct(tuple(d.size for d in shape), t.dtype) for t in types))
-    if getattr(out, "shape", None) != tuple(d.size for d in shape):
-        raise ShapeError(
-            f"md.map needs an elementwise function; {getattr(f, '__name__', f)} turned an array of shape "
-            f"{tuple(d.size for d in shape)} into {out}"
-        )
-    return Type(shape, out.dtype)
-
-
-def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
-    xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
-    return c.xp.elementwise(f, *(c.xp.broadcast_to(x, c.outs[0].sizes) for x in xs))
-
-
-def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | None, ...]:
-    def slope(i: int) -> Callable[..., Any]:
-        def derivative(ct: Any, *xs: Any) -> Any:
-            return jax.vjp(f, *xs)[1](ct)[i]
-
-        derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
-        return derivative
-
-    # the derivative of an elementwise function is elementwise
-    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
-
-
-_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
-
-
-# The operation to use outside md.map instead of a primitive inside it.
-_INSTEAD_OF = {
-    "argmax": "md.argmax", "argmin": "md.argmin", "concatenate": "md.concat", "conv_general_dilated": "md.conv",
-    "cumsum": "md.cumsum", "dot_general": "md.einsum", "dynamic_slice": "md.dynamic_slice", "gather": "md.take",
-    "iota": "md.iota", "random_bits": "md.random", "reduce_and": "md.all", "reduce_max": "md.max",
-    "reduce_min": "md.min", "reduce_or": "md.any", "reduce_prod": "md.prod", "reduce_sum": "md.sum",
-    "reshape": "md.reshape", "rev": "md.reverse", "slice": "md.slice", "sort": "md.sort", "top_k": "md.top_k",
-    "transpose": "md.transpose",
-}  # fmt: skip
-
-
-def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
-    """Raise `ShapeError` if f is not elementwise: on a part of an array it must return that part of its result."""
-    shape = broadcast_shape(*types)
-    sizes = tuple(d.size for d in shape)
-    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # raises f's own errors first
-    found = mixing(f, names(shape), [t.dtype for t in types])
-    if found is None:
-        return
-    if found.primitive in _INSTEAD_OF:
-        instead = f"use {_INSTEAD_OF[found.primitive]} outside the function"
-    elif found.primitive in ("", "dim_as_value"):
-        instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
-    else:
-        instead = "write it with md operations"
-    line = f" ({found.where})" if found.where else ""
-    raise ShapeError(
-        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {found.what}{line}\n"
-        f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
-        f"  {instead}"
-    )
-
-
-def map(f: Callable[..., Any], *xs: Any) -> Tensor:
-    """Apply any elementwise `jnp` function to one or more tensors. JAX differentiates it.
-
-    >>> import meshdsl as md
-    >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
-    tensor(float32[a=2], [1. 4.])
-
-    The function is checked: every primitive in it must be elementwise for every shape.
-
-    Raises `ShapeError` if the function is not elementwise, reads the shape of its arguments or combines them with an
-    array, and if no operand has all dims of the others.
-    """
-    if not xs:
-        raise at(ShapeError("md.map needs at least one tensor"), caller())
-    tensors = [as_tensor(x) for x in xs]
-    located(lambda: _check_elementwise(f, [x.type for x in tensors]))
-    return bind1(_MAP, *tensors, f=f)
-
-
-def _operand(x: Any) -> bool:
-    """Whether an operator accepts x. Arrays are accepted so that the error explains how to name their dims."""
-    return isinstance(x, Tensor | bool | int | float | complex | np.generic | np.ndarray | jax.Array)
-
-
-def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[..., Any]:
-    def method(x: Tensor, y: Any) -> Any:
-        if not _operand(y):
-            return NotImplemented
-        return function(y, x) if swap else function(x, y)
-
-    return method
-
-
-def _no_matmul(x: Tensor, y: Any) -> Any:
-    raise at(
-        ShapeError(
-            "x @ y does not say which dim is summed\n  name it with md.dot(x, y, over=dim), or name what stays with "
-            "md.einsum(x, y, out=dims)"
-        ),
-        caller(),
-    )
-
-
-for _name, _function in {
-    "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide, "mod": remainder,
-    "pow": power, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor, "lshift": left_shift, "rshift": right_shift,
-}.items():  # fmt: skip
-    setattr(Tensor, f"__{_name}__", _operator(_function))
-    setattr(Tensor, f"__r{_name}__", _operator(_function, swap=True))
-for _name, _function in {
-    "eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal,
-}.items():  # fmt: skip
-    setattr(Tensor, f"__{_name}__", _operator(_function))
-for _name, _function in {
-    "neg": negative, "abs": abs, "invert": invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
-}.items():  # fmt: skip
-    setattr(Tensor, f"__{_name}__", _function)
-Tensor.__hash__ = object.__hash__

@@ -9,7 +9,8 @@ from ..errors import located
 from ..trace import as_tensor
 from ..values import Tensor
 from .contraction import max, min
-from .elementwise import kind, stop_gradient, where
+from .dtypes import kind
+from .elementwise import stop_gradient, where
 from .indexing import iota
 
 __all__ = ["argmax", "argmin"]

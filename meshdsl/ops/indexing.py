@@ -1,4 +1,4 @@
-"""Indexing: create indices, gather and scatter-add by index, and sort.
+"""Indexing: create indices, gather and scatter-add by index.
 
 Under every layout, an out-of-range index gathers zero and scatters nothing.
 """
@@ -15,16 +15,17 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
-from ..trace import as_tensor, bind, bind1
+from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
-from .elementwise import as_dtype, cast, check_ordered, stop_gradient
+from .dtypes import as_dtype, cast
 from .index_map import replaced
-from .reshape import refill, transpose, trim
-from .slicing import along, clipped, shift
+from .reshape import transpose
+from .slicing import clipped
 
 __all__ = [
-    "PUT_ALONG", "TAKE_ALONG", "argsort", "cumsum", "iota", "one_hot", "put_add", "sort", "take", "top_k",
+    "IOTA", "PUT_ALONG", "SCATTER_ADD", "TAKE", "TAKE_ALONG", "find_one", "iota", "new_dim", "one_hot", "put_add",
+    "put_along", "take",
 ]  # fmt: skip
 
 
@@ -37,7 +38,7 @@ IOTA = Op(
 )
 
 
-def _new_dim(dim: DimLike | str) -> Dim:
+def new_dim(dim: DimLike | str) -> Dim:
     return located(lambda: find_one(pick(dim, (), new=True)))
 
 
@@ -57,7 +58,7 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
 
     Raises `ShapeError` for several dims, for a dim without a size, and for an integer dtype too narrow for the indices.
     """
-    n = _new_dim(dim)
+    n = new_dim(dim)
 
     def counting() -> np.dtype:
         kind = as_dtype(dtype)
@@ -81,7 +82,7 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
 
     Raises `ShapeError` if the indices have the dim, or if it has no size.
     """
-    i, dim = as_tensor(i), _new_dim(dim)
+    i, dim = as_tensor(i), new_dim(dim)
     i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer's range
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
@@ -250,54 +251,6 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
         )
 
 
-CUMSUM = along(
-    "cumsum",
-    lambda dim, *, reverse: dim,
-    lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
-    lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
-    fuses=Fuses.KERNEL,
-)
-
-
-def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
-    x = c.xp.flip(x, axis) if reverse else x
-    x = c.xp.cumsum(x, axis).astype(x.dtype)
-    return c.xp.flip(x, axis) if reverse else x
-
-
-def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """The running sum along a dim, from the start, or from the end if `reverse`.
-
-    Each element is included in its own sum, unless `exclusive`.
-
-    >>> import meshdsl as md
-    >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
-    tensor(float32[a=3], [0. 1. 3.])
-
-    Raises `ShapeError` for a dim that x lacks.
-    """
-    x = as_tensor(x)
-    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
-    dim = located(lambda: find(over, x.dims))
-    total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
-    return shift(total, dim, -1 if reverse else 1) if exclusive else total
-
-
-def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
-    axis = c.ins[0].position(over)
-    x = c.xp.moveaxis(trim(c, x, c.ins[0]), axis, -1)
-    values, index = c.xp.top_k(x, k.size)
-    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True))
-
-
-def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
-    check_ordered("top_k", x.dtype)
-    if k.size > over.size:
-        raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
-    shape = tuple(k if d == over else d for d in x.shape)
-    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
-
-
 def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
     """Labels by name, except that the dims `over` and `to` of the operands get a different label from the result's."""
     gone = to if put else over
@@ -318,7 +271,7 @@ TAKE_ALONG = Op(
     "take_along",
     type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
     kernel=_take_along_kernel,
-    vjp=lambda ct, x, i, over, to: (_put_along(ct, i, to, over), None),
+    vjp=lambda ct, x, i, over, to: (put_along(ct, i, to, over), None),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
@@ -347,91 +300,6 @@ PUT_ALONG = Op(
 )
 
 
-def _put_along(x: Tensor, i: Tensor, to: Dim, over: Dim) -> Tensor:
+def put_along(x: Tensor, i: Tensor, to: Dim, over: Dim) -> Tensor:
     """Zeros plus the elements of `x`: each element along `to` is added at its index in `i` along `over`."""
     return bind1(PUT_ALONG, x, i, over=over, to=to)
-
-
-def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tensor]:
-    return (transpose(_put_along(cts[0], stop_gradient(outs[1]), k, over), x.dims),)
-
-
-TOP_K = Op(
-    "top_k",
-    type=_order_type,
-    kernel=_order_kernel,
-    vjp=_order_vjp,
-    blocked=lambda x, *, over, k: (over.name, k.name),
-    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
-)
-
-
-def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
-    """The k largest elements along a dim, in descending order, and their indices (int32).
-
-    NaN is first; ties are in index order. `k` is the dim that replaces `over`.
-
-    >>> import meshdsl as md
-    >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
-    tensor(int32[k=2], [0 2])
-
-    Raises `ShapeError` for a dim that x lacks, for a k larger than the dim, and for complex numbers.
-    """
-    x = as_tensor(x)
-    dim = located(lambda: find(over, x.dims))
-    values, index = bind(TOP_K, x, over=dim, k=_new_dim(k))
-    return values, index
-
-
-def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
-    axis = c.ins[0].position(over)
-    x = trim(c, x, c.ins[0])
-    index = c.xp.argsort(x, axis=axis, stable=True)
-    values = c.xp.take_along_axis(x, index, axis=axis)
-    both = (values, index.astype(np.int32))
-    return tuple(refill(c, y, block) for y, block in zip(both, c.outs, strict=True))
-
-
-def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
-    check_ordered("sort", x.dtype)
-    return x, Type(x.shape, np.dtype(np.int32))
-
-
-SORT = Op(
-    "sort",
-    type=_sort_type,
-    kernel=_sort_kernel,
-    vjp=lambda cts, x, outs, over: _order_vjp(cts, x, outs, over, over),
-    blocked=lambda x, *, over: (over.name,),
-    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
-)
-
-
-def argsort(x: Any, over: DimLike) -> Tensor:
-    """The indices (int32) that sort a dim in ascending order, NaN last; stable.
-
-    >>> import meshdsl as md
-    >>> md.argsort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
-    tensor(int32[a=3], [1 2 0])
-
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
-    """
-    return _ascending(x, over)[1]
-
-
-def sort(x: Any, over: DimLike) -> Tensor:
-    """Sort the elements along a dim in ascending order, NaN last.
-
-    >>> import meshdsl as md
-    >>> md.sort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
-    tensor(float32[a=3], [1. 2. 3.])
-
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
-    """
-    return _ascending(x, over)[0]
-
-
-def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
-    x = as_tensor(x)
-    values, index = bind(SORT, x, over=located(lambda: find(over, x.dims)))
-    return values, index

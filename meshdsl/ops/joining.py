@@ -14,7 +14,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
-from .elementwise import promote
+from .dtypes import promote
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice

@@ -15,7 +15,8 @@ from ..ir import Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor, tensor
 from .contraction import broadcast, sum
-from .elementwise import cast, equal, kind
+from .dtypes import cast, kind
+from .elementwise import equal
 from .masking import identity
 from .reshape import blocked_kernel, transpose
 from .window import Window, by_name, numbers, numeric, padded, pads_of, pairs, touched, transposed

@@ -23,9 +23,11 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
 from ..trace import as_tensor, bind1, current
 from ..values import Tensor, tensor
-from .elementwise import as_dtype, bitcast, cast, erf_inv, kind, log, maximum, minimum, where
-from .indexing import argsort, find_one, iota, take
+from .dtypes import as_dtype, bitcast, cast, kind
+from .elementwise import erf_inv, log, maximum, minimum, where
+from .indexing import find_one, iota, take
 from .joining import stack, unstack
+from .ordering import argsort
 from .reshape import refill, transpose
 
 __all__ = [

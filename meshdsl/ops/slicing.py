@@ -18,7 +18,7 @@ from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import broadcast
-from .elementwise import promote
+from .dtypes import promote
 from .index_map import IndexMap, Piece, replaced
 from .reshape import blocked_kernel, refill, transpose
 

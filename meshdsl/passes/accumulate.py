@@ -12,7 +12,8 @@ import numpy as np
 
 from ..ir import Eqn, Graph, Linear, Scan, Var, verify
 from ..ops.contraction import BROADCAST
-from ..ops.elementwise import ADD, CAST, SUBTRACT
+from ..ops.dtypes import CAST
+from ..ops.elementwise import ADD, SUBTRACT
 from ..trace import CONSTANT, FULL
 
 __all__ = ["running_sum", "sums_begin_with_zero"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..control import BARRIER
 from ..ir import Eqn, Graph, Scan, Var, verify
-from ..ops.elementwise import CAST
+from ..ops.dtypes import CAST
 
 __all__ = ["hoist_casts"]
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir import Eqn, Graph, Linear, Reduce, Var, verify
-from ..ops.elementwise import CAST, kind
+from ..ops.dtypes import CAST, kind
 
 __all__ = ["narrow_products", "widens"]
 

@@ -20,7 +20,7 @@ from ...dims import Shape
 from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
 from ...layouts import Extents, Layout, Mesh
 from ...ops.contraction import BROADCAST
-from ...ops.elementwise import CAST
+from ...ops.dtypes import CAST
 from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL

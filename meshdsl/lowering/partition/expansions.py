@@ -17,8 +17,8 @@ from ...ops import blocks
 from ...ops.contraction import PROD
 from ...ops.conv import CONV
 from ...ops.index_map import IndexMap, Piece, replaced
-from ...ops.indexing import CUMSUM, SORT, TOP_K
 from ...ops.masking import identity
+from ...ops.ordering import CUMSUM, SORT, TOP_K
 from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
 from ...ops.reshape import RESHAPE, groups
 from ..collectives import AllGather

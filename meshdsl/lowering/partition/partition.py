@@ -17,7 +17,7 @@ from ...ir import Because, Cause, Eqn, Graph, Linear, Type, Var, cse, dce, verif
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import BROADCAST
-from ...ops.elementwise import CAST
+from ...ops.dtypes import CAST
 from ...ops.placement import PREFER, SHARD
 from ...ops.reshape import RENAME
 from ...trace import FULL

@@ -25,7 +25,7 @@ from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops import sorted_blocks as blocks
-from ...ops.elementwise import CAST
+from ...ops.dtypes import CAST
 from ...ops.index_map import ROWS, IndexMap, Piece, replaced
 from ..collectives import AllGather, AllToAll, Slice
 from .index_map import Exchange, lower_index_map

@@ -14,7 +14,7 @@ from ...errors import ShapeError
 from ...ir import Eqn, Graph, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops.elementwise import CAST
+from ...ops.dtypes import CAST
 from .pending import ShardedGraph, Sums
 
 __all__ = ["CannotShardError", "Format", "UpdateRegion", "Region", "equations", "renamed", "uses"]

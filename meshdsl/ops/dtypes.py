@@ -1,0 +1,137 @@
+"""Dtypes: their kinds, casts, and the promotion of operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import ShapeError, at, caller, located
+from ..ir import Fuses, Linear, Op, Type
+from ..trace import as_tensor, bind1
+from ..values import Tensor
+
+__all__ = [
+    "CAST",
+    "as_dtype",
+    "bitcast",
+    "cast",
+    "check_kind",
+    "check_ordered",
+    "float_for",
+    "kind",
+    "promote",
+    "takes",
+]
+
+_KINDS = {"f": "floating", "c": "complex", "i": "integer", "b": "boolean"}
+
+
+def takes(kinds: str) -> str:
+    """The docstring sentence about dtypes."""
+    others = [name for kind, name in _KINDS.items() if kind not in kinds]
+    return f"Raises `ShapeError` for {' and '.join(others)} tensors." if others else "Takes every dtype."
+
+
+_WAY_OUT = {"b": "compare first, for example x > 0", "i": "use md.cast(x, 'int32')", "f": "use md.cast(x, 'float32')"}
+
+
+def check_kind(name: str, dtype: np.dtype, kinds: str) -> None:
+    if kind(dtype) not in kinds:
+        way_out = "it is for real numbers; keep the real and the imaginary parts apart, as two tensors"
+        if kind(dtype) != "c":
+            way_out = _WAY_OUT[min(kinds, key="fibc".find)]
+        raise ShapeError(f"md.{name} does not take {dtype.name}; {way_out}")
+
+
+def check_ordered(name: str, dtype: np.dtype) -> None:
+    """Raise `ShapeError` for complex dtypes, which have no order."""
+    check_kind(name, dtype, "fib")
+
+
+def kind(dtype: Any) -> str:
+    """The kind of a dtype: "f" for floats (including 8- and 16-bit ones), "c" complex, "i" integers, "b" booleans."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "f"
+    return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
+
+
+def float_for(dtype: np.dtype) -> str:
+    """The float dtype to which integers are promoted for a noninteger result; JAX's rule."""
+    return "float64" if dtype.itemsize == 8 else "float32"
+
+
+CAST = Op(
+    "cast",
+    type=lambda x, *, dtype: Type(x.shape, dtype),
+    kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
+    vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+    linear=Linear.WIDENING,
+    fuses=Fuses.MAP,
+    cheap=True,
+)
+
+
+def _cast_back(ct: Tensor, dtype: np.dtype) -> Tensor:
+    """Cast a cotangent; a complex cotangent of a real operand gives its real part."""
+    return ct if ct.dtype == dtype else bind1(CAST, ct, dtype=dtype)
+
+
+def as_dtype(dtype: Any) -> np.dtype:
+    """Convert to a NumPy dtype; raise `ShapeError` if JAX lacks it or it needs the disabled 64-bit types."""
+    try:
+        dtype = np.dtype(jnp.dtype(dtype))
+    except TypeError:
+        raise ShapeError(f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'") from None
+    if dtype != jax.dtypes.canonicalize_dtype(dtype):
+        raise ShapeError(
+            f"{dtype.name} was asked for, and JAX runs without 64-bit types\n"
+            "  ask for 32 bits, or switch them on with jax.config.update('jax_enable_x64', True)"
+        )
+    return dtype
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """The same values in another dtype.
+
+    >>> import meshdsl as md
+    >>> md.cast(md.tensor([1.5], "a"), "int32")
+    tensor(int32[a=1], [1])
+
+    Raises `ShapeError` for a cast from complex to real numbers, and for a dtype that JAX lacks or has disabled.
+    """
+    x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
+    if kind(x.dtype) == "c" and kind(dtype) in "fi":
+        raise at(ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part"), caller())
+    return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
+
+
+def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
+    if x.dtype.itemsize != dtype.itemsize:
+        raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")
+    return Type(x.shape, dtype)
+
+
+_BITCAST = Op(
+    "bitcast",
+    type=_bitcast_type,
+    kernel=lambda c, x, *, dtype: c.xp.bitcast(x, dtype),
+    flops=lambda *_, **__: 0,
+    fuses=Fuses.MAP,
+)
+
+
+def bitcast(x: Tensor, dtype: Any) -> Tensor:
+    """The same bits as another dtype of the same width; raises `ShapeError` if the widths differ."""
+    return bind1(_BITCAST, x, dtype=np.dtype(jnp.dtype(dtype)))
+
+
+def promote(*xs: Any) -> tuple[Tensor, ...]:
+    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype."""
+    for x in xs:
+        if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
+            as_tensor(x)  # raises an error that explains how to name dims
+    dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
+    return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)

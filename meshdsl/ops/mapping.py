@@ -1,0 +1,103 @@
+"""`md.map`: elementwise functions of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..backend import Local
+from ..dims import names, show
+from ..errors import ShapeError, at, caller, located
+from ..ir import Fuses, Op, Type
+from ..primitives import mixing
+from ..trace import as_tensor, bind1
+from ..values import Tensor
+from .dtypes import kind
+from .elementwise import broadcast_shape
+
+__all__ = ["map"]
+
+
+def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
+    shape = broadcast_shape(*types)
+    out = jax.eval_shape(f, *(jax.ShapeDtypeStruct(tuple(d.size for d in shape), t.dtype) for t in types))
+    if getattr(out, "shape", None) != tuple(d.size for d in shape):
+        raise ShapeError(
+            f"md.map needs an elementwise function; {getattr(f, '__name__', f)} turned an array of shape "
+            f"{tuple(d.size for d in shape)} into {out}"
+        )
+    return Type(shape, out.dtype)
+
+
+def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
+    xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
+    return c.xp.elementwise(f, *(c.xp.broadcast_to(x, c.outs[0].sizes) for x in xs))
+
+
+def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | None, ...]:
+    def slope(i: int) -> Callable[..., Any]:
+        def derivative(ct: Any, *xs: Any) -> Any:
+            return jax.vjp(f, *xs)[1](ct)[i]
+
+        derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
+        return derivative
+
+    # the derivative of an elementwise function is elementwise
+    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
+
+
+_MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
+
+
+# The operation to use outside md.map instead of a primitive inside it.
+_INSTEAD_OF = {
+    "argmax": "md.argmax", "argmin": "md.argmin", "concatenate": "md.concat", "conv_general_dilated": "md.conv",
+    "cumsum": "md.cumsum", "dot_general": "md.einsum", "dynamic_slice": "md.dynamic_slice", "gather": "md.take",
+    "iota": "md.iota", "random_bits": "md.random", "reduce_and": "md.all", "reduce_max": "md.max",
+    "reduce_min": "md.min", "reduce_or": "md.any", "reduce_prod": "md.prod", "reduce_sum": "md.sum",
+    "reshape": "md.reshape", "rev": "md.reverse", "slice": "md.slice", "sort": "md.sort", "top_k": "md.top_k",
+    "transpose": "md.transpose",
+}  # fmt: skip
+
+
+def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
+    """Raise `ShapeError` if f is not elementwise: on a part of an array it must return that part of its result."""
+    shape = broadcast_shape(*types)
+    sizes = tuple(d.size for d in shape)
+    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # raises f's own errors first
+    found = mixing(f, names(shape), [t.dtype for t in types])
+    if found is None:
+        return
+    if found.primitive in _INSTEAD_OF:
+        instead = f"use {_INSTEAD_OF[found.primitive]} outside the function"
+    elif found.primitive in ("", "dim_as_value"):
+        instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
+    else:
+        instead = "write it with md operations"
+    line = f" ({found.where})" if found.where else ""
+    raise ShapeError(
+        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {found.what}{line}\n"
+        f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
+        f"  {instead}"
+    )
+
+
+def map(f: Callable[..., Any], *xs: Any) -> Tensor:
+    """Apply any elementwise `jnp` function to one or more tensors. JAX differentiates it.
+
+    >>> import meshdsl as md
+    >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
+    tensor(float32[a=2], [1. 4.])
+
+    The function is checked: every primitive in it must be elementwise for every shape.
+
+    Raises `ShapeError` if the function is not elementwise, reads the shape of its arguments or combines them with an
+    array, and if no operand has all dims of the others.
+    """
+    if not xs:
+        raise at(ShapeError("md.map needs at least one tensor"), caller())
+    tensors = [as_tensor(x) for x in xs]
+    located(lambda: _check_elementwise(f, [x.type for x in tensors]))
+    return bind1(_MAP, *tensors, f=f)

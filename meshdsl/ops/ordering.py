@@ -1,0 +1,154 @@
+"""Along one dim: running sums, the largest elements, and sorting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, DimLike, find
+from ..errors import ShapeError, located
+from ..ir import Fuses, Op, Type
+from ..trace import as_tensor, bind, bind1
+from ..values import Tensor
+from .dtypes import cast, check_ordered
+from .elementwise import stop_gradient
+from .indexing import new_dim, put_along
+from .reshape import refill, transpose, trim
+from .slicing import along, shift
+
+__all__ = ["CUMSUM", "SORT", "TOP_K", "argsort", "cumsum", "sort", "top_k"]
+
+CUMSUM = along(
+    "cumsum",
+    lambda dim, *, reverse: dim,
+    lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
+    lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
+    fuses=Fuses.KERNEL,
+)
+
+
+def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
+    x = c.xp.flip(x, axis) if reverse else x
+    x = c.xp.cumsum(x, axis).astype(x.dtype)
+    return c.xp.flip(x, axis) if reverse else x
+
+
+def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """The running sum along a dim, from the start, or from the end if `reverse`.
+
+    Each element is included in its own sum, unless `exclusive`.
+
+    >>> import meshdsl as md
+    >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
+    tensor(float32[a=3], [0. 1. 3.])
+
+    Raises `ShapeError` for a dim that x lacks.
+    """
+    x = as_tensor(x)
+    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    dim = located(lambda: find(over, x.dims))
+    total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
+    return shift(total, dim, -1 if reverse else 1) if exclusive else total
+
+
+def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    x = c.xp.moveaxis(trim(c, x, c.ins[0]), axis, -1)
+    values, index = c.xp.top_k(x, k.size)
+    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True))
+
+
+def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
+    check_ordered("top_k", x.dtype)
+    if k.size > over.size:
+        raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
+    shape = tuple(k if d == over else d for d in x.shape)
+    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
+
+
+def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tensor]:
+    return (transpose(put_along(cts[0], stop_gradient(outs[1]), k, over), x.dims),)
+
+
+TOP_K = Op(
+    "top_k",
+    type=_order_type,
+    kernel=_order_kernel,
+    vjp=_order_vjp,
+    blocked=lambda x, *, over, k: (over.name, k.name),
+    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
+)
+
+
+def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
+    """The k largest elements along a dim, in descending order, and their indices (int32).
+
+    NaN is first; ties are in index order. `k` is the dim that replaces `over`.
+
+    >>> import meshdsl as md
+    >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
+    tensor(int32[k=2], [0 2])
+
+    Raises `ShapeError` for a dim that x lacks, for a k larger than the dim, and for complex numbers.
+    """
+    x = as_tensor(x)
+    dim = located(lambda: find(over, x.dims))
+    values, index = bind(TOP_K, x, over=dim, k=new_dim(k))
+    return values, index
+
+
+def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
+    axis = c.ins[0].position(over)
+    x = trim(c, x, c.ins[0])
+    index = c.xp.argsort(x, axis=axis, stable=True)
+    values = c.xp.take_along_axis(x, index, axis=axis)
+    both = (values, index.astype(np.int32))
+    return tuple(refill(c, y, block) for y, block in zip(both, c.outs, strict=True))
+
+
+def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
+    check_ordered("sort", x.dtype)
+    return x, Type(x.shape, np.dtype(np.int32))
+
+
+SORT = Op(
+    "sort",
+    type=_sort_type,
+    kernel=_sort_kernel,
+    vjp=lambda cts, x, outs, over: _order_vjp(cts, x, outs, over, over),
+    blocked=lambda x, *, over: (over.name,),
+    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
+)
+
+
+def argsort(x: Any, over: DimLike) -> Tensor:
+    """The indices (int32) that sort a dim in ascending order, NaN last; stable.
+
+    >>> import meshdsl as md
+    >>> md.argsort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
+    tensor(int32[a=3], [1 2 0])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    """
+    return _ascending(x, over)[1]
+
+
+def sort(x: Any, over: DimLike) -> Tensor:
+    """Sort the elements along a dim in ascending order, NaN last.
+
+    >>> import meshdsl as md
+    >>> md.sort(md.tensor([3.0, 1.0, 2.0], "a"), "a")
+    tensor(float32[a=3], [1. 2. 3.])
+
+    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    """
+    return _ascending(x, over)[0]
+
+
+def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
+    x = as_tensor(x)
+    values, index = bind(SORT, x, over=located(lambda: find(over, x.dims)))
+    return values, index
