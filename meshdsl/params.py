@@ -8,7 +8,6 @@ parameter therefore does not change the initial values of the others.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,15 +19,25 @@ import numpy as np
 
 from . import init as initializers
 from .autodiff import zeros
-from .control import checkpoint, scan
-from .dims import Dim, DimLike, DimsLike, Shape, pick, show
+from .dims import DimsLike, Shape, pick
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest, raised
 from .ir import Type
 from .ops import random
 from .trace import trace, tree
 from .values import Tensor
 
-__all__ = ["Model", "eval_shape", "layers", "model", "param", "scope"]
+__all__ = [
+    "Declared",
+    "Model",
+    "ModelRun",
+    "eval_shape",
+    "model",
+    "param",
+    "running",
+    "running_model",
+    "scope",
+    "value_of",
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class Declared:
 
 
 @dataclass
-class _ModelRun:
+class ModelRun:
     """One run of a model's function: the parameters declared so far, and their values (None during discovery)."""
 
     values: Mapping[str, Any] | None
@@ -58,14 +67,15 @@ class _ModelRun:
 
 
 class _State(threading.local):
-    run: _ModelRun | None = None
+    run: ModelRun | None = None
 
 
 _state = _State()
 
 
 @contextlib.contextmanager
-def _running(run: _ModelRun) -> Iterator[_ModelRun]:
+def running(run: ModelRun) -> Iterator[ModelRun]:
+    """Make `run` the running model inside a `with` block."""
     previous, _state.run = _state.run, run
     try:
         yield run
@@ -75,7 +85,8 @@ def _running(run: _ModelRun) -> Iterator[_ModelRun]:
         _state.run = previous
 
 
-def _run(name: str) -> _ModelRun:
+def running_model(name: str) -> ModelRun:
+    """The model run in progress, for the public function `name`; raises `TraceError` outside a model."""
     if _state.run is None:
         raise at(
             TraceError(
@@ -101,7 +112,7 @@ def scope(name: str) -> Iterator[None]:
 
     Raises `ShapeError` for a name that is not a Python identifier, and `TraceError` outside a model.
     """
-    run = _run(f"md.scope({name!r})")
+    run = running_model(f"md.scope({name!r})")
     _check_name(name, "scope")
     previous = run.path
     run.path = (*previous, name)
@@ -135,7 +146,7 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     `md.layers`, the parameters of all layers are stored as one tensor with the layer dim first, and the result is the
     current layer's slice. Raises `ShapeError` if the path is already used, and `TraceError` outside a model.
     """
-    run = _run(f"md.param({name!r})")
+    run = running_model(f"md.param({name!r})")
     _check_name(name, "parameter")
     path = "/".join((*run.path, name))
     try:
@@ -152,10 +163,10 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     run.declared[path] = Declared(full_type.shape, full_type.dtype, init or initializers.normal(0.02), caller())
     if path in run.slices:
         return run.slices[path]
-    return zeros(Type(shape, full_type.dtype)) if run.values is None else _value(run, path, full_type)
+    return zeros(Type(shape, full_type.dtype)) if run.values is None else value_of(run, path, full_type)
 
 
-def _value(run: _ModelRun, path: str, full_type: Type) -> Tensor:
+def value_of(run: ModelRun, path: str, full_type: Type) -> Tensor:
     """The tensor given for a path. Problems are recorded, and reported together for all parameters at the end."""
     assert run.values is not None
     value = run.values.get(path)
@@ -190,10 +201,10 @@ class Model:
 
     def declarations(self, *inputs: Any, **kwargs: Any) -> dict[str, Declared]:
         """The declarations of all parameters for inputs of these types, by path, in the order of creation."""
-        run = _ModelRun(None)
+        run = ModelRun(None)
 
         def discover(*args: Any, **kwargs: Any) -> Any:
-            with _running(run):
+            with running(run):
                 return self.function(*args, **kwargs)
 
         eval_shape(discover, *inputs, **kwargs)
@@ -243,7 +254,7 @@ class Model:
                 ),
                 caller(),
             )
-        with _running(_ModelRun(params)) as run:
+        with running(ModelRun(params)) as run:
             result = self.function(*inputs, **kwargs)
         problems = list(run.problems.values())
         problems += [
@@ -307,112 +318,3 @@ def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     specs = [x.type if isinstance(x, Tensor) else x for x, on in zip(leaves, abstract, strict=True) if on]
     graph, _, out = trace(flat, specs)
     return tree.tree_unflatten(out, [v.type for v in graph.outs])
-
-
-def layers(
-    f: Callable[..., Any],
-    x: Any,
-    over: DimLike,
-    *,
-    xs: Any = None,
-    remat: bool | str = False,
-    collect: bool = False,
-) -> Any:
-    """Applies `x = f(x)` once per index of `over`, as one scan; the parameters of f are stacked along `over`.
-
-    >>> import meshdsl as md
-    >>> def f(x):
-    ...     return md.relu(x * md.param("scale", "io:4", init=md.init.ones()))
-    >>> model = md.model(lambda x: md.layers(f, x, over=md.Dim("layer", 3)))
-    >>> model.specs(md.spec("batch:2 io:4"))
-    {'scale': float32[layer=3 io=4]}
-
-    The size of the graph does not depend on the number of layers. `xs` is a pytree of tensors with the dim `over`; f
-    then also receives its slice, `f(x, slice)`. With `remat`, the gradient recomputes each layer from its input instead
-    of saving intermediate values (rematerialisation); a text is a policy of md.checkpoint. With `collect`, f returns a
-    pair (x, value), and the result is the last x and all values stacked along `over`, for example a decoder's caches.
-    Raises `ShapeError` if f changes the dims or dtype of x.
-    """
-    run = _run("md.layers")
-    try:
-        dim = pick(over, [d for leaf in tree.tree_leaves(xs)[:1] for d in leaf.dims], new=True)[0]
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-    has_slices = xs is not None
-
-    def layer_step(carry: Any, row: Any) -> Any:
-        result = f(carry, row) if has_slices else f(carry)
-        return result if collect else (result, None)
-
-    declared = _layer_declarations(run, dim, layer_step, x, xs)
-    if run.values is None:
-        _declare(run, declared)
-        if not collect:
-            return x
-        slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
-        inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim))
-
-        def collect_slice(x: Any, row: Any) -> Any:
-            with _running(inner):
-                return layer_step(x, row)[1]
-
-        return x, tree.tree_map(
-            lambda t: zeros(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
-        )
-    weights = {
-        path: run.slices[path] if path in run.slices else _value(run, path, d.type) for path, d in declared.items()
-    }
-
-    def step(carry: Any, layer_slices: tuple[Any, dict[str, Tensor]]) -> Any:
-        def apply(carry: Any, row: Any, slices: dict[str, Tensor]) -> Any:
-            inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim), slices=slices)
-            with _running(inner):
-                return layer_step(carry, row)
-
-        policy = remat if isinstance(remat, str) else "nothing"
-        return (checkpoint(apply, policy) if remat else apply)(carry, *layer_slices)
-
-    last, collected = scan(step, x, (xs, weights), over=dim)
-    _declare(run, declared)
-    return (last, collected) if collect else last
-
-
-def _layer_declarations(
-    run: _ModelRun, dim: Dim, layer_step: Callable[..., Any], x: Any, xs: Any
-) -> dict[str, Declared]:
-    """The declarations of one layer, with the layer dim first."""
-    inner = _ModelRun(None, path=run.path, stacked=(*run.stacked, dim))
-    slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
-
-    def discover(x: Any, row: Any) -> Any:
-        with _running(inner):
-            return layer_step(x, row)[0]
-
-    before, after = (tree.tree_leaves(eval_shape(g, x, slice_specs)) for g in (lambda x, row: x, discover))
-    if [(set(t.shape), t.dtype) for t in before] != [(set(t.shape), t.dtype) for t in after]:
-        raise at(
-            ShapeError(
-                f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
-                "  the result of one layer is the input of the next, so both must have the same dims and dtype"
-            ),
-            caller(),
-        )
-    return inner.declared
-
-
-def _declare(run: _ModelRun, declared: Mapping[str, Declared]) -> None:
-    for path, d in declared.items():
-        if path in run.declared:
-            raise at(
-                ShapeError(
-                    f"the parameter {path!r} is created twice\n"
-                    f"  the first is at {run.declared[path].where}, the second inside md.layers\n"
-                    "  put one of them in an md.scope"
-                ),
-                d.where,
-            )
-        run.declared[path] = d
-
-
-def _types(types: list[Type]) -> str:
-    return ", ".join(f"{t.dtype.name}{show(t.shape)}" for t in types)

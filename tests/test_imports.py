@@ -34,6 +34,7 @@ ORDER = [
     ["autodiff"],
     ["control"],
     ["params", "init"],
+    ["layers"],
     ["passes"],
     ["lowering"],
     ["schedule"],
@@ -52,9 +53,9 @@ ORDER = [
 IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshdsl that see only what a user sees
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
-# `dims`, `compile`, `checkpoint`, `random` and `init` are public names of the package too: importing those is fine.
+# `dims`, `compile` and others are public names of the package too: importing those is fine.
 # `primitives` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
-INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "primitives", "__init__"}
+INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "layers", "primitives", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -29,6 +29,7 @@ TITLES = {
     "autodiff": "Gradients",
     "control": "Loops, branches and rematerialisation",
     "params": "Parameters",
+    "layers": "Parameters",
     "layouts": "Meshes and layouts",
     "compile": "Programs",
     "lowering": "Programs",

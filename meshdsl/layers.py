@@ -1,0 +1,127 @@
+"""`md.layers`: the same layer several times, as one scan over stacked parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .autodiff import zeros
+from .control import checkpoint, scan
+from .dims import Dim, DimLike, pick, show
+from .errors import MeshdslError, ShapeError, at, caller
+from .ir import Type
+from .params import Declared, ModelRun, eval_shape, running, running_model, value_of
+from .trace import tree
+from .values import Tensor
+
+__all__ = ["layers"]
+
+
+def layers(
+    f: Callable[..., Any],
+    x: Any,
+    over: DimLike,
+    *,
+    xs: Any = None,
+    remat: bool | str = False,
+    collect: bool = False,
+) -> Any:
+    """Applies `x = f(x)` once per index of `over`, as one scan; the parameters of f are stacked along `over`.
+
+    >>> import meshdsl as md
+    >>> def f(x):
+    ...     return md.relu(x * md.param("scale", "io:4", init=md.init.ones()))
+    >>> model = md.model(lambda x: md.layers(f, x, over=md.Dim("layer", 3)))
+    >>> model.specs(md.spec("batch:2 io:4"))
+    {'scale': float32[layer=3 io=4]}
+
+    The size of the graph does not depend on the number of layers. `xs` is a pytree of tensors with the dim `over`; f
+    then also receives its slice, `f(x, slice)`. With `remat`, the gradient recomputes each layer from its input instead
+    of saving intermediate values (rematerialisation); a text is a policy of md.checkpoint. With `collect`, f returns a
+    pair (x, value), and the result is the last x and all values stacked along `over`, for example a decoder's caches.
+    Raises `ShapeError` if f changes the dims or dtype of x.
+    """
+    run = running_model("md.layers")
+    try:
+        dim = pick(over, [d for leaf in tree.tree_leaves(xs)[:1] for d in leaf.dims], new=True)[0]
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+    has_slices = xs is not None
+
+    def layer_step(carry: Any, row: Any) -> Any:
+        result = f(carry, row) if has_slices else f(carry)
+        return result if collect else (result, None)
+
+    declared = _layer_declarations(run, dim, layer_step, x, xs)
+    if run.values is None:
+        _declare(run, declared)
+        if not collect:
+            return x
+        slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
+        inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim))
+
+        def collect_slice(x: Any, row: Any) -> Any:
+            with running(inner):
+                return layer_step(x, row)[1]
+
+        return x, tree.tree_map(
+            lambda t: zeros(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
+        )
+    weights = {
+        path: run.slices[path] if path in run.slices else value_of(run, path, d.type) for path, d in declared.items()
+    }
+
+    def step(carry: Any, layer_slices: tuple[Any, dict[str, Tensor]]) -> Any:
+        def apply(carry: Any, row: Any, slices: dict[str, Tensor]) -> Any:
+            inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim), slices=slices)
+            with running(inner):
+                return layer_step(carry, row)
+
+        policy = remat if isinstance(remat, str) else "nothing"
+        return (checkpoint(apply, policy) if remat else apply)(carry, *layer_slices)
+
+    last, collected = scan(step, x, (xs, weights), over=dim)
+    _declare(run, declared)
+    return (last, collected) if collect else last
+
+
+def _layer_declarations(
+    run: ModelRun, dim: Dim, layer_step: Callable[..., Any], x: Any, xs: Any
+) -> dict[str, Declared]:
+    """The declarations of one layer, with the layer dim first."""
+    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim))
+    slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
+
+    def discover(x: Any, row: Any) -> Any:
+        with running(inner):
+            return layer_step(x, row)[0]
+
+    before, after = (tree.tree_leaves(eval_shape(g, x, slice_specs)) for g in (lambda x, row: x, discover))
+    if [(set(t.shape), t.dtype) for t in before] != [(set(t.shape), t.dtype) for t in after]:
+        raise at(
+            ShapeError(
+                f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
+                "  the result of one layer is the input of the next, so both must have the same dims and dtype"
+            ),
+            caller(),
+        )
+    return inner.declared
+
+
+def _declare(run: ModelRun, declared: Mapping[str, Declared]) -> None:
+    for path, d in declared.items():
+        if path in run.declared:
+            raise at(
+                ShapeError(
+                    f"the parameter {path!r} is created twice\n"
+                    f"  the first is at {run.declared[path].where}, the second inside md.layers\n"
+                    "  put one of them in an md.scope"
+                ),
+                d.where,
+            )
+        run.declared[path] = d
+
+
+def _types(types: list[Type]) -> str:
+    return ", ".join(f"{t.dtype.name}{show(t.shape)}" for t in types)
