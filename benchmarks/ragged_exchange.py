@@ -66,6 +66,11 @@ def counts(router: str, slots: int, skew: float) -> np.ndarray:
     return md.simulate(md.compile(used, "one:1", "").program(*specs), gates, uniforms)[0]
 
 
+def _share(op: Any) -> float:
+    """The expected share of filled slots of a ragged exchange."""
+    return op.share
+
+
 def figures(router: str, factor: float, skew: float) -> dict[str, Any]:
     """The figures of one router and capacity factor."""
     padded = [c for c in program(router, factor, "padded").collectives if c.kind == "all_to_all"]
@@ -85,7 +90,7 @@ def figures(router: str, factor: float, skew: float) -> dict[str, Any]:
         "slots": slots,
         "skew": skew,
         "filled": round(float(used.mean() / slots), 3),
-        "expected": round(ragged[0].op.share, 3),
+        "expected": round(_share(ragged[0].op), 3),
         "padded": sum(c.wire_bytes for c in padded),
         "at_most": sum(c.wire_bytes for c in ragged) + count_bytes,
         "ragged": round(float(bytes_by_device.mean())),

@@ -12,7 +12,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Where each public name lives. This table is the list of public names; `docs/reference.md` is generated from it.
+# The module of each public name. This table is the list of public names; `docs/reference.md` and the stub
+# `__init__.pyi` for type checkers are generated from it (`python -m tests.stub`).
 _HOMES: dict[str, tuple[str, ...]] = {
     "errors": (
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",

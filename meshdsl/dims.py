@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .errors import ShapeError, at, caller, located, nearest
 
 __all__ = [
     "Dim",
+    "ByDim",
     "DimLike",
     "DimsLike",
     "Shape",
@@ -57,6 +59,8 @@ class Dim:
 Shape = tuple[Dim, ...]
 DimLike = Dim | str
 DimsLike = str | Dim | Iterable[DimLike]
+_T = TypeVar("_T")
+ByDim = Mapping[str, _T] | Mapping[Dim, _T] | Mapping[DimLike, _T]  # a mapping's type is invariant in its keys
 
 
 def dims(text: str) -> Shape:

@@ -25,6 +25,7 @@ from meshdsl.control import BARRIER, KEEP
 from meshdsl.dims import Dim
 from meshdsl.ir import Call, Cond, Control, Graph, Op, Scan, Type, While, walk
 from meshdsl.ops import elementwise, indexing, pooling
+from meshdsl.ops.dtypes import bitcast
 from meshdsl.ops.masking import MASK
 from meshdsl.ops.window import Window
 from meshdsl.trace import bind1, run_kernel, trace, tree
@@ -303,7 +304,7 @@ def _unaries() -> Iterator[Row]:
     yield Row("cast_int", lambda x: md.cast(x, "int32"), (X,), lambda x: np.trunc(x), differentiable=False)
     yield Row("cast_bool", lambda x: md.cast(x, bool), (X,), lambda x: x != 0, differentiable=False)
     yield Row("cast_float", lambda x: md.cast(x, "float32"), (X,), np.asarray, dtypes=INTS, differentiable=False)
-    bits = lambda x: elementwise.bitcast(x, "uint32")
+    bits = lambda x: bitcast(x, "uint32")
     yield Row("bitcast", bits, (In("a b", dtype="float32"),), lambda x: x.view(np.uint32), differentiable=False)
     yield Row("full", lambda x: x + 2, (X,), lambda x: x + 2, dtypes=(*REAL, *INTS))
     constant = lambda x: x + md.tensor(np.arange(_n(x, "b")).astype(x.dtype), [Dim("b", _n(x, "b"))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -227,7 +227,8 @@ def wrong_parameters() -> None:
 
 def array_for_a_parameter() -> None:
     model = md.model(lambda x: x * md.param("w", "io:4"))
-    model({"w": np.zeros(4)}, md.tensor(np.zeros((2, 4), np.float32), "batch io"))
+    wrong: Any = {"w": np.zeros(4)}
+    model(wrong, md.tensor(np.zeros((2, 4), np.float32), "batch io"))
 
 
 MISTAKES: dict[str, Callable[[], Any]] = {
@@ -243,7 +244,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "same dim twice": lambda: md.model(lambda: md.param("w", "a:2 a:3")).specs(),
     "wrong parameters": wrong_parameters,
     "array for a parameter": array_for_a_parameter,
-    "not a dict": lambda: md.model(two_scopes)(md.tensor([1.0], "io"), 0),
+    "not a dict": lambda: md.model(two_scopes)(cast(Any, md.tensor([1.0], "io")), 0),
     "init of other dims": lambda: md.model(
         lambda: md.param("w", "a:2", init=lambda key, dims, dtype: md.iota("b:2", dtype))
     ).init(md.random.key(0)),

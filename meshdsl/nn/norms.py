@@ -5,6 +5,7 @@ With z = (x - mean) / s, the gradient of x is (ct - mean(ct) - z mean(ct z)) / s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import meshdsl as md
@@ -16,7 +17,7 @@ __all__ = ["layer_norm", "rms_norm"]
 
 def layer_norm(
     x: md.Tensor,
-    over: str | md.Dim = "model",
+    over: str | md.Dim | Sequence[str | md.Dim] = "model",
     *,
     name: str = "norm",
     eps: float = 1e-5,
@@ -37,7 +38,7 @@ def layer_norm(
 
 def rms_norm(
     x: md.Tensor,
-    over: str | md.Dim = "model",
+    over: str | md.Dim | Sequence[str | md.Dim] = "model",
     *,
     name: str = "norm",
     eps: float = 1e-6,
@@ -57,7 +58,7 @@ def rms_norm(
 
 def _norm(
     x: md.Tensor,
-    over: str | md.Dim,
+    over: str | md.Dim | Sequence[str | md.Dim],
     name: str,
     eps: float,
     scale: bool,

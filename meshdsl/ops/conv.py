@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local
-from ..dims import Dim, DimLike, DimsLike, Shape, find, merge, pick, show, split_items
+from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, pick, show, split_items
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import bind1
@@ -189,12 +189,12 @@ CONV = Op(
 def conv(
     x: Any,
     w: Any,
-    window: Mapping[DimLike, DimLike | tuple[DimLike, DimLike]],
+    window: ByDim[str] | ByDim[DimLike | tuple[DimLike, DimLike]],
     out: DimsLike,
-    stride: int | Mapping[DimLike, int] = 1,
+    stride: int | ByDim[int] = 1,
     padding: Any = "same",
-    dilation: int | Mapping[DimLike, int] = 1,
-    base_dilation: int | Mapping[DimLike, int] = 1,
+    dilation: int | ByDim[int] = 1,
+    base_dilation: int | ByDim[int] = 1,
     *,
     dtype: Any = None,
 ) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..backend import Local
-from ..dims import Dim, DimLike, Shape, find
+from ..dims import ByDim, Dim, Shape, find
 from ..errors import ShapeError, located
 from ..ir import Linear, Op, Type
 from ..trace import as_tensor, bind1
@@ -138,7 +138,7 @@ FOLD = Op(
 )
 
 
-def _pool_windows(name: str, x: Tensor, window: Mapping[DimLike, int], stride: Any, padding: Any) -> tuple[Window, ...]:
+def _pool_windows(name: str, x: Tensor, window: ByDim[int], stride: Any, padding: Any) -> tuple[Window, ...]:
     sizes = by_name(name, window, "{'height': 2}")
     over = tuple(sizes)
     sizes = numbers(name, "window", sizes, over)
@@ -150,7 +150,7 @@ def _pool_windows(name: str, x: Tensor, window: Mapping[DimLike, int], stride: A
     )
 
 
-def max_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
+def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The maximum of each window over one or several dims, `{dim: size}`; the dims keep their names.
 
     >>> import meshdsl as md
@@ -173,7 +173,7 @@ def max_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding:
     return bind1(MAX_POOL, x, window=slid) if slid else x
 
 
-def sum_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
+def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
@@ -181,7 +181,7 @@ def sum_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding:
     return bind1(SUM_POOL, x, window=slid) if slid else x
 
 
-def avg_pool(x: Any, window: Mapping[DimLike, int], stride: Any = None, padding: Any = "valid") -> Tensor:
+def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The mean of x's elements in each window; see `max_pool`. Padding is neither summed nor counted.
 
     >>> import meshdsl as md

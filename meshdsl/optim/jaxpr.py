@@ -179,7 +179,7 @@ _OPERATIONS: dict[str, Callable[..., md.Tensor]] = {
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "rsqrt", "sign", "sin", "sqrt", "square",
         "tanh",
     )},
-    "neg": _plain(operator.neg),
+    "neg": _plain(lambda x: -x),
     "div": _plain(operator.truediv),
     "max": _plain(lambda x, y: md.maximum(x, y)),
     "min": _plain(lambda x, y: md.minimum(x, y)),

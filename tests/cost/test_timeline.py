@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,7 +41,7 @@ LM = lm.replace(batch=8, length=8, vocab=16, layers=3, d_model=8, heads=4, d_hea
 
 
 def run(
-    f: object, mesh: str, layout: str, *specs: object, on: Machine = PRODUCTS_ONLY, pipelined: bool = False
+    f: Callable[..., Any], mesh: str, layout: str, *specs: object, on: Machine = PRODUCTS_ONLY, pipelined: bool = False
 ) -> Timeline:
     return timeline(ledger(md.compile(f, mesh, layout).program(*specs)), on, pipelined=pipelined)
 

@@ -52,7 +52,7 @@ def test_the_language_model_on_2048_devices() -> None:
 
 def test_a_loop_of_unknown_trips_states_one_trip() -> None:
     def f(x: md.Tensor) -> md.Tensor:
-        def twice(x: md.Tensor, _: md.Tensor) -> md.Tensor:
+        def twice(x: md.Tensor, _: md.Tensor) -> tuple[md.Tensor, None]:
             return md.cumsum(x, "a"), None
 
         def body(x: md.Tensor) -> md.Tensor:

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
-from meshdsl.ir import Op, walk
+from meshdsl.ir import Op, Scan, walk
 from models.mlp import mlp
 from models.transformer import lm
 
@@ -90,6 +90,7 @@ def test_what_is_kept_by_name_is_not_computed_again() -> None:
         step = md.compile(md.grad(lambda w, x: f(w, x, policy)), "r:2", "c:r")
         program = step.program(spec("t:3 c:4 d:4"), spec("b:2 c:4"))
         (loop,) = [eqn for eqn in program.eqns if eqn.backward and eqn.control is not None]
+        assert isinstance(loop.control, Scan)
         return [str(eqn.op) for eqn in loop.control.body.eqns]
 
     assert backward("nothing").count("einsum") == 3

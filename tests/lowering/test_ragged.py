@@ -14,7 +14,7 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl.compilers import aot
-from meshdsl.ir import walk
+from meshdsl.ir import Op, walk
 from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.ops.ragged import RAGGED
 from tests.lowering.test_mutants import mutants, noticed, with_op
@@ -245,6 +245,7 @@ def test_the_simulator_notices_counts_that_differ() -> None:
     program = md.compile(crossing, "a:4", "group:a expert:a").program(*SPECS)
     first = next(eqn for eqn in program.eqns if isinstance(eqn.op, RaggedAllToAll))
     zeros = next(eqn for eqn in program.eqns if eqn.outs[0] is first.ins[2])
+    assert isinstance(zeros.op, Op)
     off = dataclasses.replace(zeros.op, kernel=lambda c, n, **_: c.xp.zeros((*n.shape, 1), np.int32))
     with pytest.raises(md.InternalError, match="expects other counts than are sent"):
         md.simulate(with_op(program, zeros, off), *values(X))

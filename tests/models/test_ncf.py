@@ -180,6 +180,7 @@ def test_ncf_beats_popularity():
     workload, one = ncf.ncf, (md.Mesh("one:1"), md.Layout(""))
     params, state = workload.init(md.random.key(0))
     step = md.compile(workload.train_step(), *one, donate=(0, 1))
+    assert workload.data is not None
     batches, specs = workload.data(workload.config, 0), workload.inputs(workload.config)
     for i in range(400):
         batch = {name: md.tensor(x, specs[name].shape) for name, x in batches("train", i).items()}

@@ -50,7 +50,7 @@ def toy(search: Any, vocab: int, length: int) -> md.Model:
     return md.model(found)
 
 
-def drawn(model: md.Model, seed: int, *key: md.Tensor, scale: float = 1.0) -> Params:
+def drawn(model: md.Model, seed: int, *key: Any, scale: float = 1.0) -> Params:
     rng = np.random.default_rng(seed)
     return {
         name: md.tensor(scale * rng.standard_normal([d.size for d in kind.shape]), kind.shape)
@@ -253,16 +253,19 @@ def test_decode_errors_name_the_alternatives():
     ):
         with pytest.raises(md.ShapeError, match=message):
             toy(functools.partial(md.nn.decode.sample, **options), 4, 3).specs(md.random.key(0))
-    for results, message in (
+    wrong: Any
+    for wrong, message in (
         ((md.tensor(1.0),), "must return \\(logits, cache\\), .* got tuple of Tensor"),
         (md.tensor(1.0), "got Tensor"),
         ((np.ones((2, 4)), ()), "got tuple of ndarray, tuple"),
     ):
         with pytest.raises(md.ShapeError, match=message):
-            md.nn.decode.greedy(lambda *_, results=results: results, lambda dims: (), BATCH, md.Dim("length", 3))
+            md.nn.decode.greedy(lambda *_, results=wrong: results, lambda dims: (), BATCH, md.Dim("length", 3))
+    wrong = 2
     with pytest.raises(md.ShapeError, match=r"the beam must have a size, .* got 2"):
-        toy(functools.partial(search, beam=2), 4, 3).specs()
+        toy(functools.partial(search, beam=wrong), 4, 3).specs()
     x, cache = md.spec("batch:2 beam:2 lane:2 model:6"), {"k": md.spec("batch:2 memory:4 heads:2 head:3")}
     with pytest.raises(md.ShapeError, match="at most one of them can be interleaved in the memory"):
-        attend = functools.partial(md.nn.cached_attention, heads=HEADS, head=HEAD, position=None, mask=None)
+        options: dict[str, Any] = {"heads": HEADS, "head": HEAD, "position": None, "mask": None}
+        attend = functools.partial(md.nn.cached_attention, **options)
         md.model(lambda x, cache: attend(x, cache)).specs(x, cache)

@@ -32,12 +32,12 @@ def gates(rows: Any = SIX) -> md.Tensor:
     return md.tensor(np.asarray(rows, np.float64), "token expert")
 
 
-def route(x: md.Tensor | None = None, **options: Any) -> moe.Routing:
+def route(x: Any = None, **options: Any) -> moe.Routing:
     given = {"tokens": "token", "experts": "expert", "capacity": SLOT, "router": "top2", **options}
     return moe.route(gates() if x is None else x, **given)
 
 
-def routed(x: md.Tensor | None = None, **options: Any) -> moe.Routing:
+def routed(x: Any = None, **options: Any) -> Any:
     """The same as arrays; tensors among the options are inputs."""
     tensors = {name: value for name, value in options.items() if isinstance(value, md.Tensor)}
     return ref.simulated(lambda x, tensors: route(x, **{**options, **tensors}), gates() if x is None else x, tensors)

@@ -165,6 +165,7 @@ def test_tracing_draws_one_equation_of_bits() -> None:
 def test_misuse() -> None:
     with pytest.raises(md.ShapeError, match=r"a random key is a uint32\[\[key_word=2\]|a random key is"):
         md.random.bits(md.tensor([1.0], "a"), "b:3")
+    draw: Any
     for draw in (md.random.normal, md.random.bits, md.random.fold_in):
         for key, what in ((7, "7"), (jax.random.key(7), "PRNGKeyArray")):
             with pytest.raises(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -337,7 +337,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "both": (lambda: md.conv(X, W, {"length": "io"}, "batch length"), "dim 'io' is part of the window 'length': 'io'"),
     "twice": (lambda: md.conv(X, W, {"length": "kernel", "batch": "kernel"}, "length"), "each needs its own"),
     "made": (lambda: md.conv(X, W, {"length": ("kernel", "batch")}, "batch features"), "makes dim 'batch' from"),
-    "mapping": (lambda: md.conv(X, W, "length", "batch"), "for example window={'height': 'kh'}"),
+    "mapping": (lambda: md.conv(X, W, cast(Any, "length"), "batch"), "for example window={'height': 'kh'}"),
     "bool": (lambda: md.conv(X > 0, W > 0, {"length": "kernel"}, "batch length features"), "takes two tensors of"),
     "stride": (lambda: md.conv(X, W, {"length": "kernel"}, "batch", stride=0), "whole numbers from 1 for its stride"),
     "stray": (lambda: md.max_pool(X, {"length": 2}, stride={"io": 2}), "a stride for dim 'io', which is not"),

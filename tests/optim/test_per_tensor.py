@@ -18,8 +18,8 @@ from meshdsl.optim.per_tensor import norm, rms
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "optimizers.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
 PARAM, GRADS = np.array(GOLDEN["param"]), [np.array(g) for g in GOLDEN["grads"]]
-TINY = {"min_dim_to_factor": 2}  # the tensors of the tests are small
-WHOLE = {"min_dim_to_factor": 1000}
+TINY: dict[str, Any] = {"min_dim_to_factor": 2}  # the tensors of the tests are small
+WHOLE: dict[str, Any] = {"min_dim_to_factor": 1000}
 
 
 def of(name: str) -> md.optim.Optimizer:
@@ -283,7 +283,7 @@ def test_per_tensor_zero_weight_is_updated(make: Any):
 @pytest.mark.parametrize("name", ["lamb", "lars"])
 def test_per_tensor_excluded_weights_do_not_adapt_or_decay(name: str):
     """A bias that neither adapts nor decays takes Adam's, or momentum's, step."""
-    chosen = {"decays": lambda path: path != "b", "adapts": lambda path: path != "b"}
+    chosen: dict[str, Any] = {"decays": lambda path: path != "b", "adapts": lambda path: path != "b"}
     ours, plain = {
         "lamb": (md.optim.lamb(0.1, **chosen), md.optim.adam(0.1, eps=1e-6)),
         "lars": (md.optim.lars(0.1, **chosen), md.optim.momentum(0.1)),
