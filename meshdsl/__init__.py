@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
         value: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     elif name in _PUBLIC:
         if _PUBLIC[name] == "values":
-            importlib.import_module(f"{__name__}.ops.operators")  # it gives tensors their operators
+            importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")

@@ -1,1 +1,3 @@
-"""The operations. Each has one `Op` record, in the module of its family."""
+"""The operations, one family per file. Importing any of them gives tensors their operators."""
+
+from . import operators as operators
