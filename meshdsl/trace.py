@@ -8,8 +8,9 @@ one trace). If a nested function uses a tensor of an enclosing trace, the tensor
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -179,8 +180,20 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
     arrays = [x.array for x in ins]
-    results = run_kernel(op, backend.Jax, arrays, [x.dims for x in ins], types, params)
+    shapes, types = tuple(x.dims for x in ins), tuple(types)
+    if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
+        results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
+    else:  # a constant's array has no hash, and a function is a new one in every call
+        results = run_kernel(op, backend.Jax, arrays, shapes, types, params)
     return tuple(Tensor(t.shape, t.dtype, array=a) for t, a in zip(types, results, strict=True))
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled_kernel(
+    op: Op, shapes: tuple[Shape, ...], types: tuple[Type, ...], params: tuple[tuple[str, Any], ...]
+) -> Callable[..., list[Any]]:
+    """The kernel of an operation on unsharded arrays, compiled whole and not one primitive at a time."""
+    return jax.jit(lambda *arrays: run_kernel(op, backend.Jax, arrays, shapes, types, dict(params)))
 
 
 def run_kernel(
