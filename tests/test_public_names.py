@@ -1,4 +1,4 @@
-"""Every public name has a docstring, and stands in the reference exactly once."""
+"""Every public name has a docstring, and is in the reference exactly once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,8 @@ def test_tensor_has_operators_after_import():
 
 def test_public_names_exclude_planned_names():
     assert not PLANNED & set(md.__all__), "it is there now: say so in README.md"
+
+
+def test_version_is_the_projects() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == md.__version__
