@@ -20,8 +20,6 @@ import numpy as np
 from ..errors import InternalError
 from ..layouts import Mesh
 from ..lowering import Program
-from ..lowering.collectives import Permute
-from ..lowering.partition.index_map import Exchange
 from ..lowering.program import CollectiveRecord
 
 __all__ = ["Groups", "HloCollective", "groups_of", "read", "stated"]
@@ -183,8 +181,8 @@ def groups_of(axes: Sequence[str], mesh: Mesh) -> Groups:
 
 
 def _groups(record: CollectiveRecord, mesh: Mesh) -> Groups:
-    if not isinstance(record.op, Permute | Exchange):
+    pairs = record.op.pairs(mesh)
+    if pairs is None:
         return groups_of(record.axes, mesh)
     along = groups_of([axis for axis in mesh.axes if axis in record.axes], mesh)
-    pairs = record.op.pairs(mesh)
     return tuple(sorted((group[a], group[b]) for group in along for a, b in pairs))

@@ -16,7 +16,7 @@ from ..lowering.asynchrony import Start
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
-from .network import Placement, full_bytes, timed_as
+from .network import Placement, full_bytes
 from .roofline import roofline
 
 __all__ = ["COMPUTE", "Event", "Schedule", "Span"]
@@ -149,7 +149,7 @@ class Schedule:
             (line,) = self.ledger.of(step)
             record = line.collective
             assert record is not None
-            n, kind = self.placement.mesh.count(record.axes), timed_as(record)
+            n, kind = self.placement.mesh.count(record.axes), record.op.timed_as
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
             started = isinstance(step.eqn.op, Start)

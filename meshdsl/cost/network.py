@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from ..errors import LayoutError
 from ..layouts import Mesh
 from ..lowering import CollectiveRecord
-from ..lowering.ragged import RaggedAllToAll
 from .placing import Parts, assigned, by_default
 from .transfer import KINDS, Group, Level, Point, TimeTable, read, table_of
 
-__all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place", "timed_as"]
+__all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place"]
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,13 @@ def full_bytes(record: CollectiveRecord, n: int) -> int:
 
     For a ragged exchange, only the share of slots that is expected to be filled counts, equal on all devices.
     """
-    if record.kind == "permute":
-        return record.wire_bytes
-    if isinstance(record.op, RaggedAllToAll):
-        return round(record.bytes * n * record.op.share)
-    return record.bytes * n if record.kind == "all_to_all" else record.bytes
-
-
-def timed_as(record: CollectiveRecord) -> str:
-    """The kind whose formulas and tables apply: a ragged exchange is timed as an all_to_all of fewer bytes."""
-    return "all_to_all" if isinstance(record.op, RaggedAllToAll) else record.kind
+    match record.op.timed_as:
+        case "permute":
+            return record.wire_bytes
+        case "all_to_all":
+            return round(record.bytes * n * record.op.share)
+        case _:
+            return record.bytes
 
 
 def monotone(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -10,9 +10,10 @@ import numpy as np
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 
-__all__ = ["Blocks", "Collective"]
+__all__ = ["Blocks", "Collective", "CollectiveDefaults", "Pairs"]
 
 Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
+Pairs = list[tuple[int, int]]  # (sender, receiver), numbered row-major over the axes in mesh order
 
 
 class Collective(Protocol):
@@ -21,6 +22,8 @@ class Collective(Protocol):
     `emit(x, shape, before, mesh, *counts)` makes the JAX call on one device's block of a value of global `shape`.
     `simulate(blocks, shape, before, mesh, *counts)` computes the blocks of all devices in NumPy; it is the definition.
     `counts` are the further operands of a ragged exchange; the other kinds have none.
+
+    A new kind is one class, which inherits `CollectiveDefaults`, and the pass or the planner that inserts it.
     """
 
     @property
@@ -51,6 +54,25 @@ class Collective(Protocol):
         ...
 
     @property
+    def timed_as(self) -> str:
+        """The kind whose time formulas and tables apply."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """The expected fraction of the bytes that are sent; it scales the estimated time only."""
+        ...
+
+    @property
+    def at_most(self) -> bool:
+        """Whether `bytes_sent` is an upper bound."""
+        ...
+
+    def pairs(self, mesh: Mesh) -> Pairs | None:
+        """The senders and receivers of a permutation; None if every device of a group sends to all others."""
+        ...
+
+    @property
     def emit(self) -> Callable[..., Any]:
         """The function that makes the JAX call; see the class."""
         ...
@@ -59,3 +81,24 @@ class Collective(Protocol):
     def simulate(self) -> Callable[..., Blocks]:
         """The definition on the blocks of all devices, in NumPy; see the class."""
         ...
+
+
+class CollectiveDefaults:
+    """The properties of most kinds: the value's own dtype is sent, and every byte of it, within groups of devices."""
+
+    name: str
+    share = 1.0
+    at_most = False
+
+    @property
+    def timed_as(self) -> str:
+        """The kind itself."""
+        return self.name
+
+    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        """The value's own dtype."""
+        return np.dtype(dtype)
+
+    def pairs(self, mesh: Mesh) -> Pairs | None:
+        """None: not a permutation."""
+        return None

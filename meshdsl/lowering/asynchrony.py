@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Collective, Eqn, Fuses, Graph, Op, Type
+from ..ir import Collective, Eqn, Fuses, Graph, Op, Pairs, Type
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import invariant, varying
@@ -63,6 +63,21 @@ class Start:
 
     def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return self.collective.wire_dtype(dtype)
+
+    @property
+    def timed_as(self) -> str:
+        return self.collective.timed_as
+
+    @property
+    def share(self) -> float:
+        return self.collective.share
+
+    @property
+    def at_most(self) -> bool:
+        return self.collective.at_most
+
+    def pairs(self, mesh: Mesh) -> Pairs | None:
+        return self.collective.pairs(mesh)
 
     def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
         return self.collective.emit(x, shape, before, mesh, *counts)

@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape, names
 from ..errors import InternalError
-from ..ir import Blocks
+from ..ir import Blocks, CollectiveDefaults
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, ordered, restored, varying
@@ -35,13 +35,8 @@ DType = np.dtype[Any]
 _COUNTS = np.dtype(np.uint16)  # a sum of booleans tells whether any is true; JAX would send int32, or refuse
 
 
-def _as_is(self: object, dtype: DType) -> DType:
-    """The value's own dtype: it is sent unchanged."""
-    return np.dtype(dtype)
-
-
 @dataclass(frozen=True)
-class Slice:
+class Slice(CollectiveDefaults):
     """Split `dim` further: each device keeps its chunk of its block. Sends nothing.
 
     >>> print(Slice("batch", ("rows",)), Slice("batch", ("rows",)).step(Sharding(), Mesh("rows:2")))
@@ -52,7 +47,6 @@ class Slice:
     sends = False
     dim: str
     axes: Axes
-    wire_dtype = _as_is
 
     def __str__(self) -> str:
         return f"slice {self.dim} over {_show(self.axes)}"
@@ -75,7 +69,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(CollectiveDefaults):
     """Gather `dim` over its minor axes: every device gets its peers' blocks, in order.
 
     >>> print(AllGather("batch", ("rows",)).step(Sharding.of({"batch": ("rows",)}), Mesh("rows:2")))
@@ -86,7 +80,6 @@ class AllGather:
     sends = True
     dim: str
     axes: Axes
-    wire_dtype = _as_is
 
     def __str__(self) -> str:
         return f"all_gather {self.dim} over {_show(self.axes)}"
@@ -110,7 +103,7 @@ class AllGather:
 
 
 @dataclass(frozen=True)
-class AllToAll:
+class AllToAll(CollectiveDefaults):
     """Move the minor axes of `dim` to the minor end of `to`: blocks grow along `dim` and shrink along `to`.
 
     >>> before = Sharding.of({"expert": ("rows",)})
@@ -123,7 +116,6 @@ class AllToAll:
     dim: str
     to: str
     axes: Axes
-    wire_dtype = _as_is
 
     def __str__(self) -> str:
         return f"all_to_all {self.dim} -> {self.to} over {_show(self.axes)}"
@@ -149,7 +141,7 @@ class AllToAll:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(CollectiveDefaults):
     """Reduce a pending sum, max or min over some of its axes.
 
     NaN is preserved. `lax.pmax` and `lax.pmin` lose it on CPU, so floats are sent as integers of the same width and
@@ -200,7 +192,7 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
-class ReduceScatter:
+class ReduceScatter(CollectiveDefaults):
     """Reduce a pending sum over `axes`; each device keeps its chunk of `dim`.
 
     >>> print(ReduceScatter("hidden", ("cols",)).step(Sharding.of({}, ("cols",)), Mesh("cols:4")))

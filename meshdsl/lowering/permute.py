@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Blocks
+from ..ir import Blocks, CollectiveDefaults, Pairs
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, varying
@@ -33,7 +33,7 @@ DType = np.dtype[Any]
 
 
 @dataclass(frozen=True)
-class Permute:
+class Permute(CollectiveDefaults):
     """For each (dim, axes before, axes after) in `moves`, split the dim over other axes into as many blocks as before.
 
     >>> swap = Permute((("batch", ("rows", "cols"), ("cols", "rows")),))
@@ -62,10 +62,6 @@ class Permute:
         """The axes along which blocks are sent, sorted by name."""
         return tuple(sorted({axis for _, old, new in self._cores() for axis in old + new}))
 
-    def wire_dtype(self, dtype: DType) -> DType:
-        """The value's own dtype."""
-        return np.dtype(dtype)
-
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         split = {**dict(before.split), **{dim: new for dim, _, new in self.moves}}
         used = [axis for axes in split.values() for axis in axes] + list(before.partial)
@@ -89,7 +85,7 @@ class Permute:
         after = self.step(before, mesh).varying
         return invariant(moved, tuple(axis for axis in axes if axis not in after))
 
-    def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
+    def pairs(self, mesh: Mesh) -> Pairs:
         """(sender, receiver) for every device, numbered row-major over `axes` in mesh order."""
         axes = tuple(axis for axis in mesh.axes if axis in self.axes)
         places = [dict(zip(axes, at, strict=True)) for at in product(*(range(mesh.axes[a]) for a in axes))]

@@ -16,7 +16,6 @@ from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..layouts import Extents, Mesh
 from ..units import show_bytes
 from .asynchrony import Start
-from .ragged import RaggedAllToAll
 
 __all__ = ["CollectiveRecord", "Program"]
 
@@ -130,14 +129,9 @@ class CollectiveRecord:
     asynchronous: bool = False  # has a separate wait
 
     @property
-    def at_most(self) -> bool:
-        """Whether the bytes are an upper bound, because only filled slots are sent."""
-        return isinstance(self.op, RaggedAllToAll)
-
-    @property
     def size(self) -> str:
         """The bytes as text; "at most" if only filled slots are sent."""
-        return f"{'at most ' if self.at_most else ''}{show_bytes(self.bytes)}"
+        return f"{'at most ' if self.op.at_most else ''}{show_bytes(self.bytes)}"
 
     def __str__(self) -> str:
         times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")

@@ -21,7 +21,7 @@ from jax import lax
 
 from ..dims import Shape, names
 from ..errors import InternalError
-from ..ir import Blocks
+from ..ir import Blocks, CollectiveDefaults
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import varying
@@ -33,7 +33,7 @@ Array = Any  # a JAX value inside shard_map
 
 
 @dataclass(frozen=True)
-class RaggedAllToAll:
+class RaggedAllToAll(CollectiveDefaults):
     """An `AllToAll` that sends only the first slots along `slots`, as many as are filled; the others arrive as zeros.
 
     It takes the counts in the shardings before and after the exchange: on each device [cells] and a last dim of size 1.
@@ -47,6 +47,7 @@ class RaggedAllToAll:
     """
 
     name = "ragged_all_to_all"
+    at_most = True
     sends = True
     dim: str
     to: str
@@ -59,13 +60,14 @@ class RaggedAllToAll:
         return f"ragged_{self.padded}"
 
     @property
+    def timed_as(self) -> str:
+        """An all_to_all, of fewer bytes."""
+        return self.padded.timed_as
+
+    @property
     def padded(self) -> AllToAll:
         """The exchange that sends every slot."""
         return AllToAll(self.dim, self.to, self.axes)
-
-    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The value's own dtype."""
-        return np.dtype(dtype)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         """The sharding changes as by `AllToAll`."""

@@ -75,7 +75,7 @@ def collective_text(report: Report, number: int, found: Sequence[LayoutEdit]) ->
     times = f"{line.trips} times a step" if line.trips > 1 else "once a step"
     each = cost.seconds / line.trips
     hidden = cost.seconds - cost.exposed
-    most = "at most " if record.at_most else ""
+    most = "at most " if record.op.at_most else ""
     rows = [
         ("asked for by", f"{line_of(line.where, 60)}  {line.where.source()}"[:82].rstrip()),
         ("pass", "backward" if line.backward else "forward"),

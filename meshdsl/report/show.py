@@ -58,7 +58,7 @@ def summary(report: Report) -> str:
     if not report.fits:
         binding = f"memory: {show_bytes(report.peak_bytes - report.limit)} too much; then {binding}"
     work = f"{number(report.flops, 'FLOP')}, {show_bytes(report.hbm_bytes)} of memory traffic"
-    most = "at most " if any(record.at_most for record in report.program.collectives) else ""
+    most = "at most " if any(record.op.at_most for record in report.program.collectives) else ""
     rows = [
         ("memory", f"{verdict}: {room}  {_gauge(report.peak_bytes, report.limit)}"),
         (

@@ -20,7 +20,7 @@ from typing import Any
 from ..cost.lanes import Schedule
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
-from ..cost.network import Placement, full_bytes, timed_as
+from ..cost.network import Placement, full_bytes
 from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
@@ -141,7 +141,7 @@ class Screen:
             if eqn.sends and eqn.ins[0].shape:
                 record = program.record(eqn, 1)
                 size = full_bytes(record, self.mesh.count(record.axes))
-                lanes[record.axes] += self.placement.seconds(timed_as(record), record.axes, size)
+                lanes[record.axes] += self.placement.seconds(record.op.timed_as, record.axes, size)
         loops_take = sum(self._loop([program.eqns[i]])[0] for i in at)
         return loops_take + max(lanes.values(), default=0.0)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ...dims import Dim, Shape
-from ...ir import Because, Blocks, Cause, Eqn, Var
+from ...ir import Because, Blocks, Cause, CollectiveDefaults, Eqn, Pairs, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced
@@ -30,7 +30,7 @@ __all__ = ["Exchange", "lower_index_map"]
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(CollectiveDefaults):
     """Send every sender's block to its receiver; a device that receives nothing gets zeros.
 
     Devices are numbered row-major over `axes`. Like the collectives in `collectives`, but it changes the value and not
@@ -46,10 +46,6 @@ class Exchange:
     def __str__(self) -> str:
         return f"permute {self.dim} over {','.join(self.axes)}"
 
-    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """The value's own dtype."""
-        return np.dtype(dtype)
-
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         """The sharding does not change."""
         return before
@@ -58,7 +54,7 @@ class Exchange:
         """The block's bytes: a sender sends its block once."""
         return local_bytes
 
-    def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
+    def pairs(self, mesh: Mesh) -> Pairs:
         """The routes with devices numbered row-major over `axes` in mesh order, as `lax.ppermute` expects."""
         ordered = [axis for axis in mesh.axes if axis in self.axes]
         at = np.arange(mesh.count(self.axes)).reshape([mesh.axes[axis] for axis in self.axes])
