@@ -73,11 +73,13 @@ __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDund
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        value: Any = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        value: Any = importlib.import_module(f"{__name__}.boundary").guarded_module(module, name)
     elif name in _PUBLIC:
         if _PUBLIC[name] == "values":
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+        value = importlib.import_module(f"{__name__}.boundary").guarded(value, name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)

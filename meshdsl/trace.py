@@ -21,7 +21,7 @@ from . import backend
 from .dims import Shape
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller
 from .ir import Eqn, Fuses, Graph, Op, Type, Var, dce, verify
-from .values import Tensor
+from .values import Tensor, array_of
 
 __all__ = [
     "CONSTANT", "FULL", "Traced", "as_tensor", "bind", "bind1", "current", "evaluate", "location", "run_kernel",
@@ -180,12 +180,25 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
     arrays = [x.array for x in ins]
+    if len(arrays) > 1 and _on_other_devices(arrays):
+        raise at(
+            ShapeError(
+                f"{op.name} of tensors on different devices: they are results of functions compiled for different meshes\n"
+                "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
+            ),
+            _where(),
+        )
     shapes, types = tuple(x.dims for x in ins), tuple(types)
     if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
     else:  # a constant's array has no hash, and a function is a new one in every call
         results = run_kernel(op, backend.Jax, arrays, shapes, types, params)
     return tuple(Tensor(t.shape, t.dtype, array=a) for t, a in zip(types, results, strict=True))
+
+
+def _on_other_devices(arrays: Sequence[Any]) -> bool:
+    """Whether the arrays are on different sets of devices."""
+    return len({frozenset(a.devices()) for a in arrays if isinstance(a, jax.Array) and a.committed}) > 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -259,11 +272,14 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    array = np.asarray(x)
-    if array.ndim or array.dtype.kind not in "biufcV":
+    try:
+        array = np.asarray(array_of(x))
+    except MeshdslError as error:
+        raise at(error, _where()) from None
+    if array.ndim:
         raise at(
             ShapeError(
-                f"expected a tensor or a number, got {_what(x, array)}\n"
+                f"expected a tensor or a number, got an array of shape {array.shape}\n"
                 "  give an array's dims names with md.tensor(array, dims)"
             ),
             _where(),
@@ -284,7 +300,3 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
             _where(),
         )
     return bind1(FULL, value=array.item(), shape=(), dtype=kind)
-
-
-def _what(x: Any, array: np.ndarray) -> str:
-    return f"an array of shape {array.shape}" if array.ndim else repr(x)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .dims import Dim, DimsLike, Shape, pick, show, split_items
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
@@ -98,11 +99,18 @@ class Tensor:
         def __ne__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __init__(self, dims: Shape, dtype: Any, *, array: Any = None, var: Any = None, trace: Any = None):
-        self.dims = dims
-        self.dtype = np.dtype(dtype)
-        self._array = array
-        self._var = var
-        self._trace = trace
+        put = object.__setattr__
+        put(self, "dims", dims)
+        put(self, "dtype", np.dtype(dtype))
+        put(self, "_array", array)
+        put(self, "_var", var)
+        put(self, "_trace", trace)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        way_out = {"dims": "md.rename or md.reshape", "dtype": "md.cast"}.get(
+            name, "a function that returns a new tensor"
+        )
+        raise at(ShapeError(f"a tensor does not change: its {name} cannot be set\n  use {way_out}"), caller())
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -215,15 +223,54 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
     >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
     (batch=1, io=2)
 
-    Sizes in `dims` are optional. Raises `ShapeError` if the dims do not fit the array's shape.
+    Sizes in `dims` are optional. Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an
+    array of numbers, and if an integer in it does not fit into the 32 bits that JAX uses by default.
     """
-    values = array if isinstance(array, jax.Array) else np.asarray(array)
     try:
+        values = array_of(array)
         shape = _dims_for(dims, values.shape)
     except MeshdslError as error:
         raise at(error, caller()) from None
     values = jnp.asarray(values)
     return Tensor(shape, values.dtype, array=values)
+
+
+def array_of(x: Any) -> np.ndarray | jax.Array:
+    """An array of numbers or booleans; raises `ShapeError` for anything that would not become one unchanged."""
+    if isinstance(x, Tensor | Type):
+        raise ShapeError(f"an array or a number is needed, got {x!r}, which already has named dims")
+    if isinstance(x, Tracer):
+        raise ShapeError(
+            f"a JAX transformation (jit, grad, vmap) is running: got a traced {x.aval.str_short()}\n"
+            "  transform with md.grad and md.compile instead, or call the compiled function outside jax.jit"
+        )
+    if isinstance(x, jax.Array):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            raise ShapeError(f"got a JAX random key, {x.dtype.name}\n  make one with md.random.key(seed)")
+        return x
+    try:
+        values = np.asarray(x)
+    except ValueError:
+        raise ShapeError(f"the rows of {_short(x)} have different lengths or types") from None
+    if values.dtype.kind not in "biufcV" or values.dtype.names is not None:
+        raise ShapeError(f"an array of numbers or booleans is needed, got {_short(x)} ({type(x).__name__})")
+    kind = jax.dtypes.canonicalize_dtype(values.dtype)
+    if kind != values.dtype and kind.kind in "iu" and values.size:
+        low, high = np.iinfo(kind).min, np.iinfo(kind).max
+        if values.min() < low or values.max() > high:
+            raise ShapeError(
+                f"{values.min()} to {values.max()} does not fit into {kind.name}, which holds {low} to {high}\n"
+                "  switch 64-bit types on with jax.config.update('jax_enable_x64', True), or use smaller integers"
+            )
+    return values
+
+
+def _short(x: Any) -> str:
+    try:
+        text = " ".join(repr(x).split())
+    except Exception:  # the text of a user's own class
+        text = f"a {type(x).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _dims_for(dims: DimsLike, sizes: tuple[int, ...]) -> Shape:

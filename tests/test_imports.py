@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = [
     ["errors"],
     ["units"],
+    ["boundary"],
     ["primitives"],
     ["dims"],
     ["layouts"],

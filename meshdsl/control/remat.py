@@ -53,6 +53,8 @@ def name(x: Any, name: str) -> Tensor:
     >>> md.name(md.tensor(2.0), "gate")
     tensor(float32[], 2.)
     """
+    if not isinstance(name, str) or not name:
+        raise at(ShapeError(f"a name is a text, for example 'gate'; got {name!r}"), caller())
     return bind1(NAME, as_tensor(x), name=name)
 
 

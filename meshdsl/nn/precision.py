@@ -30,6 +30,10 @@ class Precision:
     reduce: str = "float32"
     gradient: str | None = None
 
+    def __post_init__(self) -> None:
+        for dtype in (self.param, self.compute, self.reduce, self.gradient or self.compute):
+            md.spec([], dtype)
+
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
         """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
         y = md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)

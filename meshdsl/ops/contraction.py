@@ -97,6 +97,8 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     `dtype` is the dtype of the sum, also of partial sums on each device (default: the operands' common dtype).
     Raises `ShapeError` if `out` contains a dim that no operand has.
     """
+    if not xs:
+        raise at(ShapeError("md.einsum needs at least one tensor"), caller())
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
     return bind1(EINSUM, *xs, out=shape, dtype=located(lambda: as_dtype(dtype or xs[0].dtype)))

@@ -337,7 +337,12 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     >>> import meshdsl as md
     >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
     tensor(int32[a=4], [9 2 0 7])
+
+    Raises `ShapeError` if two numbers leave no integer between them. Where tensors do, the result is `low`.
     """
+    low, high = (x if isinstance(x, Tensor) else as_tensor(x).item() for x in (low, high))
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and not low < high:
+        raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
     shape, dtype = _dims(dims), located(lambda: _known("randint", dtype, "i", "integers"))
     sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
     unsigned, info = np.dtype(_UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
@@ -364,7 +369,7 @@ def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
     return cast(minimum(maximum(x, max(least, int(there.min))), min(most, int(there.max))), dtype)
 
 
-def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
+def permutation(key: Tensor, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
     """The slices of `x` along `over` in random order. If `x` is a dim, the dim's indices in random order.
 
     >>> import meshdsl as md

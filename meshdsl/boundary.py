@@ -1,0 +1,204 @@
+"""The boundary of the public names: an error that leaves a public function has the user's line and says what is wrong.
+
+Public functions are wrapped when they are looked up. A `MeshdslError` without a line gets the caller's. After any other
+error, the arguments are compared with the annotations of the function: those that contradict them are the reason, and
+are reported together. If all arguments fit, the error is not the caller's, and it passes unchanged; so does an error
+that was raised by the user's own code, for example by a function that was passed.
+
+The arguments are compared even if nothing fails: `md.optim.adam` uses its arguments only later, and `md.slice` would
+round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import traceback
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, Union
+
+import numpy as np
+
+from .errors import MeshdslError, ShapeError, at, caller, users_line
+
+__all__ = ["guarded", "guarded_module"]
+
+_BUILT_BY_USERS = {"Layout", "Mesh", "Model", "Overlap", "WeightUpdate", "Workload", "nn.Precision", "optim.Optimizer"}
+_CONTAINERS = (list, tuple, dict, set, frozenset)  # whether these fit depends on their items
+_NUMBERS: dict[Any, tuple[type, ...]] = {
+    int: (int, np.integer),
+    float: (int, float, np.integer, np.floating),
+    complex: (int, float, complex, np.number),
+    bool: (bool, np.bool_),
+}
+
+
+def guarded(value: Any, name: str) -> Any:
+    """The public function or class `name`, with errors as the module describes; other values unchanged."""
+    if isinstance(value, types.FunctionType):
+        return _wrapped(value, name)
+    init = vars(value).get("__init__") if isinstance(value, type) else None
+    if isinstance(init, types.FunctionType) and not issubclass(value, BaseException):
+        value.__init__ = _wrapped(init, name, compares=name in _BUILT_BY_USERS)
+    return value
+
+
+def guarded_module(module: types.ModuleType, name: str) -> types.ModuleType:
+    """A public module whose public functions and classes are guarded; so are those of its public submodules."""
+    for member in module.__all__:
+        value = getattr(module, member)
+        if isinstance(value, types.ModuleType):
+            guarded_module(value, f"{name}.{member}")
+        elif not hasattr(value, "__wrapped__"):
+            setattr(module, member, guarded(value, f"{name}.{member}"))
+    return module
+
+
+def _wrapped(function: Callable[..., Any], name: str, compares: bool = True) -> Callable[..., Any]:
+    """`function` with errors explained; `compares`: also if none is raised."""
+    signature = inspect.signature(function)
+    fitting: set[Any] = set()  # the types of arguments that fit, where types alone tell
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = function(*args, **kwargs)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        except Exception as error:
+            explained = None
+            if not _from_the_user(error):
+                explained = _contradictions(function, signature, name, args, kwargs) or _miscalled(error, name, args)
+            if explained is None:
+                raise
+            raise at(explained, caller()) from None
+        kinds = (*map(type, args), *((key, type(value)) for key, value in kwargs.items()))
+        if not compares or kinds in fitting:
+            return result
+        contradictions = _contradictions(function, signature, name, args, kwargs)
+        if contradictions is not None:
+            raise at(contradictions, caller())
+        if not any(isinstance(value, _CONTAINERS) for value in (*args, *kwargs.values())):
+            fitting.add(kinds)
+        return result
+
+    return call
+
+
+def _from_the_user(error: Exception) -> bool:
+    """Whether the user's code raised it, inside the call."""
+    inner = traceback.extract_tb(error.__traceback__)[1:]
+    return users_line((frame.filename, frame.lineno or 0) for frame in inner) is not None
+
+
+def _miscalled(error: Exception, name: str, args: Any) -> ShapeError | None:
+    """The error if a function that was passed takes other arguments than it was called with."""
+    passed = [f.__qualname__ for f in args if isinstance(f, types.FunctionType)]
+    if isinstance(error, TypeError) and any(str(error).startswith(f"{function}()") for function in passed):
+        return ShapeError(f"md.{name} called a function with arguments that it does not take\n  {error}")
+    return None
+
+
+@functools.cache
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function; empty if one of them is imported by type checkers only."""
+    try:
+        return typing.get_type_hints(function)
+    except NameError:
+        return {}
+
+
+def _contradictions(
+    function: Callable[..., Any], signature: inspect.Signature, name: str, args: Any, kwargs: Any
+) -> ShapeError | None:
+    """The error that lists the arguments whose annotations they contradict; None if there is none."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as mismatch:
+        own = [p for p in signature.parameters if p != "self"]
+        return ShapeError(f"md.{name}: {mismatch}\n  it takes ({', '.join(own)})")
+    annotations = _annotations(function)
+    wrong = [
+        f"  {argument} is {_shown(value)}; expected {_type_name(annotations[argument])}"
+        for argument, value in _arguments(signature, bound)
+        if argument in annotations and not fits(value, annotations[argument])
+    ]
+    if not wrong:
+        return None
+    return ShapeError("\n".join([f"md.{name} was called with arguments that it does not take", *wrong]))
+
+
+def _arguments(signature: inspect.Signature, bound: inspect.BoundArguments) -> Iterable[tuple[str, Any]]:
+    """Every argument with its value; each one of `*args` by itself."""
+    for argument, value in bound.arguments.items():
+        kind = signature.parameters[argument].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((argument, one) for one in value)
+        elif kind is not inspect.Parameter.VAR_KEYWORD:
+            yield argument, value
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value may be passed where `annotation` is declared; True where that cannot be told.
+
+    >>> fits(3, float), fits("3", float), fits({"a": 1}, typing.Mapping[str, str])
+    (True, False, False)
+    """
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if annotation is Any:
+        return True
+    if annotation is None or annotation is type(None):
+        return value is None
+    if annotation in _NUMBERS:
+        return isinstance(value, _NUMBERS[annotation]) and (annotation is bool or not isinstance(value, bool))
+    if origin is collections.abc.Callable or annotation is Callable:
+        return callable(value)
+    if isinstance(origin, type):
+        return isinstance(value, origin) and _items_fit(value, origin, inner)
+    return isinstance(value, annotation) if isinstance(annotation, type) else True
+
+
+def _items_fit(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
+    """Whether the items of a container fit; an iterator is not consumed, so its items are not known."""
+    if issubclass(origin, collections.abc.Mapping) and len(inner) == 2:
+        return all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    if issubclass(origin, tuple) and Ellipsis not in inner:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    if isinstance(value, str) and inner:
+        return fits("", inner[0])
+    try:
+        items = list(value) if isinstance(value, collections.abc.Collection) else []
+    except TypeError:  # an array without axes
+        return False
+    return not inner or all(fits(one, inner[0]) for one in items)
+
+
+def _type_name(annotation: Any) -> str:
+    """An annotation in words that a user writes."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_type_name(one) for one in inner))
+    if annotation is type(None):
+        return "None"
+    if origin is typing.Literal:
+        return " or ".join(map(repr, inner))
+    if origin is collections.abc.Callable or annotation is Callable:
+        return "a function"
+    if isinstance(origin, type):
+        return f"{origin.__name__}[{', '.join('...' if one is ... else _type_name(one) for one in inner)}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # the text of a user's own class
+        text = "a value"
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
