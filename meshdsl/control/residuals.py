@@ -11,16 +11,16 @@ __all__ = ["split"]
 
 
 def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
-    """Returns (forward, backward, kept, want): two graphs, and the indices of two sets of the body's inputs.
+    """Returns (forward, backward, primal_inputs, wrt): two graphs, and the indices of two sets of the body's inputs.
 
-    `forward` returns the body's results and the residuals. `backward` takes the inputs `kept`, the residuals and the
-    cotangents of the results; it returns the cotangents of the inputs `want`.
+    `forward` returns the body's results and the residuals. `backward` takes the inputs `primal_inputs`, the residuals
+    and the cotangents of the results; it returns the cotangents of the inputs `wrt`.
 
     Residuals are the forward values that the backward half uses, except those available at little cost: constants of
     the loop and slices of its inputs are passed again; values that depend on constants alone, or that are cheap to
     compute from other residuals, are recomputed.
     """
-    joint, forward_values, want = vjp_of_graph(body, active)
+    joint, forward_values, wrt = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
     ins, cts = joint.ins[:n], joint.ins[n:]
     first = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
@@ -31,10 +31,10 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     redo = [eqn for eqn in first if eqn.outs[0] in again]
     saved = [v for v in (*ins, *(v for eqn in first for v in eqn.outs)) if v in residuals - free]
     needed = _read([*redo, *later], joint.outs[outs:])
-    kept = [i for i, v in enumerate(ins) if v in free & needed]
+    primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
     forward = dce(Graph(ins, tuple(first), (*joint.outs[:outs], *saved)))
-    backward = dce(Graph((*(ins[i] for i in kept), *saved, *cts), (*redo, *later), joint.outs[outs:]))
-    return forward, backward, kept, want
+    backward = dce(Graph((*(ins[i] for i in primal_inputs), *saved, *cts), (*redo, *later), joint.outs[outs:]))
+    return forward, backward, primal_inputs, wrt
 
 
 def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[Var]:
@@ -55,14 +55,14 @@ def _computed_again(
     eqns: Sequence[Eqn], used: set[Var], free: set[Var], constant: set[Var]
 ) -> tuple[set[Var], set[Var]]:
     """Returns the residuals to save, and the values to recompute in place of the others that are used."""
-    made = {v: eqn for eqn in eqns for v in eqn.outs}
+    producers = {v: eqn for eqn in eqns for v in eqn.outs}
     residuals, again = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
         """Whether v is cheap to compute from inputs, constants and other residuals."""
-        if v in constant or v not in made:
-            return v in constant and v in made
-        eqn = made[v]
+        if v in constant or v not in producers:
+            return v in constant and v in producers
+        eqn = producers[v]
         return eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins)
 
     for eqn in reversed(eqns):
