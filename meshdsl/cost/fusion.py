@@ -85,11 +85,11 @@ def steps(program: Program) -> tuple[Step, ...]:
 
     Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of.
     """
-    made: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
-    if made is None:
-        made = tuple(_Fusion(program).steps())
-        object.__setattr__(program, "_steps", made)
-    return made
+    fused: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
+    if fused is None:
+        fused = tuple(_Fusion(program).steps())
+        object.__setattr__(program, "_steps", fused)
+    return fused
 
 
 def holders(graph: Graph) -> dict[Var, Var]:
@@ -174,8 +174,8 @@ class _Fusion:
 
     def chain(self, eqn: Eqn, v: Var) -> _Chain:
         """The chain of equations of the same size that makes a value inside one kernel."""
-        made = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
-        before = [self.chains[x] for x in made if x in self.chains and len(self.readers[x]) == 1]
+        operands = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
+        before = [self.chains[x] for x in operands if x in self.chains and len(self.readers[x]) == 1]
         before.sort(key=lambda chain: not chain.reduces)
         if kind(eqn) is Fuses.REDUCE or not before:
             first = _Chain(None, (), kind(eqn) is Fuses.REDUCE)
@@ -251,7 +251,7 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
     An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
     """
     source: dict[Var, Var] = {}  # through views and casts
-    found: dict[Eqn, set[Var]] = {}
+    operands: dict[Eqn, set[Var]] = {}
     for eqn in graph.eqns:
         ins = [source.get(v, v) for v in eqn.ins]
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
@@ -259,5 +259,5 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
         elif isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(ins) > 1:
             names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
-                found[eqn] = set(ins)
-    return found
+                operands[eqn] = set(ins)
+    return operands
