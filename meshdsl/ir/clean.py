@@ -16,15 +16,15 @@ __all__ = ["cse", "dce"]
 def dce(graph: G) -> G:
     """Remove equations whose results are unused, also inside bodies (dead code elimination)."""
     live = set(graph.outs)
-    kept: list[Eqn] = []
+    eqns: list[Eqn] = []
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs):
             continue
         eqn = _without_unused_operands(_without_unused_rows(eqn, live).map_graphs(dce))
-        kept.append(eqn)
+        eqns.append(eqn)
         live.update(eqn.ins)
-    kept.reverse()
-    return graph if _same(kept, graph.eqns) else graph.replace(eqns=tuple(kept))
+    eqns.reverse()
+    return graph if _same(eqns, graph.eqns) else graph.replace(eqns=tuple(eqns))
 
 
 def _same(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
@@ -37,22 +37,22 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
     loop = eqn.control
     if not isinstance(loop, Scan):
         return eqn
-    body, held, n = loop.body, loop.consts, loop.carries
+    body, consts, n = loop.body, loop.consts, loop.carries
     used = {i for i, v in enumerate(eqn.outs) if v in live}
     while True:
         read = _reads(body, [body.outs[i] for i in used])
-        more = {i for i in range(n) if body.ins[held + i] in read} - used
+        more = {i for i in range(n) if body.ins[consts + i] in read} - used
         if not more:
             break
         used |= more
     if len(used) == len(body.outs):
         return eqn
-    gone = set(range(n)) - used
+    unused = set(range(n)) - used
     outs = [i for i in range(len(body.outs)) if i in used]
-    ins = [i for i in range(len(body.ins)) if i - held not in gone or not held <= i < held + n]
+    ins = [i for i in range(len(body.ins)) if i - consts not in unused or not consts <= i < consts + n]
     body = body.replace(ins=tuple(body.ins[i] for i in ins), outs=tuple(body.outs[i] for i in outs))
     eqn = eqn.replace(ins=tuple(eqn.ins[i] for i in ins), outs=tuple(eqn.outs[i] for i in outs))
-    return eqn.with_control(body=body, carries=n - len(gone))
+    return eqn.with_control(body=body, carries=n - len(unused))
 
 
 def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
@@ -83,7 +83,7 @@ def cse(graph: G) -> G:
     """Compute equal equations on equal values once (common subexpression elimination)."""
     same: dict[Var, Var] = {}
     seen: dict[Hashable, Eqn] = {}
-    kept: list[Eqn] = []
+    eqns: list[Eqn] = []
     for eqn in graph.eqns:
         if not same.keys().isdisjoint(eqn.ins):
             eqn = eqn.replace(ins=tuple(same.get(v, v) for v in eqn.ins))
@@ -94,10 +94,10 @@ def cse(graph: G) -> G:
             continue
         if key is not None:
             seen[key] = eqn
-        kept.append(eqn)
-    if _same(kept, graph.eqns):
+        eqns.append(eqn)
+    if _same(eqns, graph.eqns):
         return graph
-    return graph.replace(eqns=tuple(kept), outs=tuple(same.get(v, v) for v in graph.outs))
+    return graph.replace(eqns=tuple(eqns), outs=tuple(same.get(v, v) for v in graph.outs))
 
 
 def _key(eqn: Eqn) -> Hashable:

@@ -229,8 +229,8 @@ def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     op = eqn.operation
     if op.flops is None:
         return float(sum(math.prod(n) for n in outs))
-    given = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
-    return float(op.flops(ins, outs, **op.keywords(op.flops, given)))
+    params = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
+    return float(op.flops(ins, outs, **op.keywords(op.flops, params)))
 
 
 def format_graph(

@@ -265,8 +265,8 @@ def _ring(local_bytes: int, n: int) -> int:
 def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """For every device, the devices that differ from it only along `axes`, in order, including itself."""
     grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
-    at = [list(mesh.axes).index(axis) for axis in axes]
-    groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(axes), -1).T.tolist()
+    positions = [list(mesh.axes).index(axis) for axis in axes]
+    groups = np.moveaxis(grid, positions, range(len(positions))).reshape(mesh.count(axes), -1).T.tolist()
     return tuple(sorted((me, tuple(group)) for group in groups for me in group))
 
 
