@@ -70,12 +70,12 @@ def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
     narrow = size_of(block.shape) <= 1 << 32
     for i, dim in enumerate(block.shape):
         stride = size_of(block.shape[i + 1 :])
-        place = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
-        place = place.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
+        index = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
+        index = index.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
         if narrow:
-            low = low + place * np.uint32(stride & _LOW_32)
+            low = low + index * np.uint32(stride & _LOW_32)
             continue
-        more_high, more_low = _times(place, stride)
+        more_high, more_low = _times(index, stride)
         low = low + more_low
         high = high + more_high + (low < more_low).astype(np.uint32)
     return high, low
@@ -128,7 +128,7 @@ _BITS = Op(
 def _fold_in_type(key: Type, i: Type) -> Type:
     _check_key(key)
     if i.dtype != np.uint32:
-        raise ShapeError(f"what is folded into a random key is an integer, got {i}")
+        raise ShapeError(f"md.random.fold_in takes an integer, got {i}")
     return Type((*i.shape, WORD), np.dtype(np.uint32))
 
 
@@ -172,13 +172,13 @@ def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: An
 
 
 def _float(name: str, dtype: Any) -> np.dtype:
-    return _known(name, dtype, "f", "floats")
+    return _dtype_of_kind(name, dtype, "f", "floats")
 
 
-def _known(name: str, dtype: Any, wanted: str, words: str) -> np.dtype:
-    """Convert to a NumPy dtype; raise `ShapeError` if its kind is not `wanted`."""
+def _dtype_of_kind(name: str, dtype: Any, required_kind: str, words: str) -> np.dtype:
+    """Convert to a NumPy dtype; raise `ShapeError` if its kind is not `required_kind`."""
     dtype = as_dtype(dtype)
-    if kind(dtype) != wanted:
+    if kind(dtype) != required_kind:
         raise ShapeError(f"md.random.{name} draws {words}, not {dtype.name}")
     return dtype
 
@@ -214,7 +214,7 @@ def fold_in(key: Tensor, i: Any) -> Tensor:
     (layer=3, key_word=2)
     """
     if isinstance(i, int | np.integer) and not 0 <= i <= _LOW_32:
-        raise at(ShapeError(f"what is folded into a random key lies from 0 to 2**32 - 1, got {i}"), caller())
+        raise at(ShapeError(f"md.random.fold_in takes an integer from 0 to 2**32 - 1, got {i}"), caller())
     i = as_tensor(i, "uint32") if isinstance(i, int | np.integer) else as_tensor(i)
     return bind1(_FOLD_IN, _key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
@@ -240,7 +240,10 @@ def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
     tensor(uint32[a=2], [2895194379 4185947648])
     """
     return bind1(
-        _BITS, _key(key), shape=_dims(dims), dtype=located(lambda: _known("bits", dtype, "i", "unsigned integers"))
+        _BITS,
+        _key(key),
+        shape=_dims(dims),
+        dtype=located(lambda: _dtype_of_kind("bits", dtype, "i", "unsigned integers")),
     )
 
 
@@ -338,7 +341,7 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
     tensor(int32[a=4], [9 2 0 7])
     """
-    shape, dtype = _dims(dims), located(lambda: _known("randint", dtype, "i", "integers"))
+    shape, dtype = _dims(dims), located(lambda: _dtype_of_kind("randint", dtype, "i", "integers"))
     sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
     unsigned, info = np.dtype(_UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
     beyond = high > int(np.iinfo(sampled).max)
@@ -360,8 +363,8 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
 def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
     if not isinstance(x, Tensor):
         return as_tensor(max(least, min(most, int(x))), dtype)
-    there = np.iinfo(x.dtype)
-    return cast(minimum(maximum(x, max(least, int(there.min))), min(most, int(there.max))), dtype)
+    limits = np.iinfo(x.dtype)
+    return cast(minimum(maximum(x, max(least, int(limits.min))), min(most, int(limits.max))), dtype)
 
 
 def permutation(key: Tensor, x: Any, over: DimLike | None = None) -> Tensor:
