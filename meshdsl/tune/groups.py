@@ -95,8 +95,8 @@ class RefinedMesh:
                 axes |= {outer: n // size, inner: size}
                 parts[axis] = outer, inner
                 group.append(inner)
-        made = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
-        return RefinedMesh(mesh, made, parts, tuple(group))
+        refined = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
+        return RefinedMesh(mesh, refined, parts, tuple(group))
 
     def axes(self, axes: Iterable[str]) -> Axes:
         """Coarse axes as axes of the refined mesh, major to minor."""

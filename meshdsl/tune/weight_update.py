@@ -151,9 +151,9 @@ def shard(
     Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
     """
     hoisted = hoist_casts(graph, graph.ins)
-    homes: dict[Var, Sharding] = {}
-    program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = ShardedGraph(hoisted, results, homes, mesh, program.extents, layout, request.regather)
+    shardings: dict[Var, Sharding] = {}
+    program = partition(hoisted, mesh, layout, results, gather_limit, shardings)
+    placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
     if request.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
@@ -181,15 +181,15 @@ def _shard(
     refined = RefinedMesh(mesh, mesh)
     if machine is None:
         return refined, shard_updates(placed, Policy(_only_all, _always))
-    found: list[Update] = []
+    candidates: list[Update] = []
     worth = by_time(placed, machine, refined)
 
     def noted(update: Update) -> Verdict:
-        found.extend([update] if update.group == update.pending and update not in found else [])
+        candidates.extend([update] if update.group == update.pending and update not in candidates else [])
         return worth(update)
 
     split = shard_updates(placed, Policy(all_groups, noted))
-    best = best_mesh(placed, machine, found)
+    best = best_mesh(placed, machine, candidates)
     if not best.parts:
         return refined, split
     placed = on_refined(best, placed)
@@ -203,14 +203,14 @@ def bucket(program: Program, request: WeightUpdate, machine: Machine | None, ref
     collective sends in the time of its latency. Raises `LayoutError` if a limit joins nothing.
     """
     if request.bucket_bytes is not None:
-        made = _below(program, request.bucket_bytes)
-        if request.bucket_bytes and not bucketed_tensors(made):
+        bucketed = _below(program, request.bucket_bytes)
+        if request.bucket_bytes and not bucketed_tensors(bucketed):
             raise LayoutError(
                 f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
                 "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
                 "  use a larger limit, or 0 for no buckets"
             )
-        return made
+        return bucketed
     if machine is None:
         return bucket_collectives(program)
     return fastest_buckets(lambda limit: _below(program, limit), machine, refined)
@@ -227,7 +227,7 @@ def _only_all(pending: Axes) -> Sequence[Axes]:
 
 
 def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
-    return lambda pending: [mine] if (mine := tuple(axis for axis in pending if axis in group)) else []
+    return lambda pending: [shared] if (shared := tuple(axis for axis in pending if axis in group)) else []
 
 
 def _always(update: Update) -> Verdict:

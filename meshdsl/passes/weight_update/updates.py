@@ -51,19 +51,19 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     results = list(zip(placed.results, placed.graph.outs, strict=True))
     arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
     inputs = [v for v in placed.graph.ins if v.shape]
-    found: dict[Var, Var] = {}
+    matches: dict[Var, Var] = {}
     for v in inputs:
         argument, _, tail = v.name.partition("/")
         same = {path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type}
         own = [same[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in same]
         if tail and (own or len(same) == 1):
-            found[v] = (own or list(same.values()))[0]
-    single = [out for path, out in results if "/" not in path and out not in found.values()]
+            matches[v] = (own or list(same.values()))[0]
+    single = [out for path, out in results if "/" not in path and out not in matches.values()]
     for v in inputs:
         if "/" not in v.name and (alike := [out for out in single if out.type == v.type]):
-            found[v] = alike[0]
+            matches[v] = alike[0]
             single.remove(alike[0])
-    return [(v, found[v]) for v in inputs if v in found]
+    return [(v, matches[v]) for v in inputs if v in matches]
 
 
 def find_update(
@@ -71,7 +71,7 @@ def find_update(
     v: Var,
     out: Var,
     pairs: Sequence[tuple[Var, Var]],
-    taken: Mapping[Eqn, str],
+    owners: Mapping[Eqn, str],
     groups: Callable[[Axes], Sequence[Axes]],
     saved: Callable[[Update], float],
 ) -> Update:
@@ -79,14 +79,14 @@ def find_update(
 
     Raises `CannotShardError` if no group can split it.
     """
-    found = pending_sums(placed, placed.graph, out)
-    sums = tuple(found.all())
+    pending_gradient = pending_sums(placed, placed.graph, out)
+    sums = tuple(pending_gradient.all())
     if not sums:
-        made = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
-        if made is not None and made.control is not None:
-            raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
+        producer = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
+        if producer is not None and producer.control is not None:
+            raise CannotShardError(f"its update is inside a {producer.op.name} at {producer.where}")
         raise CannotShardError("its gradient is not a sum over devices")
-    pending = {placed.homes[g].partial for g in sums}
+    pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
@@ -95,8 +95,8 @@ def find_update(
         raise CannotShardError("it has no dim to cut")
 
     def cut(group: Axes) -> Update:
-        form = _format(placed, dims, group, placed.homes[sums[0]])
-        region = Region(placed, placed.graph, form, found, group, pairs, taken)
+        form = _format(placed, dims, group, placed.shardings[sums[0]])
+        region = Region(placed, placed.graph, form, pending_gradient, group, pairs, owners)
         return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
     first, *others = groups(axes) or [()]
@@ -109,7 +109,7 @@ def find_update(
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
     """The update split over another group, for counting bytes only: its equations are not checked."""
-    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.shardings[update.sums[0]])
     return dataclasses.replace(update, group=group, format=form)
 
 
@@ -143,4 +143,4 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> F
         if not moved and form.waste == 1:
             return form
     every = (cut(places) for places in product(shape, repeat=len(axes)))
-    return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]
+    return min(every, key=lambda option: (option[0], option[1].waste, len(option[1].dims)))[1]
