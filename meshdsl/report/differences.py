@@ -63,9 +63,9 @@ class LayoutDiff:
     @property
     def at(self) -> Sending:
         """The `after` side; `before` if there is no `after`."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        sending = self.after or self.before
+        assert sending is not None
+        return sending
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -100,8 +100,8 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
     Collectives are paired by source line and pass; within one line by cause and kind, then by cause, then by kind, then
     by order.
     """
-    left, right = sendings(before), sendings(after)
-    found: list[LayoutDiff] = []
+    old_sendings, new_sendings = sendings(before), sendings(after)
+    diffs: list[LayoutDiff] = []
     rules: list[Callable[[Sending], Hashable]] = [
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes, s.bytes, s.count),
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes),
@@ -111,20 +111,20 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
     ]
     for key in rules:
         waiting: dict[Hashable, list[Sending]] = {}
-        for each in right:
+        for each in new_sendings:
             waiting.setdefault(key(each), []).append(each)
         rest: list[Sending] = []
-        for each in left:
+        for each in old_sendings:
             others = waiting.get(key(each))
             if others:
                 other = others.pop(0)
-                right.remove(other)
-                found.append(LayoutDiff(each, other))
+                new_sendings.remove(other)
+                diffs.append(LayoutDiff(each, other))
             else:
                 rest.append(each)
-        left = rest
-    found += [LayoutDiff(each, None) for each in left] + [LayoutDiff(None, each) for each in right]
-    return sorted((c for c in found if c.what != "same"), key=lambda c: -abs(c.seconds))
+        old_sendings = rest
+    diffs += [LayoutDiff(each, None) for each in old_sendings] + [LayoutDiff(None, each) for each in new_sendings]
+    return sorted((c for c in diffs if c.what != "same"), key=lambda c: -abs(c.seconds))
 
 
 def signed_seconds(t: float) -> str:

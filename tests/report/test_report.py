@@ -92,7 +92,7 @@ def test_over_memory_says_what_the_peak_is_made_of():
     tight = report("data_model", limit=1e6)
     assert not tight.fits and tight.constraint == "memory"
     (problem,) = tight.problems()
-    assert "saved activations" in problem and "1.00 MB are there" in problem
+    assert "saved activations" in problem and "only 1.00 MB is available" in problem
     assert "DOES NOT FIT" in str(tight)
     assert report("data_model").problems() == []
 
