@@ -146,7 +146,7 @@ class Stages:
 
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
         """The arguments in the shardings that the program takes."""
-        found: list[jax.Array] = []
+        arrays: list[jax.Array] = []
         for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
             stored = x._array if type(x) is Tensor else None
             if isinstance(stored, jax.Array):
@@ -155,10 +155,10 @@ class Stages:
                 own = stored.sharding
                 if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
                     self.accepted[i] = own
-                    found.append(stored)
+                    arrays.append(stored)
                     continue
-            found.append(self.place(x, self.program.ins[i], sharding))
-        return found
+            arrays.append(self.place(x, self.program.ins[i], sharding))
+        return arrays
 
     def deleted(self, i: int) -> ShapeError:
         """The error for an argument that was donated to an earlier call."""
