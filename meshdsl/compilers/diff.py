@@ -77,19 +77,19 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDi
         if kind == "permute":
             axes = f"{len(groups)} pairs"
         reduced = {"reduce_scatter": "all_reduce", "all_reduce": "reduce_scatter"}.get(kind, "")
-        other = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
-        words = _words(kind, a, b, other)
+        counterpart = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
+        words = _words(kind, a, b, counterpart)
         diffs.append(CompilerDiff(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
     return tuple(diffs)
 
 
-def _words(kind: str, ours: _Sum, theirs: _Sum, other: _Sum) -> str:
+def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
     notes: list[str] = []
-    if kind == "reduce_scatter" and theirs.count < ours.count and other.count > 0:
+    if kind == "reduce_scatter" and theirs.count < ours.count and counterpart.count > 0:
         notes.append(f"{ours.count - theirs.count} became an all_reduce and a slice, which sends twice as much")
-    elif kind == "all_reduce" and theirs.count > ours.count and other.count < 0:
+    elif kind == "all_reduce" and theirs.count > ours.count and counterpart.count < 0:
         notes.append(f"{theirs.count - ours.count} were a reduce_scatter in the program")
-    elif kind == "all_reduce" and theirs.count < ours.count and other.count > 0:
+    elif kind == "all_reduce" and theirs.count < ours.count and counterpart.count > 0:
         notes.append(f"{ours.count - theirs.count} became a reduce_scatter")
     elif theirs.count < ours.count:
         same = ours.bytes == theirs.bytes
@@ -103,8 +103,8 @@ def _words(kind: str, ours: _Sum, theirs: _Sum, other: _Sum) -> str:
     return "; ".join(notes)
 
 
-def _each(some: _Sum) -> str:
-    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(some.dtypes.items()))
+def _each(total: _Sum) -> str:
+    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(total.dtypes.items()))
 
 
 def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
@@ -119,7 +119,7 @@ def _names(mesh: Mesh) -> dict[Groups, str]:
     names: dict[Groups, str] = {}
     sets: list[tuple[str, ...]] = [()]
     for axis in mesh.axes:
-        sets += [(*some, axis) for some in sets]
+        sets += [(*subset, axis) for subset in sets]
     for axes in sorted(sets[1:], key=len):
         names.setdefault(_plain("", groups_of(axes, mesh)), ",".join(axes))
     return names

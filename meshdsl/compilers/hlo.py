@@ -68,7 +68,7 @@ class Instruction:
     opcode: str
     type: str
     args: str  # text between the parentheses
-    rest: str  # text after them
+    attributes: str  # text after the operands
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -129,11 +129,11 @@ def _performed(
 ) -> Iterator[Performed]:
     types = {instruction.name: instruction.type for instruction in bodies[name]}
     # the TPU compiler repeats a collective in every kernel that it overlaps; count it in the kernel that starts it
-    starts = any("AsyncCollectiveStart" in instruction.rest for instruction in bodies[name])
+    starts = any("AsyncCollectiveStart" in instruction.attributes for instruction in bodies[name])
     for instruction in bodies[name]:
         kind = KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
-            if "chain_id=" not in instruction.rest or starts:
+            if "chain_id=" not in instruction.attributes or starts:
                 yield _collective("reduce_scatter" if scattered else kind, instruction, types, trips, bounded, starts)
             continue
         inner = trips, bounded
@@ -150,14 +150,16 @@ def called(instruction: Instruction) -> list[str]:
     """The computations that an instruction calls."""
     if instruction.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
         return []
-    several = [name for branches in BRANCHES.findall(instruction.rest) for name in re.findall(r"[\w.\-]+", branches)]
-    return CALLED.findall(instruction.rest) + several
+    several = [
+        name for branches in BRANCHES.findall(instruction.attributes) for name in re.findall(r"[\w.\-]+", branches)
+    ]
+    return CALLED.findall(instruction.attributes) + several
 
 
 def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | None:
-    if match := TRIPS.search(loop.rest):
+    if match := TRIPS.search(loop.attributes):
         return int(match[1])
-    test = re.search(r"\bcondition=%?([\w.\-]+)", loop.rest)
+    test = re.search(r"\bcondition=%?([\w.\-]+)", loop.attributes)
     inside = bodies.get(test[1], []) if test else []
     numbers = {
         instruction.name: instruction.args
@@ -167,7 +169,7 @@ def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | Non
     ends = [
         int(numbers[name])
         for instruction in inside
-        if instruction.opcode == "compare" and "direction=LT" in instruction.rest
+        if instruction.opcode == "compare" and "direction=LT" in instruction.attributes
         for name in instruction.operands[1:]
         if name in numbers
     ]
@@ -200,10 +202,10 @@ def _itemsize(element: str) -> int:
 
 def _groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
     """Groups of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: the rows of a transposed grid of device numbers."""
-    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", instruction.rest):
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", instruction.attributes):
         rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]
         return tuple(sorted(tuple(map(int, row)) for row in rows))
-    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.rest):
+    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.attributes):
         sizes = [int(n) for n in grid[3].split(",")]
         numbers = np.arange(math.prod(sizes)).reshape(sizes)
         if grid[4]:
@@ -211,5 +213,5 @@ def _groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
         return tuple(sorted(tuple(map(int, row)) for row in numbers.reshape(int(grid[1]), int(grid[2]))))
     raise InternalError(
         "a collective of the compiled text without groups that meshdsl can read: "
-        f"{instruction.name} {instruction.rest[:200]}"
+        f"{instruction.name} {instruction.attributes[:200]}"
     )

@@ -59,7 +59,7 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
 
 def _numbers(bodies: dict[str, list[Instruction]], instruction: Instruction) -> set[int]:
     """The equations that an instruction computes, including those inside its fusion."""
-    numbers = {int(n) for n in NUMBER.findall(instruction.rest)}
+    numbers = {int(n) for n in NUMBER.findall(instruction.attributes)}
     for name in called(instruction):
         for inner in bodies.get(name, []):
             numbers |= _numbers(bodies, inner)
@@ -83,12 +83,12 @@ def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number
 
 def _is(bodies: dict[str, list[Instruction]], instruction: Instruction, phase: str, number: int) -> bool:
     """True if an instruction starts (or ends, by `phase`) the numbered collective, itself or inside its kernel."""
-    if instruction.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(instruction.rest):
+    if instruction.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(instruction.attributes):
         return True
     for name in called(instruction):
         inside = bodies.get(name, [])
-        if any(f"AsyncCollective{phase.title()}" in inner.rest for inner in inside):
-            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.rest) for inner in inside):
+        if any(f"AsyncCollective{phase.title()}" in inner.attributes for inner in inside):
+            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.attributes) for inner in inside):
                 return True
         elif any(_is(bodies, inner, phase, number) for inner in inside):
             return True
