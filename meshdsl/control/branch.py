@@ -63,11 +63,11 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     test, test_captures, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
     if len(test.outs) != 1:
         raise at(ShapeError(f"the predicate of md.while_loop is one boolean, got {out}"), caller())
-    again, body_captures, _ = trace(step, specs)
+    body_graph, body_captures, _ = trace(step, specs)
     test = test.replace(ins=(*test.ins[: len(test_captures)], *unused(body_captures), *test.ins[len(test_captures) :]))
-    again = again.replace(ins=(*unused(test_captures), *again.ins))
+    body_graph = body_graph.replace(ins=(*unused(test_captures), *body_graph.ins))
     captures = [*test_captures, *body_captures]
-    results = bind(_WHILE, *captures, *first, control=While(test, again, len(captures)))
+    results = bind(_WHILE, *captures, *first, control=While(test, body_graph, len(captures)))
     return tree.tree_unflatten(structure, results)
 
 

@@ -93,13 +93,13 @@ def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy:
 def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Call, policy: Policy) -> Any:
     ins, active, stored = residuals
 
-    def instead(v: Var, x: Tensor) -> Tensor:
+    def stored_or_recomputed(v: Var, x: Tensor) -> Tensor:
         if v not in stored:
             return x
         return bind1(KEEP, stored[v], x) if policy == "collectives" else stored[v]
 
-    again = [bind1(BARRIER, x) if x.dims else x for x in ins]
-    return pullback(control.graph, again, active, instead)[1](cts)
+    recompute_ins = [bind1(BARRIER, x) if x.dims else x for x in ins]
+    return pullback(control.graph, recompute_ins, active, stored_or_recomputed)[1](cts)
 
 
 _CHECKPOINT = Op(

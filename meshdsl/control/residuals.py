@@ -27,8 +27,8 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     free = {*ins[:consts], *ins[consts + carries :]}
     used = _read(later, joint.outs[outs:]) - {v for eqn in later for v in eqn.outs} - set(cts)
-    residuals, again = _computed_again(first, used, free, _constant(first, ins[:consts]))
-    redo = [eqn for eqn in first if eqn.outs[0] in again]
+    residuals, recomputed = _computed_again(first, used, free, _constant(first, ins[:consts]))
+    redo = [eqn for eqn in first if eqn.outs[0] in recomputed]
     saved = [v for v in (*ins, *(v for eqn in first for v in eqn.outs)) if v in residuals - free]
     needed = _read([*redo, *later], joint.outs[outs:])
     primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
@@ -56,7 +56,7 @@ def _computed_again(
 ) -> tuple[set[Var], set[Var]]:
     """Returns the residuals to save, and the values to recompute in place of the others that are used."""
     producers = {v: eqn for eqn in eqns for v in eqn.outs}
-    residuals, again = set(used), set[Var]()
+    residuals, recomputed = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
         """Whether v is cheap to compute from inputs, constants and other residuals."""
@@ -66,8 +66,8 @@ def _computed_again(
         return eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins)
 
     for eqn in reversed(eqns):
-        if eqn.outs[0] in residuals | again and derived(eqn.outs[0]):
-            again.update(eqn.outs)
+        if eqn.outs[0] in residuals | recomputed and derived(eqn.outs[0]):
+            recomputed.update(eqn.outs)
             residuals -= set(eqn.outs)
-            again.update(v for v in eqn.ins if v not in free and v not in residuals)
-    return residuals, again
+            recomputed.update(v for v in eqn.ins if v not in free and v not in residuals)
+    return residuals, recomputed

@@ -27,7 +27,7 @@ class Kernel:
     eqns: tuple[Eqn, ...]
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
-    alike: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
+    overwritable: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,8 +224,8 @@ class _Fusion:
         if eqn.sends:
             return Send(eqn, reads, writes)
         if eqn.control is None:
-            apart = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
-            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in apart))
+            not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
+            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in not_elementwise))
         inner = tuple(steps(cast(Program, sub)) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)

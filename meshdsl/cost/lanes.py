@@ -250,12 +250,12 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
         for lane in item.lanes:
             queues[lane].append(item)
     remaining: dict[_Item, float] = {}  # running items: seconds left without slowdown
-    now = 0.0
+    clock = 0.0
     while queues:
         for queue in queues.values():
             item = queue[0]
             if item not in remaining and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
-                item.start = now
+                item.start = clock
                 remaining[item] = item.work
         sending = [item for item in remaining if not item.computes]
         slow = slowdown - 1 if sending else 0.0
@@ -265,11 +265,11 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
         if len(sending) == len(remaining):
             for item in sending:
                 item.alone += passed / len(sending)
-        now += passed
+        clock += passed
         for item in remaining:
             remaining[item] -= passed / pace[item]
         del remaining[first]
-        first.end = now
+        first.end = clock
         for lane in first.lanes:
             queues[lane].popleft()
             if not queues[lane]:

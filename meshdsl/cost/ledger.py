@@ -196,8 +196,8 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
     """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes."""
     picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
-    whole = program.local_bytes(v)
-    return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
+    stored_bytes = program.local_bytes(v)
+    return min(stored_bytes, sum(map(program.local_bytes, eqn.outs))) if picks else stored_bytes
 
 
 def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:

@@ -101,7 +101,7 @@ class Lives:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
         order = self.early(steps(program), results | set(program.ins), reused)
-        births, dies = self.run(program, order, results | set(program.ins))
+        births, deaths = self.run(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
@@ -111,13 +111,13 @@ class Lives:
             eqn = producers.get(source.get(v, v))
             self.hold(v, "results", v.name or (_label(eqn) if eqn else "copy"), eqn.where if eqn else NOWHERE, 0, end)
         for v, argument in reused.items():
-            if v in births and dies.get(argument, 0) > births[v]:  # the argument is read later: hold both
-                self.hold(v, "temporaries", _label(producers[v]), producers[v].where, births[v], dies[argument])
+            if v in births and deaths.get(argument, 0) > births[v]:  # the argument is read later: hold both
+                self.hold(v, "temporaries", _label(producers[v]), producers[v].where, births[v], deaths[argument])
 
     def run(self, graph: Graph, order: Sequence[Step], placed: set[Var]) -> tuple[dict[Var, int], dict[Var, int]]:
         """Hold the values of one graph, except `placed`; returns when each value is made and last read."""
         births: dict[Var, int] = {}
-        dies: dict[Var, int] = {}
+        deaths: dict[Var, int] = {}
         makers: dict[Var, Step] = {}
         saved: set[Var] = set()
         communicated: set[Var] = set()
@@ -134,22 +134,22 @@ class Lives:
                     self.run(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
             last = len(self.moments) - 1
             for v in step.reads:
-                dies[v] = first if v in carried else last
+                deaths[v] = first if v in carried else last
                 if eqn.backward and v in makers and not _last(makers[v]).backward:
                     saved.add(v)
             for v in step.writes:
                 births[v], makers[v] = first, step
             if isinstance(step, Send):
                 communicated.update(step.reads, step.writes)
-        overwritten = self.overwritten(order, births, dies, placed)
+        overwritten = self.overwritten(order, births, deaths, placed)
         for v, first in births.items():
             if v not in placed:
                 unsaved_category = "collective buffers" if v in communicated else "temporaries"
                 eqn = _last(makers[v])
-                last = max(dies.get(v, first), first) - (v in overwritten)
+                last = max(deaths.get(v, first), first) - (v in overwritten)
                 category = "saved activations" if v in saved else unsaved_category
                 self.hold(v, category, *_origin(eqn, v), first, last)
-        return births, dies
+        return births, deaths
 
     def early(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
         """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.
@@ -189,34 +189,34 @@ class Lives:
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = inputs | rows | set(outs[:n])
-        births, dies = self.run(body, self.early(step.body, placed, {}), placed)
+        births, deaths = self.run(body, self.early(step.body, placed, {}), placed)
         end = len(self.moments) - 1
         products = batches(body)
         for v in body.ins[consts + n :]:
             readers = [inner for inner in step.body if isinstance(inner, Kernel) and v in inner.reads]
             if len({any(v in products.get(eqn, ()) for eqn in inner.eqns) for inner in readers}) > 1:
                 first = min(births[inner.writes[0]] for inner in readers)
-                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, dies[v])
+                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, deaths[v])
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
-            if v in births and dies.get(carry, begin) > births[v]:  # the old carry is read after the new one is made
+            if v in births and deaths.get(carry, begin) > births[v]:  # the old carry is read after the new one is made
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
-        whole = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
-        return set(step.eqn.ins[consts : consts + n]) - whole
+        other_ins = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
+        return set(step.eqn.ins[consts : consts + n]) - other_ins
 
     def overwritten(
-        self, order: Sequence[Step], births: Mapping[Var, int], dies: Mapping[Var, int], placed: set[Var]
+        self, order: Sequence[Step], births: Mapping[Var, int], deaths: Mapping[Var, int], placed: set[Var]
     ) -> set[Var]:
         """Values that are overwritten by the result of the kernel that reads them last."""
         overwritten: set[Var] = set()
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
-            alike: Sequence[Var] = step.alike if isinstance(step, Kernel) else ()
+            candidates: Sequence[Var] = step.overwritable if isinstance(step, Kernel) else ()
             if isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
-                alike = [v for v in step.reads if readers[v] == 1]
+                candidates = [v for v in step.reads if readers[v] == 1]
             for out in step.writes:
-                for v in alike:
-                    own = v in births and v not in placed and v not in overwritten and out not in placed
-                    if own and self.size(v) == self.size(out) and dies[v] == births[out]:
+                for v in candidates:
+                    reusable = v in births and v not in placed and v not in overwritten and out not in placed
+                    if reusable and self.size(v) == self.size(out) and deaths[v] == births[out]:
                         overwritten.add(v)
                         break
         return overwritten
