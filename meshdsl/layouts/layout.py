@@ -116,9 +116,9 @@ def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
         if axis not in mesh.axes
     ]
     if len(set(axes)) != len(axes):
-        twice = next(axis for axis in axes if axes.count(axis) > 1)
+        repeated = next(axis for axis in axes if axes.count(axis) > 1)
         messages.append(
-            f"{what} is mapped to the axis {twice!r} twice\n"
+            f"{what} is mapped to the axis {repeated!r} twice\n"
             f"  it is given {','.join(axes)}, and an axis cuts a tensor once; give it {','.join(dict.fromkeys(axes))}"
         )
     return messages

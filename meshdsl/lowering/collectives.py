@@ -122,8 +122,8 @@ class AllToAll(CollectiveDefaults):
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, self.dim != self.to and _ends(before.axes(self.dim), self.axes))
-        whole = before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
-        return whole.with_split(self.to, before.axes(self.to) + self.axes)
+        gathered = before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
+        return gathered.with_split(self.to, before.axes(self.to) + self.axes)
 
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
         return _ring(local_bytes, mesh.count(self.axes))
@@ -228,8 +228,8 @@ class ReduceScatter(CollectiveDefaults):
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         axis = _at(shape, self.dim)
-        whole = AllReduce(self.axes).simulate(blocks, shape, before, mesh)
-        return [_chunk(whole[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
+        reduced = AllReduce(self.axes).simulate(blocks, shape, before, mesh)
+        return [_chunk(reduced[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
 
 
 Step = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute  # a step of a plan

@@ -77,8 +77,8 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
         cut = tuple(cut)
         inside = np.zeros(stored.shape, bool)
         inside[real] = True
-        again = written[cut] & inside[cut]
-        if not _same(stored[cut][again], x[again]):
+        overlap = written[cut] & inside[cut]
+        if not _same(stored[cut][overlap], x[overlap]):
             raise InternalError(f"devices disagree on {v} at {coords}")
         stored[cut] = x
         written[cut] = True

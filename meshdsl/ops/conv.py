@@ -39,11 +39,11 @@ def _parts(x: Shape, w: Shape, out: Shape, window: tuple[Window, ...], kernel: t
     x = tuple(d for d in x if d.name not in {v.dim for v in window})
     w = tuple(d for d in w if d.name not in kernel)
     out_names = {d.name for d in out}
-    both = tuple(d for d in x if d in w)
+    shared = tuple(d for d in x if d in w)
     return _Parts(
         batch=tuple(d for d in x if d not in w),
-        summed=tuple(d for d in both if d.name not in out_names),
-        group=tuple(d for d in both if d.name in out_names),
+        summed=tuple(d for d in shared if d.name not in out_names),
+        group=tuple(d for d in shared if d.name in out_names),
         features=tuple(d for d in w if d not in x),
     )
 

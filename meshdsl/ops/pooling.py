@@ -80,8 +80,8 @@ MAX_POOL = Op(
 
 
 def _unfold_type(x: Type, *, window: tuple[Window, ...], places: Shape, value: Any) -> Type:
-    slid = _slid_type(x, window=window)
-    return Type((*slid.shape, *places), x.dtype)
+    pooled = _slid_type(x, window=window)
+    return Type((*pooled.shape, *places), x.dtype)
 
 
 def _unfold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape, value: Any) -> Any:
@@ -103,8 +103,8 @@ UNFOLD = Op(
 
 
 def _fold_type(x: Type, *, window: tuple[Window, ...], places: Shape) -> Type:
-    slid = _slid_type(x, window=window)
-    return Type(tuple(d for d in slid.shape if d not in places), x.dtype)
+    pooled = _slid_type(x, window=window)
+    return Type(tuple(d for d in pooled.shape if d not in places), x.dtype)
 
 
 def _fold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape) -> Any:
@@ -169,16 +169,16 @@ def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
             raise ShapeError(f"md.max_pool needs numbers that have an order, got {x.dtype.name}")
         return _pool_windows("max_pool", x, window, stride, padding)
 
-    slid = located(resolve)
-    return bind1(MAX_POOL, x, window=slid) if slid else x
+    windows = located(resolve)
+    return bind1(MAX_POOL, x, window=windows) if windows else x
 
 
 def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
-    slid = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
-    return bind1(SUM_POOL, x, window=slid) if slid else x
+    windows = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
+    return bind1(SUM_POOL, x, window=windows) if windows else x
 
 
 def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
@@ -191,9 +191,9 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     The result of a window that contains only padding is NaN.
     """
     x = as_tensor(x)
-    slid = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
+    windows = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
     total = sum_pool(x, window, stride, padding)
-    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real(v, d.size)) for v, d in pairs(slid, x.dims)]
+    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real(v, d.size)) for v, d in pairs(windows, x.dims)]
     same = math.prod(int(n[0]) for _, n in counts if len(n) and (n == n[0]).all())
     total = total / same if same != 1 or kind(total.dtype) == "i" else total
     for dim, n in counts:

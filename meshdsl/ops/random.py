@@ -194,11 +194,13 @@ def key(seed: Any) -> Tensor:
     >>> md.random.key(7)
     tensor(uint32[key_word=2], [0 7])
     """
-    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
+    has_int64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not -(1 << 63) <= seed < 1 << 64:
             raise at(ShapeError(f"the seed of a random key has at most 64 bits, got {seed}"), caller())
-        return tensor(np.array([int(seed) >> 32 & _LOW_32 if wide else 0, int(seed) & _LOW_32], np.uint32), (WORD,))
+        return tensor(
+            np.array([int(seed) >> 32 & _LOW_32 if has_int64 else 0, int(seed) & _LOW_32], np.uint32), (WORD,)
+        )
     seed = as_tensor(seed)
     if seed.dims or kind(seed.dtype) != "i":
         raise at(ShapeError(f"the seed of a random key is one integer without dims, got {seed.type}"), caller())
@@ -301,8 +303,8 @@ def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), 
         ends = [float(erf(jnp.asarray(x, dtype))) for x in (low, high)]
     towards = ((low, np.inf), (high, -np.inf))
     inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in towards]
-    drawn = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
-    return minimum(maximum(drawn, inside[0]), inside[1])
+    sample = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
+    return minimum(maximum(sample, inside[0]), inside[1])
 
 
 def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
@@ -347,9 +349,9 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     beyond = high > int(np.iinfo(sampled).max)
     least, most = int(info.min), int(info.max) + (dtype != sampled)
     low, high = (_clipped(x, least, most, sampled) for x in (low, high))
-    some = high > low
-    span = where(some, cast(high - low, unsigned), 1)
-    span = where(some & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
+    nonempty = high > low
+    span = where(nonempty, cast(high - low, unsigned), 1)
+    span = where(nonempty & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
 
     def rest(x: Tensor) -> Tensor:
         return x % span if beyond is False else where(span == 0, x, x % span)
@@ -384,6 +386,6 @@ def _shuffled(key: Tensor, dim: Dim) -> Tensor:
     """The dim's indices sorted by random words, in enough rounds that a tie in all rounds is unlikely."""
     order = iota(dim)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(_LOW_32))):
-        key, now = split(key)
-        order = take(order, argsort(bits(now, dim), dim), dim)
+        key, subkey = split(key)
+        order = take(order, argsort(bits(subkey, dim), dim), dim)
     return order

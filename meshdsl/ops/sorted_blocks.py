@@ -75,10 +75,10 @@ def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[st
     own, partner = items[:n], items[n:]
     axis = c.ins[0].position(run)
     size = own[0].shape[axis]
-    both = c.xp.sort_by(tuple(c.xp.concatenate([a, b], axis) for a, b in zip(own, partner, strict=True)), axis)
+    sorted_items = c.xp.sort_by(tuple(c.xp.concatenate([a, b], axis) for a, b in zip(own, partner, strict=True)), axis)
     side = c.xp.asarray(np.array(part, np.int32))[c.index(axes)]
     lower, upper = ((slice(None),) * axis + (half,) for half in (slice(0, size), slice(size, None)))
-    halves = (c.xp.where(side < 0, b[lower], b[upper]) for b in both)
+    halves = (c.xp.where(side < 0, b[lower], b[upper]) for b in sorted_items)
     return tuple(c.xp.where(side == 0, a, b) if 0 in part else b for a, b in zip(own, halves, strict=True))
 
 
@@ -161,8 +161,8 @@ def _join(c: Local, *items: Any, run: Dim, half: Dim, axes: tuple[str, ...]) -> 
         return x[(slice(None),) * axis + (slice(start, stop),)]
 
     def merged(xs: Any, ys: Any, upper: bool) -> Any:
-        both = c.xp.sort_by(tuple(c.xp.concatenate([x, y], axis) for x, y in zip(xs, ys, strict=True)), axis)
-        return [cut(x, size, None) if upper else cut(x, 0, size) for x in both]
+        sorted_items = c.xp.sort_by(tuple(c.xp.concatenate([x, y], axis) for x, y in zip(xs, ys, strict=True)), axis)
+        return [cut(x, size, None) if upper else cut(x, 0, size) for x in sorted_items]
 
     tops, bottoms = [cut(x, 0, size) for x in own], [cut(x, size, None) for x in own]
     halves = []

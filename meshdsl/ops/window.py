@@ -67,8 +67,8 @@ class Window:
         return f"{self.dim}{to}[{','.join([str(self.size), *parts])}]"
 
 
-def _spread(n: int, apart: int) -> int:
-    return (n - 1) * apart + 1 if n else 0
+def _spread(n: int, dilation: int) -> int:
+    return (n - 1) * dilation + 1 if n else 0
 
 
 def windows(*types: Type, window: tuple[Window, ...], **params: Any) -> tuple[Window, ...]:
