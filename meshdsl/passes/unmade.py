@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
 
-__all__ = ["made_inside_loops", "unmade_values"]
+__all__ = ["recompute_inside_loops", "unmade_values"]
 
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
@@ -35,9 +35,9 @@ def _is_cheap(eqn: Eqn) -> bool:
     return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
 
 
-def made_inside_loops(graph: Graph) -> Graph:
+def recompute_inside_loops(graph: Graph) -> Graph:
     """The graph in which scans compute their constants that depend on no input inside the body."""
-    return verify(_rewritten(graph), "made_inside_loops")
+    return verify(_rewritten(graph), "recompute_inside_loops")
 
 
 def _rewritten(graph: Graph) -> Graph:

@@ -40,11 +40,11 @@ def group_of(mesh: Mesh, spec: GroupSpec) -> dict[str, int]:
     words = spec if isinstance(spec, Mapping) else dict(_words(spec))
     for axis, size in words.items():
         mesh.check_axis(axis)
-        whole = mesh.axes[axis]
-        if size is not None and not (isinstance(size, int) and 0 < size <= whole and whole % size == 0):
-            sizes = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
+        count = mesh.axes[axis]
+        if size is not None and not (isinstance(size, int) and 0 < size <= count and count % size == 0):
+            sizes = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
             raise LayoutError(
-                f"a group cannot have {size} of the {whole} devices along the mesh axis {axis!r}: groups are equal\n"
+                f"a group cannot have {size} of the {count} devices along the mesh axis {axis!r}: groups are equal\n"
                 f"  give a size that divides: {sizes}"
             )
     group = {axis: words[axis] or n for axis, n in mesh.axes.items() if axis in words}

@@ -102,5 +102,5 @@ def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
 
     If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
     """
-    places = list(mesh.axes)
-    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(places.index, axes))))
+    axis_order = list(mesh.axes)
+    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(axis_order.index, axes))))

@@ -107,15 +107,17 @@ class Region:
                 {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.in_graph)
             )
             inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
-            own = {producers[v] for v in needed if v in producers and readers[v] <= self.eqns and v not in graph.outs}
-            own = {eqn for eqn in own if eqn.control is None}
-            for eqn in own:
+            inner_producers = {
+                producers[v] for v in needed if v in producers and readers[v] <= self.eqns and v not in graph.outs
+            }
+            inner_producers = {eqn for eqn in inner_producers if eqn.control is None}
+            for eqn in inner_producers:
                 if any(set(self.placed.shardings.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
             self.carried += inputs
             self.inner.update(inputs)
-            if not inputs and not own:
+            if not inputs and not inner_producers:
                 break
         for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
@@ -129,8 +131,8 @@ class Region:
         body = loop.control.body
         part = Region(self.placed, body, self.form, sums, self.group, (), self.owners).grow()
         out = body.outs[i]
-        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
-        if out not in part.inner | set(part.sums) or others & part.inner:
+        other_reads = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if out not in part.inner | set(part.sums) or other_reads & part.inner:
             raise CannotShardError(f"the loop at {loop.where} reads its gradient")
         return part
 

@@ -237,7 +237,7 @@ class _Rewrite:
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
         self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
-        self.again: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
+        self.regathered: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
 
     def graph(self) -> Graph:
         old = self.old
@@ -300,12 +300,12 @@ class _Rewrite:
     def leave(self, v: Var, eqn: Eqn) -> Var:
         """A value as the rest of the graph reads it: gathered over the group."""
         if self.regather and eqn.backward and v in self.owner:
-            if v not in self.again:
+            if v not in self.regathered:
                 source = self.inside[v, self.owner[v]]
                 copy = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
                 cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, copy.shape)
-                self.again[v] = self.rename(copy, v.shape, eqn, cause)
-            return self.again[v]
+                self.regathered[v] = self.rename(copy, v.shape, eqn, cause)
+            return self.regathered[v]
         if v in self.owner and v not in self.outside:
             source = self.inside[v, self.owner[v]]
             cause = _cause(Because.WEIGHT_READ, v.name, v.shape, source.shape)

@@ -60,9 +60,9 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
             matches[v] = (own or list(same.values()))[0]
     single = [out for path, out in results if "/" not in path and out not in matches.values()]
     for v in inputs:
-        if "/" not in v.name and (alike := [out for out in single if out.type == v.type]):
-            matches[v] = alike[0]
-            single.remove(alike[0])
+        if "/" not in v.name and (same_type := [out for out in single if out.type == v.type]):
+            matches[v] = same_type[0]
+            single.remove(same_type[0])
     return [(v, matches[v]) for v in inputs if v in matches]
 
 
@@ -73,7 +73,7 @@ def find_update(
     pairs: Sequence[tuple[Var, Var]],
     owners: Mapping[Eqn, str],
     groups: Callable[[Axes], Sequence[Axes]],
-    saved: Callable[[Update], float],
+    seconds_saved: Callable[[Update], float],
 ) -> Update:
     """The update of one weight, split over the group of its pending axes that saves the most.
 
@@ -99,11 +99,11 @@ def find_update(
         region = Region(placed, placed.graph, form, pending_gradient, group, pairs, owners)
         return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
-    first, *others = groups(axes) or [()]
+    first, *other_groups = groups(axes) or [()]
     if not first:
         raise CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
     update = cut(first)
-    best = max((update, *(recut(placed, update, group) for group in others)), key=saved)
+    best = max((update, *(recut(placed, update, group) for group in other_groups)), key=seconds_saved)
     return update if best is update else cut(best.group)
 
 
@@ -118,7 +118,7 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
 
 
-def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> Format:
+def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) -> Format:
     """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
     A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
@@ -128,12 +128,12 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> F
     def name(d: Dim, by: Axes) -> Dim:
         return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
 
-    def cut(places: Sequence[Dim]) -> tuple[int, Format]:
+    def cut(assignment: Sequence[Dim]) -> tuple[int, Format]:
         cuts: dict[Dim, Axes] = {}
-        for axis, d in zip(axes, places, strict=True):
-            cuts[d] = (*cuts.get(d, home.axes(d)), axis)
+        for axis, d in zip(axes, assignment, strict=True):
+            cuts[d] = (*cuts.get(d, sharding.axes(d)), axis)
         stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
-        moved = sum(bool(home.axes(d)) and n != extents.padded(d) for d, n in stored.items())
+        moved = sum(bool(sharding.axes(d)) and n != extents.padded(d) for d, n in stored.items())
         waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
         dims = tuple((d, name(d, by), by) for d, by in cuts.items())
         return moved, Format(dims, waste, mesh.count(axes))
@@ -142,5 +142,5 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> F
         moved, form = cut([d] * len(axes))
         if not moved and form.waste == 1:
             return form
-    every = (cut(places) for places in product(shape, repeat=len(axes)))
+    every = (cut(assignment) for assignment in product(shape, repeat=len(axes)))
     return min(every, key=lambda option: (option[0], option[1].waste, len(option[1].dims)))[1]
