@@ -29,20 +29,22 @@ def time_bars(reports: Mapping[str, Report]) -> str:
     most = max(report.interval[1] for report in reports.values())
     scale = linear(0, most, left, right)
     swatches = [(f"part-{i}", PART_TITLES[part]) for i, part in enumerate(PARTS)]
-    drawn, top = legend([*swatches, ("bound", "lower bound")], 8, 2, WIDTH - 8)
+    legend_svg, top = legend([*swatches, ("bound", "lower bound")], 8, 2, WIDTH - 8)
     top += 8
     bottom = top + 40 * len(names) + 6
-    elements = [drawn, axis("bottom", scale, steps(most), seconds, bottom, top)]
+    elements = [legend_svg, axis("bottom", scale, steps(most), seconds, bottom, top)]
     for i, (name, report) in enumerate(zip(names, reports.values(), strict=True)):
         y, done = top + 40 * i + 7, 0.0
         elements.append(text(left - 10, y + 17, name, anchor="end", cls="label"))
         for k, part in enumerate(PARTS):
             t = report.parts[part]
-            x, wide = scale(done), scale(t) - scale(0)
+            x, bar_width = scale(done), scale(t) - scale(0)
             tip = f"{PART_TITLES[part]}: {seconds(t)}, {percent(t, report.seconds)}"
-            elements.append(element("rect", tip=tip, x=x, y=y, width=wide, height=26, cls=f"part-{k}"))
-            if wide > 40:
-                elements.append(text(x + wide / 2, y + 17, percent(t, report.seconds), anchor="middle", cls="inside"))
+            elements.append(element("rect", tip=tip, x=x, y=y, width=bar_width, height=26, cls=f"part-{k}"))
+            if bar_width > 40:
+                elements.append(
+                    text(x + bar_width / 2, y + 17, percent(t, report.seconds), anchor="middle", cls="inside")
+                )
             done += t
         low, high = map(scale, report.interval)
         tip = f"{seconds(report.interval[0])} to {seconds(report.interval[1])} likely"
@@ -63,10 +65,10 @@ def memory_over_time(report: Report, width: int = WIDTH, most: float | None = No
     high = (max(report.limit, most) if near else most) * 1.12 or 1.0
     left, right, bottom = 76, width - 12, 232
     used = [i for i in range(len(CATEGORIES)) if any(moment.by_category[i] for moment in profile)]
-    drawn, top = legend([(f"held-{i}", CATEGORIES[i]) for i in used], left, 2, right - left)
+    legend_svg, top = legend([(f"held-{i}", CATEGORIES[i]) for i in used], left, 2, right - left)
     top, bottom = top + 8, bottom + top
     x, y = linear(0, len(profile), left, right), linear(0, high, bottom, top)
-    elements = [drawn, axis("left", y, steps(high, 4), show_bytes, left, right)]
+    elements = [legend_svg, axis("left", y, steps(high, 4), show_bytes, left, right)]
     below = [0.0] * len(profile)
     for i in used:
         above = [b + moment.by_category[i] for b, moment in zip(below, profile, strict=True)]
@@ -122,9 +124,9 @@ def roofline_scatter(report: Report, width: int = WIDTH) -> str:
     low_y = min([peak / 1e4, *(p.rate for p in points)]) / 1.6
     x, y = logarithmic(low_x, high_x, left, right), logarithmic(low_y, peak * 3, bottom, top)
     entries = [("kernel-matmul", "products"), ("kernel-vector", "elementwise, reductions")]
-    drawn, _ = legend(entries, left, 2, right - left)
+    legend_svg, _ = legend(entries, left, 2, right - left)
     elements = [
-        drawn,
+        legend_svg,
         axis("bottom", x, decades(low_x, high_x), lambda v: f"{v:g}", bottom, top),
         axis("left", y, decades(low_y, peak * 3, 6), lambda v: number(v, "FLOP/s"), left, right),
         text((left + right) / 2, bottom + 34, "FLOP for each byte of memory traffic", anchor="middle", cls="label"),
@@ -137,8 +139,8 @@ def roofline_scatter(report: Report, width: int = WIDTH) -> str:
     for point, spent in sorted(points.items(), key=lambda item: -item[1]):
         radius = max(2.5, 34 * math.sqrt(spent / report.seconds))
         tip = f"{point.name} at {point.where}: {number(point.rate, 'FLOP/s')}, {seconds(spent)} of the step"
-        place = {"cx": x(point.intensity), "cy": y(point.rate), "r": radius}
-        elements.append(element("circle", tip=tip, cls=f"kernel-{point.kind}", **place))
+        circle = {"cx": x(point.intensity), "cy": y(point.rate), "r": radius}
+        elements.append(element("circle", tip=tip, cls=f"kernel-{point.kind}", **circle))
     return picture(width, bottom + 42, "roofline", *elements)
 
 
@@ -173,27 +175,27 @@ def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
     left, right = label_width(labels) + 16, WIDTH - 110
     most = max((group.seconds for _, group in rows), default=0.0) or 1.0
     scale = linear(0, most, left, right)
-    drawn, top_y = legend([("part-3", "exposed"), ("hidden", "hidden behind compute")], left, 2, WIDTH - left)
+    legend_svg, top_y = legend([("part-3", "exposed"), ("hidden", "hidden behind compute")], left, 2, WIDTH - left)
     y = top_y + 6
     elements, first = [], y
-    shown = ""
+    last_name = ""
     body: list[str] = []
     for label, (name, group) in zip(labels, rows, strict=True):
-        if name != shown and len(reports) > 1:
+        if name != last_name and len(reports) > 1:
             body.append(text(8, y + 15, name, cls="strong"))
             y += 24
-        shown = name
+        last_name = name
         share = percent(group.exposed, reports[name].seconds)
         body.append(text(left - 10, y + 14, label, anchor="end", cls="label"))
-        wide = scale(group.exposed) - left
-        body.append(element("rect", tip=str(group), x=left, y=y + 2, width=wide, height=16, cls="part-3"))
-        hidden = max(scale(group.seconds) - left - wide, 0.0)
-        body.append(element("rect", tip=str(group), x=left + wide, y=y + 2, width=hidden, height=16, cls="hidden"))
+        bar_width = scale(group.exposed) - left
+        body.append(element("rect", tip=str(group), x=left, y=y + 2, width=bar_width, height=16, cls="part-3"))
+        hidden = max(scale(group.seconds) - left - bar_width, 0.0)
+        body.append(element("rect", tip=str(group), x=left + bar_width, y=y + 2, width=hidden, height=16, cls="hidden"))
         words = f"{seconds(group.exposed)}, {share}"
-        body.append(text(left + wide + hidden + 7, y + 14, words, cls="label"))
+        body.append(text(left + bar_width + hidden + 7, y + 14, words, cls="label"))
         y += 24
     elements.append(axis("bottom", scale, steps(most), seconds, y + 2, first))
-    return picture(WIDTH, y + 26, "collectives by dim", drawn, *elements, *body)
+    return picture(WIDTH, y + 26, "collectives by dim", legend_svg, *elements, *body)
 
 
 def lanes(report: Report, longest: float) -> str:
@@ -211,10 +213,10 @@ def lanes(report: Report, longest: float) -> str:
         y = 8 + 30 * i
         elements.append(text(left - 10, y + 16, cut(lane, 30), anchor="end", cls="label"))
         for event in events:
-            wide = scale(event.seconds) - scale(0)
-            if event.lane != lane or wide < 0.3:
+            bar_width = scale(event.seconds) - scale(0)
+            if event.lane != lane or bar_width < 0.3:
                 continue
             cls = "part-3" if lane != COMPUTE else "backward" if any(x.backward for x in event.lines) else "part-1"
             tip = f"{event.name}, {seconds(event.seconds)}, {event.where}"
-            elements.append(element("rect", tip=tip, x=scale(event.start), y=y, width=wide, height=22, cls=cls))
+            elements.append(element("rect", tip=tip, x=scale(event.start), y=y, width=bar_width, height=22, cls=cls))
     return picture(WIDTH, bottom + 24, "timeline of a step by lane", *elements)

@@ -117,11 +117,11 @@ def _bars(comparison: Comparison, width: int = 60) -> str:
     slowest = max(report.seconds for report in comparison.reports.values()) or 1.0
     rows = []
     for name, report in comparison.reports.items():
-        cells, done, drawn = "", 0.0, 0
+        cells, done, filled = "", 0.0, 0
         for part in PARTS:
             done += report.parts[part]
             n = round(width * done / slowest)
-            cells, drawn = cells + SHADES[part] * (n - drawn), n
+            cells, filled = cells + SHADES[part] * (n - filled), n
         rows.append([name, cells])
     legend = "   ".join(f"{shade} {part}" for part, shade in SHADES.items())
     return table(["", ""], rows, "<<", shrink=0).lstrip("\n") + f"\n\n  {legend}"

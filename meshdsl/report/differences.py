@@ -111,19 +111,21 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
     ]
     for key in rules:
         waiting: dict[Hashable, list[Sending]] = {}
-        for each in new_sendings:
-            waiting.setdefault(key(each), []).append(each)
-        rest: list[Sending] = []
-        for each in old_sendings:
-            others = waiting.get(key(each))
-            if others:
-                other = others.pop(0)
-                new_sendings.remove(other)
-                diffs.append(LayoutDiff(each, other))
+        for sending in new_sendings:
+            waiting.setdefault(key(sending), []).append(sending)
+        unmatched: list[Sending] = []
+        for sending in old_sendings:
+            partners = waiting.get(key(sending))
+            if partners:
+                partner = partners.pop(0)
+                new_sendings.remove(partner)
+                diffs.append(LayoutDiff(sending, partner))
             else:
-                rest.append(each)
-        old_sendings = rest
-    diffs += [LayoutDiff(each, None) for each in old_sendings] + [LayoutDiff(None, each) for each in new_sendings]
+                unmatched.append(sending)
+        old_sendings = unmatched
+    diffs += [LayoutDiff(sending, None) for sending in old_sendings] + [
+        LayoutDiff(None, sending) for sending in new_sendings
+    ]
     return sorted((c for c in diffs if c.what != "same"), key=lambda c: -abs(c.seconds))
 
 

@@ -38,10 +38,10 @@ def find(report: Report, query: str) -> list[int]:
         numbers = [i for i, cost in enumerate(sends) if _is_at(str(cost.line.where), query)]
     if not numbers:
         lines = list(dict.fromkeys(str(cost.line.where) for cost in sends))
-        what = f"{len(sends)} collectives, from 0 to {len(sends) - 1}, at {', '.join(lines)}" if sends else "none"
+        listing = f"{len(sends)} collectives, from 0 to {len(sends) - 1}, at {', '.join(lines)}" if sends else "none"
         raise ExplainError(
             f"there is no collective {query!r}; one is asked for by its number or by a line such as "
-            f"{lines[0] if lines else 'model.py:7'}\n  there are {what}"
+            f"{lines[0] if lines else 'model.py:7'}\n  there are {listing}"
         )
     return numbers
 
@@ -119,12 +119,12 @@ def _because(report: Report, line: Line) -> str:
     return intro + words.get(record.kind, f"devices along {axes} exchange blocks")
 
 
-def removes(move: LayoutEdit, line: Line) -> bool:
+def removes(edit: LayoutEdit, line: Line) -> bool:
     """True if an edit is legal and leaves no collective with this line's source line, pass and dims."""
-    if move.report is None:
+    if edit.report is None:
         return False
     key = (line.where, line.backward, dims_of(line))
-    return all(key != (c.line.where, c.line.backward, dims_of(c.line)) for c in move.report.sends)
+    return all(key != (c.line.where, c.line.backward, dims_of(c.line)) for c in edit.report.sends)
 
 
 def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> Iterator[str]:
@@ -133,7 +133,7 @@ def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> I
         yield f"no single move removes what {what} asks for at this line"
         return
     yield "one dim elsewhere that removes it, the rest of the layout as it is"
-    rows = [[str(move), move.effect] for move in removing[:6]]
+    rows = [[str(edit), edit.effect] for edit in removing[:6]]
     yield table(["move", "effect"], rows, "<<", shrink=0)
 
 

@@ -142,20 +142,20 @@ def edits_text(edits: Sequence[LayoutEdit], top: int = 12) -> str:
     return "\n".join(lines)
 
 
-def _figures(move: LayoutEdit) -> list[str]:
-    report = move.report
+def _figures(edit: LayoutEdit) -> list[str]:
+    report = edit.report
     assert report is not None
     return [
-        signed_percent(report.seconds, move.base.seconds),
+        signed_percent(report.seconds, edit.base.seconds),
         seconds(report.seconds),
-        signed_bytes(move.base, report),
+        signed_bytes(edit.base, report),
         show_bytes(report.peak_bytes) + ("" if report.fits else " !"),
     ]
 
 
-def reason_of(move: LayoutEdit) -> str:
+def reason_of(edit: LayoutEdit) -> str:
     """The conflict, shortened from the error text; for any other error, its first line."""
-    lines = [line.strip() for line in move.reason.splitlines() if line.strip()]
+    lines = [line.strip() for line in edit.reason.splitlines() if line.strip()]
     for line in lines:
         what, maps, rest = line.partition("; the layout maps ")
         if maps:

@@ -101,13 +101,13 @@ def axis(
     """Grid lines from `start` to `end`, with labels at `start`: below the drawing ("bottom") or to its left."""
     elements: list[str] = []
     for value in values:
-        place = scale(value)
+        position = scale(value)
         if side == "bottom":
-            elements.append(element("line", x1=place, x2=place, y1=start, y2=end, cls="grid"))
-            elements.append(text(place, start + 15, show(value), anchor="middle", cls="tick"))
+            elements.append(element("line", x1=position, x2=position, y1=start, y2=end, cls="grid"))
+            elements.append(text(position, start + 15, show(value), anchor="middle", cls="tick"))
         else:
-            elements.append(element("line", x1=start, x2=end, y1=place, y2=place, cls="grid"))
-            elements.append(text(start - 7, place + 4, show(value), anchor="end", cls="tick"))
+            elements.append(element("line", x1=start, x2=end, y1=position, y2=position, cls="grid"))
+            elements.append(text(start - 7, position + 4, show(value), anchor="end", cls="tick"))
     return "".join(elements)
 
 
@@ -116,11 +116,11 @@ def legend(entries: Sequence[tuple[str, str]], x: float, y: float, width: float)
     elements: list[str] = []
     left, top = x, y
     for cls, name in entries:
-        wide = 24 + label_width([name]) + 14
-        if left > x and left + wide > x + width:
+        entry_width = 24 + label_width([name]) + 14
+        if left > x and left + entry_width > x + width:
             left, top = x, top + 19
         wide_mark = 3 if cls == "bound" else 12
         elements.append(element("rect", x=left + 6 - wide_mark / 2, y=top, width=wide_mark, height=12, rx=1, cls=cls))
         elements.append(text(left + 18, top + 10.5, name, cls="label"))
-        left += wide
+        left += entry_width
     return "".join(elements), top - y + 19
