@@ -47,7 +47,7 @@ def pullback(
     graph: Graph,
     ins: Sequence[Tensor],
     active: Sequence[bool],
-    instead: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
+    substitute: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
 ) -> tuple[list[Tensor], Callable[..., Any]]:
     """Returns the graph's results, and a function from result cotangents (None for zero) to input cotangents.
 
@@ -57,7 +57,7 @@ def pullback(
     """
     tape = _Tape(graph, active, ins)
     for eqn in graph.eqns:
-        tape.run(eqn, instead)
+        tape.run(eqn, substitute)
     return [tape.env[v] for v in graph.outs], tape.backward
 
 
@@ -70,7 +70,7 @@ class _Tape:
         self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
         self.entries: list[tuple[Eqn, Any]] = []
 
-    def run(self, eqn: Eqn, instead: Callable[[Var, Tensor], Tensor]) -> None:
+    def run(self, eqn: Eqn, substitute: Callable[[Var, Tensor], Tensor]) -> None:
         """Compute the results of one equation, and its residuals if it has an active input and a `fwd` rule."""
         op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
         depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
@@ -80,7 +80,7 @@ class _Tape:
                 outs, residuals = op.fwd(*xs, active=[v in self.moving for v in eqn.ins], **eqn.params)
             else:
                 outs = bind(op, *xs, **eqn.params)
-        self.env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
+        self.env.update((v, substitute(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
             self.entries.append((eqn, residuals))
             self.moving.update(v for v in eqn.outs if _floating(v))

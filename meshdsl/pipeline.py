@@ -177,11 +177,11 @@ def run(
     stages = list(begun)
     for compiler_pass in PASSES:
         state = compiler_pass.run(state, options)
-        now: Graph = state.graph if state.program is None else state.program
-        changed = now is not stages[-1].graph
+        current: Graph = state.graph if state.program is None else state.program
+        changed = current is not stages[-1].graph
         if changed:
-            verify(now, compiler_pass.name)
-            if isinstance(now, Program):
-                check(now, compiler_pass.name)
-        stages.append(Stage(compiler_pass.name, now, changed))
+            verify(current, compiler_pass.name)
+            if isinstance(current, Program):
+                check(current, compiler_pass.name)
+        stages.append(Stage(compiler_pass.name, current, changed))
     return state, tuple(stages)

@@ -60,8 +60,8 @@ class Stages:
     @cached_property
     def passed(self) -> tuple[State, tuple[Stage, ...]]:
         """The state after the pipeline, and the stage of every pass."""
-        places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
-        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
+        indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
+        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
         options = dataclasses.replace(self.options, donated=self.donated)
         return run(self.begun, self.mesh, self.layout, paths, options)
 
