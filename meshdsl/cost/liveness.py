@@ -73,7 +73,7 @@ class Lives:
         self.stored = stored
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
-        self.whole(donated, categories)
+        self.hold_program(donated, categories)
 
     def size(self, v: Var) -> int:
         return self.stored(self.program.local_shape(v), v.dtype)
@@ -83,7 +83,7 @@ class Lives:
         if n and last >= first:
             self.tensors.append(LiveTensor(name, category, v.dtype, self.program.local_shape(v), n, where, first, last))
 
-    def whole(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
+    def hold_program(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
         """Hold arguments and results for the whole run, and every other value until its last reader."""
         program = self.program
         source = holders(program)
@@ -100,8 +100,8 @@ class Lives:
             else:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
-        order = self.early(steps(program), results | set(program.ins), reused)
-        births, deaths = self.run(program, order, results | set(program.ins))
+        order = self.reordered(steps(program), results | set(program.ins), reused)
+        births, deaths = self.hold_graph(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
@@ -114,7 +114,9 @@ class Lives:
             if v in births and deaths.get(argument, 0) > births[v]:  # the argument is read later: hold both
                 self.hold(v, "temporaries", _label(producers[v]), producers[v].where, births[v], deaths[argument])
 
-    def run(self, graph: Graph, order: Sequence[Step], placed: set[Var]) -> tuple[dict[Var, int], dict[Var, int]]:
+    def hold_graph(
+        self, graph: Graph, order: Sequence[Step], placed: set[Var]
+    ) -> tuple[dict[Var, int], dict[Var, int]]:
         """Hold the values of one graph, except `placed`; returns when each value is made and last read."""
         births: dict[Var, int] = {}
         deaths: dict[Var, int] = {}
@@ -127,11 +129,11 @@ class Lives:
             self.moments.append((_label(eqn), eqn.where, eqn.backward))
             carried: set[Var] = set()
             if isinstance(step, Loop):
-                carried = self.trip(step)
+                carried = self.hold_trip(step)
             elif isinstance(step, Branch):
                 for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
                     source = holders(sub)
-                    self.run(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
+                    self.hold_graph(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
             last = len(self.moments) - 1
             for v in step.reads:
                 deaths[v] = first if v in carried else last
@@ -151,7 +153,7 @@ class Lives:
                 self.hold(v, category, *_origin(eqn, v), first, last)
         return births, deaths
 
-    def early(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
+    def reordered(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
         """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.
 
         Such a step stays after the other readers of the values it frees, and of the argument whose buffer it reuses.
@@ -176,7 +178,7 @@ class Lives:
             births.update(dict.fromkeys(step.writes, times[step]))
         return sorted(order, key=lambda step: times[step])
 
-    def trip(self, step: Loop) -> set[Var]:
+    def hold_trip(self, step: Loop) -> set[Var]:
         """Hold the values of one trip. Returns operands whose buffers the carry reuses: they end at loop start."""
         loop = step.eqn.control
         assert isinstance(loop, Scan | While)
@@ -189,7 +191,7 @@ class Lives:
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = inputs | rows | set(outs[:n])
-        births, deaths = self.run(body, self.early(step.body, placed, {}), placed)
+        births, deaths = self.hold_graph(body, self.reordered(step.body, placed, {}), placed)
         end = len(self.moments) - 1
         products = batches(body)
         for v in body.ins[consts + n :]:

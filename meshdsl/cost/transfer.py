@@ -73,10 +73,10 @@ class TimeTable:
 
 @dataclass(frozen=True)
 class Along:
-    """A group's devices along one hardware axis: `n` of them, with `apart` interleaved groups."""
+    """A group's devices along one hardware axis: `n` of them, with `distance` interleaved groups."""
 
     n: int
-    apart: float
+    distance: float
     wraps: bool
 
 
@@ -97,7 +97,7 @@ class Tier:
         a = self.level.latency
         if self.level.kind != "torus":
             return (self.n - 1) / self.n * v / self.bandwidth, (self.n - 1) * a
-        each_way = sum((2 if x.wraps else 1) / x.apart for x in self.along) * self.bandwidth
+        each_way = sum((2 if x.wraps else 1) / x.distance for x in self.along) * self.bandwidth
         if len(self.along) > 1 and all(x.wraps for x in self.along):
             moving, hops = v / each_way, a * sum(x.n for x in self.along) / 2
             return max(moving, hops), 0.0
@@ -110,12 +110,12 @@ class Tier:
             return (self.n - 1) / self.n**2 * v / self.bandwidth
         if self.level.kind == "ring":
             return (self.n - 1) / (2 * self.n) * v / self.bandwidth
-        return max(x.n * v * x.apart / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
+        return max(x.n * v * x.distance / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
 
     def shift(self, size: float) -> float:
         """Seconds until every device has sent `size` bytes to a neighbour."""
-        apart = max(x.apart for x in self.along) if self.level.kind == "torus" else 1
-        return size * apart / self.bandwidth + apart * self.level.latency
+        distance = max(x.distance for x in self.along) if self.level.kind == "torus" else 1
+        return size * distance / self.bandwidth + distance * self.level.latency
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,21 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
         return traffic_of[update.part]
 
     def worth(update: Update) -> Verdict:
-        ways, waste = update.format.ways, update.format.waste
+        ways, padding_ratio = update.format.ways, update.format.padding_ratio
         gradient, traffic, gathered = moved(update)
         before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
         inside = sum(
-            seconds("reduce_scatter", axes, gradient * waste * fraction) for axes, fraction in _steps(placed, update)
+            seconds("reduce_scatter", axes, gradient * padding_ratio * fraction)
+            for axes, fraction in _steps(placed, update)
         )
-        across = seconds("all_reduce", update.across, gradient * waste / ways)
+        across = seconds("all_reduce", update.across, gradient * padding_ratio / ways)
         after = (
             len(update.sums) * (inside + across)
-            + traffic * waste / ways / machine.hbm_bandwidth
-            + sum(seconds("all_gather", axes, gathered * waste * fraction) for axes, fraction in _steps(placed, update))
+            + traffic * padding_ratio / ways / machine.hbm_bandwidth
+            + sum(
+                seconds("all_gather", axes, gathered * padding_ratio * fraction)
+                for axes, fraction in _steps(placed, update)
+            )
         )
         saved = before - after
         reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"

@@ -176,11 +176,11 @@ def _shard(
     if request.group is not None:
         refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
         placed = on_refined(refined, placed)
-        worth = _always if machine is None else by_time(placed, machine, refined)
-        return refined, shard_updates(placed, Policy(_within(refined.group), worth))
+        worth = _always_shard if machine is None else by_time(placed, machine, refined)
+        return refined, shard_updates(placed, Policy(_axes_in_group(refined.group), worth))
     refined = RefinedMesh(mesh, mesh)
     if machine is None:
-        return refined, shard_updates(placed, Policy(_only_all, _always))
+        return refined, shard_updates(placed, Policy(_all_pending_axes, _always_shard))
     candidates: list[Update] = []
     worth = by_time(placed, machine, refined)
 
@@ -222,13 +222,13 @@ def _below(program: Program, limit: float) -> Program:
     return bucket_collectives(program, lambda kind, axes, sizes: bisect_left(sizes, limit))
 
 
-def _only_all(pending: Axes) -> Sequence[Axes]:
+def _all_pending_axes(pending: Axes) -> Sequence[Axes]:
     return [pending]
 
 
-def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
+def _axes_in_group(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
     return lambda pending: [shared] if (shared := tuple(axis for axis in pending if axis in group)) else []
 
 
-def _always(update: Update) -> Verdict:
+def _always_shard(update: Update) -> Verdict:
     return True, None, ""

@@ -29,7 +29,7 @@ class Format:
     """How an update is split: each split dim, its private name, and all axes that split it."""
 
     dims: tuple[tuple[Dim, Dim, Axes], ...]
-    waste: float  # stored elements per real element
+    padding_ratio: float  # stored elements per real element
     ways: int  # number of shards
 
     def renamed(self, shape: Shape) -> Shape:

@@ -46,16 +46,16 @@ class Decision:
     pending: Axes = ()  # all axes over which the gradient is summed; outside the group, shards of it are summed
 
 
-def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
+def _renamed_type(x: Type, *, shape: Shape, split: Any) -> Type:
     return Type(shape, x.dtype)
 
 
-def _never(*_: Any, **__: Any) -> Any:
+def _unreachable_kernel(*_: Any, **__: Any) -> Any:
     raise InternalError("partition replaces a cut by a rename and a collective")
 
 
 RESHARD_TO_PRIVATE_DIM = Op(
-    "cut", type=_renaming, kernel=_never
+    "cut", type=_renamed_type, kernel=_unreachable_kernel
 )  # a sum under private names, scattered over the axes of `split`
 
 
@@ -133,7 +133,11 @@ def _decide(
             continue
         sharded, seconds, reason = policy.worth(update)
         form = update.format
-        saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if sharded else 0
+        saved = (
+            sum(n - int(n * form.padding_ratio / form.ways) for n in map(placed.bytes, update.carried))
+            if sharded
+            else 0
+        )
         split = tuple((old.name, axes) for old, _, axes in form.dims)
         decisions.append(
             Decision(names[v], v.shape, update.group, split, sharded, reason, saved, seconds, update.pending)
@@ -166,7 +170,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
-        gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
+        gradients = {v for step in body.eqns for v in step.outs if _has_backward(step)}
         weights = [
             (v, out)
             for v, out in pairs
@@ -180,7 +184,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
     return placed.graph.replace(eqns=tuple(eqns)), every, updated
 
 
-def _differentiates(eqn: Eqn) -> bool:
+def _has_backward(eqn: Eqn) -> bool:
     """Whether an equation belongs to a backward pass, or contains one."""
     return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 

@@ -134,13 +134,13 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) 
             cuts[d] = (*cuts.get(d, sharding.axes(d)), axis)
         stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
         moved = sum(bool(sharding.axes(d)) and n != extents.padded(d) for d, n in stored.items())
-        waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
+        padding_ratio = math.prod(n / max(d.size, 1) for d, n in stored.items())
         dims = tuple((d, name(d, by), by) for d, by in cuts.items())
-        return moved, Format(dims, waste, mesh.count(axes))
+        return moved, Format(dims, padding_ratio, mesh.count(axes))
 
     for d in shape:
         moved, form = cut([d] * len(axes))
-        if not moved and form.waste == 1:
+        if not moved and form.padding_ratio == 1:
             return form
     every = (cut(assignment) for assignment in product(shape, repeat=len(axes)))
-    return min(every, key=lambda option: (option[0], option[1].waste, len(option[1].dims)))[1]
+    return min(every, key=lambda option: (option[0], option[1].padding_ratio, len(option[1].dims)))[1]
