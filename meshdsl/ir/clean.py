@@ -24,10 +24,10 @@ def dce(graph: G) -> G:
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()
-    return graph if _same(eqns, graph.eqns) else graph.replace(eqns=tuple(eqns))
+    return graph if _same_objects(eqns, graph.eqns) else graph.replace(eqns=tuple(eqns))
 
 
-def _same(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
+def _same_objects(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
     """Whether both hold the same objects. An unchanged graph stays the same object, so its cached cost stays valid."""
     return len(eqns) == len(others) and all(a is b for a, b in zip(eqns, others, strict=True))
 
@@ -95,7 +95,7 @@ def cse(graph: G) -> G:
         if key is not None:
             seen[key] = eqn
         eqns.append(eqn)
-    if _same(eqns, graph.eqns):
+    if _same_objects(eqns, graph.eqns):
         return graph
     return graph.replace(eqns=tuple(eqns), outs=tuple(same.get(v, v) for v in graph.outs))
 

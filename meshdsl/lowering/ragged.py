@@ -108,7 +108,7 @@ class RaggedAllToAll(CollectiveDefaults):
             by_peer(jnp.reshape(recv_counts, after), grows),
             axis_name=self.axes,
         )
-        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _back(order))
+        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _inverse(order))
 
     def simulate(
         self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Blocks, recv_counts: Blocks
@@ -127,7 +127,7 @@ class RaggedAllToAll(CollectiveDefaults):
             slots = np.arange(x.shape[order[len(self.cells)]])
             mask = slots < count
             mask = mask.reshape(mask.shape + (1,) * (x.ndim - count.ndim))
-            filled.append(np.where(np.transpose(mask, _back(order)), x, np.zeros((), x.dtype)))
+            filled.append(np.where(np.transpose(mask, _inverse(order)), x, np.zeros((), x.dtype)))
         return self.padded.simulate(filled, shape, before, mesh)
 
     def _order(self, shape: Shape) -> tuple[int, ...]:
@@ -137,6 +137,6 @@ class RaggedAllToAll(CollectiveDefaults):
         return tuple(dims.index(d) for d in (*first, *(d for d in dims if d not in first)))
 
 
-def _back(order: Sequence[int]) -> tuple[int, ...]:
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The inverse of a permutation."""
     return tuple(order.index(i) for i in range(len(order)))

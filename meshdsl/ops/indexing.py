@@ -87,7 +87,7 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
 
-def _rest(x: Type | Tensor, over: Dim) -> Shape:
+def _other_dims(x: Type | Tensor, over: Dim) -> Shape:
     shape = x.shape if isinstance(x, Type) else x.dims
     return tuple(d for d in shape if d != over)
 
@@ -95,7 +95,7 @@ def _rest(x: Type | Tensor, over: Dim) -> Shape:
 def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
-    return Type((*i.shape, *(d for d in _rest(x, over) if d not in i.shape)), x.dtype)
+    return Type((*i.shape, *(d for d in _other_dims(x, over) if d not in i.shape)), x.dtype)
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
@@ -106,21 +106,21 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     return i, inside
 
 
-def _apart(over: Dim, i: Type) -> str:
+def _index_label(over: Dim, i: Type) -> str:
     """The label of the indexed dim: its name, or a different label if the indices have a dim of that name."""
     return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
 
 
 def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
-    table = {d.name: _apart(over, i) if d == over else d.name for d in x.shape}
-    return Labels((table, _own(i.shape)), (_own(_take_type(x, i, over=over).shape),))
+    table = {d.name: _index_label(over, i) if d == over else d.name for d in x.shape}
+    return Labels((table, _identity_labels(i.shape)), (_identity_labels(_take_type(x, i, over=over).shape),))
 
 
-def _own(shape: Shape) -> dict[str, str | None]:
+def _identity_labels(shape: Shape) -> dict[str, str | None]:
     return {d.name: d.name for d in shape}
 
 
-def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
+def _flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
     """Indices into the rows of all paired tables concatenated."""
     for dim in reversed(paired):
         axis = block.position(dim)
@@ -139,7 +139,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    values = x[_numbered(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
+    values = x[_flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
 
 
@@ -188,8 +188,8 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
 
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
     out = _scatter_type(i, updates, over=over, paired=paired).shape
-    out_labels = {d.name: _apart(over, i) if d == over else d.name for d in out}
-    return Labels((_own(i.shape), _own(updates.shape)), (out_labels,))
+    out_labels = {d.name: _index_label(over, i) if d == over else d.name for d in out}
+    return Labels((_identity_labels(i.shape), _identity_labels(updates.shape)), (out_labels,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
@@ -200,7 +200,7 @@ def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape)
     updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
     total = rows * math.prod(c.outs[0].size(d) for d in paired)
-    index = c.xp.where(inside, _numbered(c, index, c.ins[0], paired, rows), total)
+    index = c.xp.where(inside, _flat_index(c, index, c.ins[0], paired, rows), total)
     return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
 
 
@@ -236,7 +236,7 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
-    rest = _rest(x, dim)
+    rest = _other_dims(x, dim)
     located(lambda: _check_put(x.type, i.type, updates.type, rest))
     needed = dict.fromkeys((*i.dims, *rest))
     missing = [d for d in needed if d not in updates.dims]

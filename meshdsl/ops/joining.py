@@ -22,7 +22,7 @@ from .slicing import pad, slice
 __all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
 
 
-def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
+def _promoted(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
     if not xs:
         raise at(ShapeError(f"md.{name} needs at least one tensor"), caller())
     return promote(*xs)
@@ -47,7 +47,7 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
 
     Raises `ShapeError` for an empty list, and for tensors whose other dims differ.
     """
-    xs = _several("concat", xs)
+    xs = _promoted("concat", xs)
     name = dim_name(over)
 
     def resolve() -> list[Tensor]:
@@ -123,7 +123,7 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
 
     Raises `ShapeError` for an empty list, for tensors whose dims differ, and if they have a dim of the new name.
     """
-    xs = _several("stack", xs)
+    xs = _promoted("stack", xs)
 
     def resolve() -> list[Tensor]:
         for x in xs:

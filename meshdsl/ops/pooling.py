@@ -43,7 +43,7 @@ def _pool_flops(ins: Any, outs: Any, *, window: tuple[Window, ...], **_: Any) ->
     return float(math.prod(outs[0]) * math.prod(v.size for v in window))
 
 
-def _back(window: tuple[Window, ...], x: Shape, out: Shape) -> tuple[Window, ...]:
+def _transposed_windows(window: tuple[Window, ...], x: Shape, out: Shape) -> tuple[Window, ...]:
     return tuple(transposed(v, d.size, find(v.out_dim, out).size) for v, d in pairs(window, x))
 
 
@@ -51,7 +51,7 @@ SUM_POOL = Op(
     "sum_pool",
     type=_slid_type,
     kernel=blocked_kernel(_pool_kernel("add")),
-    vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_back(window, x.dims, ct.dims)),),
+    vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_transposed_windows(window, x.dims, ct.dims)),),
     flops=_pool_flops,
     linear=Linear.JOINT,
     mask=0,
@@ -65,7 +65,7 @@ def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]
     unfolded = bind1(UNFOLD, x, window=window, places=places, value=math.nan)
     ties = cast(equal(unfolded, broadcast(out, unfolded.dims)), ct.dtype)
     shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN if the maximum is NaN
-    return (bind1(FOLD, shares, window=_back(window, x.dims, ct.dims), places=places),)
+    return (bind1(FOLD, shares, window=_transposed_windows(window, x.dims, ct.dims), places=places),)
 
 
 MAX_POOL = Op(
@@ -95,7 +95,9 @@ UNFOLD = Op(
     "unfold",
     type=_unfold_type,
     kernel=blocked_kernel(_unfold_kernel),
-    vjp=lambda ct, x, window, places: (bind1(FOLD, ct, window=_back(window, x.dims, ct.dims), places=places),),
+    vjp=lambda ct, x, window, places: (
+        bind1(FOLD, ct, window=_transposed_windows(window, x.dims, ct.dims), places=places),
+    ),
     flops=lambda *_, **__: 0,
     linear=Linear.PADDED,
     blocked=lambda x, *, window, places, value: (*touched(window), *(d.name for d in places)),
@@ -122,7 +124,7 @@ def _fold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape)
 
 
 def _fold_vjp(ct: Tensor, x: Tensor, window: tuple[Window, ...], places: Shape) -> tuple[Tensor]:
-    back = _back(window, x.dims, ct.dims)
+    back = _transposed_windows(window, x.dims, ct.dims)
     return (transpose(bind1(UNFOLD, ct, window=back, places=places, value=0), x.dims),)
 
 
@@ -193,7 +195,7 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     x = as_tensor(x)
     windows = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
     total = sum_pool(x, window, stride, padding)
-    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real(v, d.size)) for v, d in pairs(windows, x.dims)]
+    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real_counts(v, d.size)) for v, d in pairs(windows, x.dims)]
     same = math.prod(int(n[0]) for _, n in counts if len(n) and (n == n[0]).all())
     total = total / same if same != 1 or kind(total.dtype) == "i" else total
     for dim, n in counts:
@@ -202,7 +204,7 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     return total
 
 
-def _real(v: Window, n: int) -> np.ndarray:
+def _real_counts(v: Window, n: int) -> np.ndarray:
     """The number of input elements in each window, for an input of n elements."""
     p = np.arange(v.out_size(n))[:, None] * v.stride - v.low + np.arange(v.size) * v.dilation
     return ((p >= 0) & (p < v.span(n)) & (p % v.base_dilation == 0)).sum(1).astype(np.int32)

@@ -54,7 +54,7 @@ def threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     return x0, x1
 
 
-def _times(p: Any, stride: int) -> tuple[Any, Any]:
+def _wide_product(p: Any, stride: int) -> tuple[Any, Any]:
     """The high and low words of the product (modulo 2**64) of a uint32 array and a 64-bit number, in 16-bit digits."""
     s0, s1 = np.uint32(stride & 0xFFFF), np.uint32(stride >> 16 & 0xFFFF)
     p0, p1 = p & _LOW_16, p >> np.uint32(16)
@@ -75,7 +75,7 @@ def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
         if narrow:
             low = low + index * np.uint32(stride & _LOW_32)
             continue
-        more_high, more_low = _times(index, stride)
+        more_high, more_low = _wide_product(index, stride)
         low = low + more_low
         high = high + more_high + (low < more_low).astype(np.uint32)
     return high, low

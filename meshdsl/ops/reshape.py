@@ -186,7 +186,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
 RESHAPE = Op(
     "reshape",
     type=_reshape_type,
-    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _real(c.outs[0]))),
+    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _reshape_sizes(c.outs[0]))),
     vjp=lambda ct, x: (reshape(ct, x.dims),),
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
@@ -196,7 +196,7 @@ RESHAPE = Op(
 )
 
 
-def _real(block: Block) -> list[int]:
+def _reshape_sizes(block: Block) -> list[int]:
     return [size if axes else d.size for d, size, axes in zip(block.shape, block.sizes, block.axes, strict=True)]
 
 

@@ -121,8 +121,8 @@ def edits_text(edits: Sequence[LayoutEdit], top: int = 12) -> str:
         return "there is nowhere else to map it"
     base = edits[0].base
     legal = [edit for edit in edits if edit.report is not None]
-    idle = [edit for edit in legal if _same(edit)]
-    useful = [edit for edit in legal if not _same(edit)]
+    idle = [edit for edit in legal if _is_idle(edit)]
+    useful = [edit for edit in legal if not _is_idle(edit)]
     illegal = [edit for edit in edits if edit.report is None]
     lines = [f"one dim elsewhere, the rest as it is (now {seconds(base.seconds)}, peak {show_bytes(base.peak_bytes)})"]
     if useful:
@@ -163,6 +163,6 @@ def reason_of(edit: LayoutEdit) -> str:
     return lines[0] if lines else ""
 
 
-def _same(edit: LayoutEdit) -> bool:
+def _is_idle(edit: LayoutEdit) -> bool:
     report = edit.report
     return report is not None and (report.seconds, report.peak_bytes) == (edit.base.seconds, edit.base.peak_bytes)

@@ -122,11 +122,11 @@ class Report:
         for each in self.timeline.costs:
             step = each.line.step
             if step not in bounds:
-                bounds[step] = self._wait(step, each.line)
+                bounds[step] = self._limiting_resource(step, each.line)
             totals[bounds[step]] = totals.get(bounds[step], 0.0) + each.blocking
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
-    def _wait(self, step: Step, line: Line) -> str:
+    def _limiting_resource(self, step: Step, line: Line) -> str:
         if line.collective is not None:
             return f"network along {','.join(line.collective.axes)}"
         assert isinstance(step, Kernel)
