@@ -133,7 +133,7 @@ class Compiled:
     def history(self, *args: Any) -> History:
         """The graph or program after every pass of the pipeline, by the pass's name."""
         self.program(*args)
-        return History(self._for(args)[0].passed[1])
+        return History(self._for(args)[0].pipeline_result[1])
 
     @property
     def weight_update(self) -> UpdateTable:

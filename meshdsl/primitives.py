@@ -98,7 +98,7 @@ def _mixing(f: Callable[..., Any], rank: int, dtypes: Sequence[np.dtype]) -> Mix
     except Exception as error:  # from JAX or from the function, which cannot handle symbolic sizes
         text = str(error).strip().partition("\n")[0].rstrip(".")
         return Mixing("", f"depends on the shape of its argument ({text[:160]})")
-    mixings = sorted(_mixed(closed.jaxpr, None), key=lambda one: one.primitive in ("dim_as_value", "iota"))
+    mixings = sorted(_mixed(closed.jaxpr, None), key=lambda m: m.primitive in ("dim_as_value", "iota"))
     results = [tuple(v.aval.shape) for v in closed.jaxpr.outvars]
     if not mixings and results != [tuple(sizes)]:
         return Mixing("", f"returns {', '.join(map(_show, results))} for an argument of {_show(tuple(sizes))}")
