@@ -34,8 +34,8 @@ def _while_eager(run: Any, *ins: Tensor, control: While) -> Sequence[Tensor]:
 
 def _while_vjp(*_: Any, **__: Any) -> Any:
     raise TraceError(
-        "md.while_loop has no gradient: how often it runs is not known, so what its steps made cannot be kept\n"
-        "  use md.scan over a known number of steps (md.where holds the carry once it is done), "
+        "md.while_loop has no gradient: its number of steps is unknown, so its residuals cannot be stored\n"
+        "  use md.scan over a known number of steps (md.where keeps the carry after the last one), "
         "or md.stop_gradient of the operands"
     )
 

@@ -30,12 +30,12 @@ def _traced(f: Function, types: Sequence[Type]) -> Graph:
     if captures:
         raise TraceError(
             f"the function of md.local uses a tensor from outside, {captures[0].type}\n"
-            "  which block of it is meant is not known; pass it as an argument"
+            "  md.local cannot know which block of it to use; pass it as an argument"
         )
     loops = [eqn for eqn, _ in walk(graph) if eqn.control is not None and not isinstance(eqn.control, Call)]
     if loops:
         raise at(
-            TraceError(f"the function of md.local holds no loops or branches, and this is {loops[0].op}"),
+            TraceError(f"the function of md.local must contain no loops or branches, and this is {loops[0].op}"),
             loops[0].where,
         )
     return graph
@@ -60,7 +60,7 @@ def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: obj
         raise ShapeError(
             f"the function of md.local returned {show(y.shape)}, and out= asks for {show(result)}\n"
             f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
-            "a dim of theirs keeps their size, on one device the size of a block"
+            "their dims keep their sizes: on one device, those of a block"
         )
     return y.type
 

@@ -73,7 +73,7 @@ class TimeTable:
 
 @dataclass(frozen=True)
 class Along:
-    """A group's devices along one hardware axis: `n` of them, with `distance` interleaved groups."""
+    """A group's devices along one hardware axis: `n` of them, every `distance`-th device."""
 
     n: int
     distance: float

@@ -82,7 +82,7 @@ def _notes(report: Report) -> list[str]:
     notes = [*report.timeline.placement.notes]
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
-        notes.append(f"{unknown} instructions are in while loops, whose trips nobody knows: one trip is counted")
+        notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
     return notes
 
 

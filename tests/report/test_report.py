@@ -85,7 +85,7 @@ def test_a_loop_of_unknown_length_is_noted():
         return md.while_loop(lambda y: md.sum(y) < 10.0, lambda y: y * 2, x)
 
     found = md.compile(f, "rows:2", "batch:rows").cost(md.spec("batch:8"))
-    assert "in while loops, whose trips nobody knows: one trip is counted" in " ".join(str(found).split())
+    assert "in while loops, whose trip counts are unknown: one trip is counted" in " ".join(str(found).split())
 
 
 def test_over_memory_says_what_the_peak_is_made_of():
