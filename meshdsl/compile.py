@@ -41,8 +41,8 @@ class History:
     stages: tuple[Stage, ...]
 
     def __str__(self) -> str:
-        shown = (f"== {stage.name} ==\n{stage.graph if stage.changed else 'unchanged'}" for stage in self.stages)
-        return "\n\n".join(shown)
+        sections = (f"== {stage.name} ==\n{stage.graph if stage.changed else 'unchanged'}" for stage in self.stages)
+        return "\n\n".join(sections)
 
     def __getitem__(self, name: str) -> Graph:
         return {stage.name: stage.graph for stage in self.stages}[name]

@@ -70,8 +70,8 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
     n_xs = len(primal_inputs) - n_const_primals
 
     def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
-        flowing, sums = carry
-        by_out = dict(zip(carry_cts, flowing, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
+        carried_cts, sums = carry
+        by_out = dict(zip(carry_cts, carried_cts, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
         step_cts = [by_out[i] for i in floating]
         outs = evaluate(backward, [*primals[:n_const_primals], *xs[: n_xs + len(saved)], *step_cts])
         by_in = dict(zip(wrt, outs, strict=True))
@@ -81,14 +81,14 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
         ), [by_in[i] for i in wrt if i >= consts + carries]
 
     init = ([out_cts[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_wrt])
-    (flowing, sums), x_cts = scan(
+    (carried_cts, sums), x_cts = scan(
         step,
         init,
         [*primals[n_const_primals:], *saved, *(out_cts[i] for i in y_cts)],
         over=control.dim,
         reverse=not control.reverse,
     )
-    by_input = dict(zip(carry_wrt, flowing, strict=True)) | dict(zip(const_wrt, sums, strict=True))
+    by_input = dict(zip(carry_wrt, carried_cts, strict=True)) | dict(zip(const_wrt, sums, strict=True))
     by_input |= dict(zip([i for i in wrt if i >= consts + carries], x_cts, strict=True))
     return [by_input.get(i) for i in range(len(body.ins))]
 

@@ -23,17 +23,19 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     joint, forward_values, wrt = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
     ins, cts = joint.ins[:n], joint.ins[n:]
-    first = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
-    later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
+    forward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
+    backward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     free = {*ins[:consts], *ins[consts + carries :]}
-    used = _read(later, joint.outs[outs:]) - {v for eqn in later for v in eqn.outs} - set(cts)
-    residuals, recomputed = _computed_again(first, used, free, _constant(first, ins[:consts]))
-    redo = [eqn for eqn in first if eqn.outs[0] in recomputed]
-    saved = [v for v in (*ins, *(v for eqn in first for v in eqn.outs)) if v in residuals - free]
-    needed = _read([*redo, *later], joint.outs[outs:])
+    used = _read(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
+    residuals, recomputed = _computed_again(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
+    recompute_eqns = [eqn for eqn in forward_eqns if eqn.outs[0] in recomputed]
+    saved = [v for v in (*ins, *(v for eqn in forward_eqns for v in eqn.outs)) if v in residuals - free]
+    needed = _read([*recompute_eqns, *backward_eqns], joint.outs[outs:])
     primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
-    forward = dce(Graph(ins, tuple(first), (*joint.outs[:outs], *saved)))
-    backward = dce(Graph((*(ins[i] for i in primal_inputs), *saved, *cts), (*redo, *later), joint.outs[outs:]))
+    forward = dce(Graph(ins, tuple(forward_eqns), (*joint.outs[:outs], *saved)))
+    backward = dce(
+        Graph((*(ins[i] for i in primal_inputs), *saved, *cts), (*recompute_eqns, *backward_eqns), joint.outs[outs:])
+    )
     return forward, backward, primal_inputs, wrt
 
 

@@ -153,8 +153,8 @@ class Schedule:
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
             started = isinstance(step.eqn.op, Start)
-            beside = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
-            lanes = (lane,) if kind in beside else (COMPUTE, lane)
+            overlapped_kinds = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
+            lanes = (lane,) if kind in overlapped_kinds else (COMPUTE, lane)
             return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
         if isinstance(step, Wait):
             return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
@@ -179,12 +179,12 @@ class Schedule:
         for i in range(min(loop.trips, 3)):
             items, maker = self.items(loop.body, depth, {v: maker[out] for v, out in before.items() if out in maker})
             if i >= 2:  # a trip runs at most one trip ahead
-                ended = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
+                end_marker = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
                 for item in trips[i - 2]:
-                    item.readers.append(ended)
+                    item.readers.append(end_marker)
                 for item in items:
                     item.needs += 1
-                everything.append(ended)
+                everything.append(end_marker)
             trips.append(items)
             everything += items
         _run(everything, self.machine.overlap_slowdown)

@@ -156,9 +156,9 @@ def ledger(program: Program) -> Ledger:
 
 
 def _lines(
-    program: Program, among: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
+    program: Program, body_steps: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:
-    for step in among:
+    for step in body_steps:
         if isinstance(step, Loop):
             yield from _lines(program, step.body, trips * step.trips, unbounded or step.unbounded, order)
         elif isinstance(step, Branch):

@@ -81,23 +81,23 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
 
 def cse(graph: G) -> G:
     """Compute equal equations on equal values once (common subexpression elimination)."""
-    same: dict[Var, Var] = {}
-    seen: dict[Hashable, Eqn] = {}
+    replacements: dict[Var, Var] = {}
+    first_eqns: dict[Hashable, Eqn] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if not same.keys().isdisjoint(eqn.ins):
-            eqn = eqn.replace(ins=tuple(same.get(v, v) for v in eqn.ins))
+        if not replacements.keys().isdisjoint(eqn.ins):
+            eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins))
         eqn = eqn.map_graphs(cse)
         key = _key(eqn)
-        if key is not None and key in seen:
-            same.update(zip(eqn.outs, seen[key].outs, strict=True))
+        if key is not None and key in first_eqns:
+            replacements.update(zip(eqn.outs, first_eqns[key].outs, strict=True))
             continue
         if key is not None:
-            seen[key] = eqn
+            first_eqns[key] = eqn
         eqns.append(eqn)
     if _same_objects(eqns, graph.eqns):
         return graph
-    return graph.replace(eqns=tuple(eqns), outs=tuple(same.get(v, v) for v in graph.outs))
+    return graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
 
 
 def _key(eqn: Eqn) -> Hashable:

@@ -265,8 +265,8 @@ def _lines(
         ins = " ".join(names[v] for v in eqn.ins)
         params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
         types = ", ".join(show_type(v) for v in eqn.outs)
-        beside = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
-        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", beside
+        annotation = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", annotation
         for key, sub in eqn.graphs().items():
             inner = dict(names)
             for v in sub.ins:

@@ -129,13 +129,13 @@ class AllToAll(CollectiveDefaults):
         return _ring(local_bytes, mesh.count(self.axes))
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
-        grows, cut = _at(shape, self.dim), _at(shape, self.to)
-        return lax.all_to_all(varying(x, self.axes), self.axes, split_axis=cut, concat_axis=grows, tiled=True)
+        grow_axis, cut_axis = _at(shape, self.dim), _at(shape, self.to)
+        return lax.all_to_all(varying(x, self.axes), self.axes, split_axis=cut_axis, concat_axis=grow_axis, tiled=True)
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
-        grows, cut = _at(shape, self.dim), _at(shape, self.to)
+        grow_axis, cut_axis = _at(shape, self.dim), _at(shape, self.to)
         return [
-            np.concatenate([_chunk(blocks[p], cut, peers, me) for p in peers], grows)
+            np.concatenate([_chunk(blocks[p], cut_axis, peers, me) for p in peers], grow_axis)
             for me, peers in _peers(mesh, self.axes)
         ]
 

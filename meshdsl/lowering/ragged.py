@@ -85,8 +85,8 @@ class RaggedAllToAll(CollectiveDefaults):
         x = jnp.transpose(varying(x, self.axes), order)
         n, k = mesh.count(self.axes), len(self.cells)
         cells, size, rest = x.shape[:k], x.shape[k], x.shape[k + 1 :]
-        grows, cut = self.cells.index(self.dim), self.cells.index(self.to)
-        after = tuple(m * n if i == grows else m // n if i == cut else m for i, m in enumerate(cells))
+        grow_axis, cut_axis = self.cells.index(self.dim), self.cells.index(self.to)
+        after = tuple(m * n if i == grow_axis else m // n if i == cut_axis else m for i, m in enumerate(cells))
 
         def by_peer(a: Array, axis: int) -> Array:
             """Flatten an array with the peers' parts one after another along an axis to [peer, its cells]."""
@@ -97,15 +97,17 @@ class RaggedAllToAll(CollectiveDefaults):
             """The row of each cell's first slot."""
             return jnp.reshape(jnp.arange(math.prod(sizes), dtype=np.int32) * size, sizes)
 
-        offsets = lax.dynamic_slice_in_dim(starts(after), lax.axis_index(self.axes) * cells[grows], cells[grows], grows)
+        offsets = lax.dynamic_slice_in_dim(
+            starts(after), lax.axis_index(self.axes) * cells[grow_axis], cells[grow_axis], grow_axis
+        )
         zeros = jnp.zeros((math.prod(cells) * size, *rest), x.dtype)
         y = lax.ragged_all_to_all(
             jnp.reshape(x, zeros.shape),
             varying(zeros, tuple(jax.typeof(x).mat.varying)),
-            by_peer(starts(cells), cut),
-            by_peer(jnp.reshape(send_counts, cells), cut),
+            by_peer(starts(cells), cut_axis),
+            by_peer(jnp.reshape(send_counts, cells), cut_axis),
             jnp.tile(jnp.ravel(offsets), n),  # in the receiver's rows, the same for each receiver
-            by_peer(jnp.reshape(recv_counts, after), grows),
+            by_peer(jnp.reshape(recv_counts, after), grow_axis),
             axis_name=self.axes,
         )
         return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _inverse(order))

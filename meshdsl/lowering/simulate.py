@@ -56,11 +56,11 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
     blocks = []
     for coords in coordinates(program.mesh):
-        cut = []
+        slices = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
             start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
-            cut.append(slice(start, start + size))
-        blocks.append(np.array(stored[tuple(cut)]))
+            slices.append(slice(start, start + size))
+        blocks.append(np.array(stored[tuple(slices)]))
     return blocks
 
 
@@ -68,21 +68,21 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     """The global array without padding; raises `InternalError` if replicas of a block differ between devices."""
     stored = np.zeros(program.extents.global_shape(v.shape), v.dtype)
     written = np.zeros(stored.shape, bool)
-    real = tuple(slice(0, d.size) for d in v.shape)
+    unpadded = tuple(slice(0, d.size) for d in v.shape)
     for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
-        cut = []
+        slices = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
             start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
-            cut.append(slice(start, start + size))
-        cut = tuple(cut)
+            slices.append(slice(start, start + size))
+        slices = tuple(slices)
         inside = np.zeros(stored.shape, bool)
-        inside[real] = True
-        overlap = written[cut] & inside[cut]
-        if not _same(stored[cut][overlap], x[overlap]):
+        inside[unpadded] = True
+        overlap = written[slices] & inside[slices]
+        if not _same(stored[slices][overlap], x[overlap]):
             raise InternalError(f"devices disagree on {v} at {coords}")
-        stored[cut] = x
-        written[cut] = True
-    return stored[real]
+        stored[slices] = x
+        written[slices] = True
+    return stored[unpadded]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -41,11 +41,11 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
     readers = [eqn for eqn in body.eqns if v in eqn.ins]
     if v in body.outs or not readers:
         return None
-    ends = [_only_cast(body, eqn.outs[0]) if eqn.op is BARRIER else eqn for eqn in readers]  # rematerialised layers
-    casts = [eqn for eqn in ends if eqn is not None and eqn.op is CAST]
-    dtypes = {eqn.outs[0].dtype for eqn in casts}
-    same = len(casts) == len(readers) and len(dtypes) == 1
-    return casts[0] if same and min(dtypes).itemsize < v.dtype.itemsize else None
+    casts = [_only_cast(body, eqn.outs[0]) if eqn.op is BARRIER else eqn for eqn in readers]  # rematerialised layers
+    narrowing_casts = [eqn for eqn in casts if eqn is not None and eqn.op is CAST]
+    dtypes = {eqn.outs[0].dtype for eqn in narrowing_casts}
+    same = len(narrowing_casts) == len(readers) and len(dtypes) == 1
+    return narrowing_casts[0] if same and min(dtypes).itemsize < v.dtype.itemsize else None
 
 
 def _without_casts(body: Graph, v: Var, dtype: np.dtype) -> Graph:

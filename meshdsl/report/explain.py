@@ -51,7 +51,7 @@ def dims_behind(report: Report, numbers: Sequence[int]) -> list[str]:
     lines = [report.sends[number].line for number in numbers]
     axes = {axis for line in lines if line.collective is not None for axis in line.collective.axes}
     rules = report.layout.rules if report.layout is not None else {}
-    split = [dim for dim, cut in rules.items() if axes.intersection(cut)]
+    split = [dim for dim, dim_axes in rules.items() if axes.intersection(dim_axes)]
     program_dims = dims(report)
     return [
         dim

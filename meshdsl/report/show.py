@@ -116,13 +116,13 @@ def where_time_goes(report: Report) -> str:
 
 def collectives(report: Report, top: int) -> str:
     """Collectives by dims and axes, then the lines of the model that cause them."""
-    shown = report.collectives[:top]
+    top_groups = report.collectives[:top]
     rest = report.collectives[top:]
-    lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, shown)]
+    lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, top_groups)]
     if rest:
         lines.append(f"  and {len(rest)} more, {_share(report, rest)} of the step")
     lines.append("")
-    rows = [row for group in shown[: max(3, top // 2)] for row in _causes(report, group)]
+    rows = [row for group in top_groups[: max(3, top // 2)] for row in _causes(report, group)]
     lines.append(table(["no.", "asked for by", "pass", "each", "count", "step", "cause"], rows, "><<>>><"))
     return "\n".join(lines)
 

@@ -134,10 +134,10 @@ class RefinedMesh:
             return coarse
         placed = {axis: tuple(parts) for axis, parts in coarse.parts.items() if axis not in self.parts}
         for axis, (outer, inner) in self.parts.items():
-            cut = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
-            if cut is None:  # sizes that do not divide the hardware's: place it as any mesh of these sizes
+            split_parts = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
+            if split_parts is None:  # sizes that do not divide the hardware's: place it as any mesh of these sizes
                 return place(coarse.network, self.mesh)
-            placed |= {outer: cut[0], inner: cut[1]}
+            placed |= {outer: split_parts[0], inner: split_parts[1]}
         return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
 
 

@@ -58,8 +58,10 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     while queue:
         v = queue.pop()
         eqn = producers.get(v)
-        same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
-        same = list(dict.fromkeys(same))  # a square reads one value twice
+        same_dims = (
+            [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        )
+        same_dims = list(dict.fromkeys(same_dims))  # a square reads one value twice
         sharding = placed.shardings.get(v, Sharding())
         pending = sharding.partial and sharding.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
@@ -68,11 +70,11 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue
-        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same):
+        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same_dims):
             sums.append(v)
             continue
-        queue += [x for x in same if x not in seen]
-        seen.update(same)
+        queue += [x for x in same_dims if x not in seen]
+        seen.update(same_dims)
     return Sums(_together(placed, graph, sums), tuple(loops))
 
 

@@ -144,9 +144,9 @@ class Region:
             raise CannotShardError(f"it is computed together with the update of {self.owners[eqn]} at {eqn.where}")
         renamed(eqn, self.form)
         self.eqns.add(eqn)
-        cut = [v for v in eqn.outs if self.form.cuts(v)]
-        self.inner.update(cut)
-        return cut
+        split_outs = [v for v in eqn.outs if self.form.cuts(v)]
+        self.inner.update(split_outs)
+        return split_outs
 
 
 def renamed(eqn: Eqn, form: Format) -> Eqn:

@@ -198,21 +198,21 @@ def _cut_around(
     for i, v in enumerate(body.ins):
         if not consts <= i < consts + scan.carries or v.shape == ins[i].shape:
             continue
-        cut = dataclasses.replace(v, name=ins[i].name)
-        before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
-        ins[i], whole = cut, outs[i - consts]
-        outs[i - consts] = Var(v.shape, v.dtype, whole.name)
-        cause = _cause(Because.WEIGHT_OUT_OF_LOOP, cut.name, whole.shape, cut.shape)
-        after.append(Eqn(RENAME, (outs[i - consts],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
+        private_in = dataclasses.replace(v, name=ins[i].name)
+        before.append(Eqn(RENAME, (ins[i],), (private_in,), {"shape": v.shape}, loop.where))
+        ins[i], full_out = private_in, outs[i - consts]
+        outs[i - consts] = Var(v.shape, v.dtype, full_out.name)
+        cause = _cause(Because.WEIGHT_OUT_OF_LOOP, private_in.name, full_out.shape, private_in.shape)
+        after.append(Eqn(RENAME, (outs[i - consts],), (full_out,), {"shape": full_out.shape}, loop.where, False, cause))
     new_loop = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
     return [*before, new_loop, *after]
 
 
 def _rewritten(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
-    cut = {v for update in chosen for v in update.carried}
-    sharded_outs = {out for v, out in pairs if v in cut}
+    split_inputs = {v for update in chosen for v in update.carried}
+    sharded_outs = {out for v, out in pairs if v in split_inputs}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.shardings, cut, sharded_outs, placed.regather).graph()
+    return _Rewrite(placed.graph, parts, placed.shardings, split_inputs, sharded_outs, placed.regather).graph()
 
 
 class _Rewrite:

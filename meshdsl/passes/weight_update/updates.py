@@ -54,10 +54,12 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     matches: dict[Var, Var] = {}
     for v in inputs:
         argument, _, tail = v.name.partition("/")
-        same = {path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type}
-        own = [same[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in same]
-        if tail and (own or len(same) == 1):
-            matches[v] = (own or list(same.values()))[0]
+        candidates = {
+            path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type
+        }
+        by_path = [candidates[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in candidates]
+        if tail and (by_path or len(candidates) == 1):
+            matches[v] = (by_path or list(candidates.values()))[0]
     single = [out for path, out in results if "/" not in path and out not in matches.values()]
     for v in inputs:
         if "/" not in v.name and (same_type := [out for out in single if out.type == v.type]):
