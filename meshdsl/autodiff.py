@@ -47,7 +47,7 @@ def pullback(
     graph: Graph,
     ins: Sequence[Tensor],
     active: Sequence[bool],
-    instead: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
+    substitute: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
 ) -> tuple[list[Tensor], Callable[..., Any]]:
     """Returns the graph's results, and a function from result cotangents (None for zero) to input cotangents.
 
@@ -57,7 +57,7 @@ def pullback(
     """
     tape = _Tape(graph, active, ins)
     for eqn in graph.eqns:
-        tape.run(eqn, instead)
+        tape.run(eqn, substitute)
     return [tape.env[v] for v in graph.outs], tape.backward
 
 
@@ -70,7 +70,7 @@ class _Tape:
         self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
         self.entries: list[tuple[Eqn, Any]] = []
 
-    def run(self, eqn: Eqn, instead: Callable[[Var, Tensor], Tensor]) -> None:
+    def run(self, eqn: Eqn, substitute: Callable[[Var, Tensor], Tensor]) -> None:
         """Compute the results of one equation, and its residuals if it has an active input and a `fwd` rule."""
         op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
         depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
@@ -80,7 +80,7 @@ class _Tape:
                 outs, residuals = op.fwd(*xs, active=[v in self.moving for v in eqn.ins], **eqn.params)
             else:
                 outs = bind(op, *xs, **eqn.params)
-        self.env.update((v, instead(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
+        self.env.update((v, substitute(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
             self.entries.append((eqn, residuals))
             self.moving.update(v for v in eqn.outs if _floating(v))
@@ -94,10 +94,10 @@ class _Tape:
                 continue
             with location(eqn.where, backward=True):
                 try:
-                    found = _apply(eqn, pending, self.env, residuals)
+                    in_cts = _apply(eqn, pending, self.env, residuals)
                 except TraceError as error:
                     raise at(error, eqn.where) from None
-                self._add(pending, eqn.ins, found)
+                self._add(pending, eqn.ins, in_cts)
         return [pending.get(v) if on else None for v, on in zip(self.graph.ins, self.active, strict=True)]
 
     def _add(self, pending: dict[Var, Tensor], vars: Sequence[Var], cts: Sequence[Tensor | None]) -> None:
@@ -136,22 +136,22 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
     n = len(graph.ins)
     floating = [_floating(v) for v in graph.outs]
     cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
-    want = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and _floating(v)]
+    wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and _floating(v)]
     forward: set[Var] = set()
 
     def joint(*args: Tensor) -> list[Tensor]:
         outs, backward = pullback(graph, args[:n], active)
         forward.update(v for eqn in args[0]._trace.eqns for v in eqn.outs)
-        given = iter(args[n:])
+        out_cts = iter(args[n:])
         with location(None, backward=True):
-            ins = backward([next(given) if on else None for on in floating])
-            return [*outs, *(zeros(graph.ins[i].type) if ins[i] is None else ins[i] for i in want)]
+            ins = backward([next(out_cts) if on else None for on in floating])
+            return [*outs, *(zeros(graph.ins[i].type) if ins[i] is None else ins[i] for i in wrt)]
 
     names = [v.name for v in graph.ins] + [""] * len(cts)
     joined, captures, _ = trace(joint, [*(v.type for v in graph.ins), *cts], names)
     if captures:
         raise TraceError("a gradient rule used a tensor from outside its operation")
-    return joined, forward, want
+    return joined, forward, wrt
 
 
 def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[bool]]:
@@ -176,14 +176,14 @@ def value_and_grad(
     `ShapeError` if f returns something else, or if an argument to differentiate is not floating.
     """
     single = isinstance(argnums, int)
-    wanted = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(f)  # keeps the argument names in programs and layouts
     def with_grad(*args: Any) -> Any:
         try:
-            positions = [i + len(args) if i < 0 else i for i in wanted]
+            positions = [i + len(args) if i < 0 else i for i in numbers]
             if any(not 0 <= i < len(args) for i in positions):
-                raise ShapeError(f"argnums {wanted} of a call with {len(args)} arguments")
+                raise ShapeError(f"argnums {numbers} of a call with {len(args)} arguments")
             tensors, structure, active = _flat_args(args, positions)
             for x, on in zip(tensors, active, strict=True):
                 if on and not _floating(x):
@@ -214,15 +214,15 @@ def value_and_grad(
 
 
 def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
-    places = tree.tree_unflatten(structure, range(len(graph.outs)))
-    if has_aux and not (isinstance(places, tuple) and len(places) == 2):
+    indices = tree.tree_unflatten(structure, range(len(graph.outs)))
+    if has_aux and not (isinstance(indices, tuple) and len(indices) == 2):
         raise at(ShapeError("with has_aux=True the function returns a pair (loss, aux)"), caller())
-    loss = places[0] if has_aux else places
+    loss = indices[0] if has_aux else indices
     if not isinstance(loss, int) or graph.outs[loss].shape or not _floating(graph.outs[loss]):
-        there = repr(graph.outs[loss].type) if isinstance(loss, int) else str(structure)
+        returned = repr(graph.outs[loss].type) if isinstance(loss, int) else str(structure)
         raise at(
             ShapeError(
-                f"a gradient is taken of one floating tensor without dims; the function returned {there}\n"
+                f"a gradient is taken of one floating tensor without dims; the function returned {returned}\n"
                 "  reduce it with md.mean or md.sum"
             ),
             caller(),
@@ -250,7 +250,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
     """`f` with a custom gradient: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
 
     >>> import meshdsl as md
-    >>> rounded = md.custom_vjp(md.round, lambda x: (md.round(x), None), lambda kept, ct: (ct,))  # straight through
+    >>> rounded = md.custom_vjp(md.round, lambda x: (md.round(x), None), lambda _, ct: (ct,))  # straight through
     >>> md.value_and_grad(lambda x: 3 * rounded(x))(md.tensor(1.7))
     (tensor(float32[], 6.), tensor(float32[], 3.))
 
@@ -266,10 +266,10 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
             return f(*tree.tree_unflatten(structure, xs))
 
         graph, captures, out = trace(flat, [x.type for x in xs])
-        held = len(captures)
+        n_captures = len(captures)
 
         def forward(*ins: Tensor, active: Any, control: Call) -> Any:
-            if any(active[:held]):
+            if any(active[:n_captures]):
                 raise at(
                     TraceError(
                         "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
@@ -277,23 +277,23 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                     ),
                     caller(),
                 )
-            result, residuals = fwd(*tree.tree_unflatten(structure, ins[held:]))
+            result, residuals = fwd(*tree.tree_unflatten(structure, ins[n_captures:]))
             return tree.tree_leaves(result), residuals
 
         def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:
             full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
-            given = bwd(residuals, tree.tree_unflatten(out, full))
-            if not isinstance(given, tuple | list) or len(given) != len(args):
-                count = len(given) if isinstance(given, tuple | list) else "no tuple of"
+            arg_cts = bwd(residuals, tree.tree_unflatten(out, full))
+            if not isinstance(arg_cts, tuple | list) or len(arg_cts) != len(args):
+                count = len(arg_cts) if isinstance(arg_cts, tuple | list) else "no tuple of"
                 raise at(
                     ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"),
                     caller(),
                 )
             flat_cts: list[Tensor | None] = []
-            for arg, ct in zip(args, given, strict=True):
+            for arg, ct in zip(args, arg_cts, strict=True):
                 n = len(tree.tree_leaves(arg))
                 flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
-            for v, ct in zip(control.graph.ins[held:], flat_cts, strict=True):
+            for v, ct in zip(control.graph.ins[n_captures:], flat_cts, strict=True):
                 if ct is not None and set(as_tensor(ct).dims) != set(v.shape):
                     raise at(
                         ShapeError(
@@ -301,7 +301,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                         ),
                         caller(),
                     )
-            return [None] * held + flat_cts
+            return [None] * n_captures + flat_cts
 
         op = Op(
             "call",

@@ -287,8 +287,8 @@ class _NumPy:
     def scatter_along(rows: int, index: Any, updates: Any) -> Any:
         out = np.zeros((*updates.shape[:-1], rows), _wide(updates).dtype)
         inside = (index >= 0) & (index < rows)
-        place = [*np.indices(index.shape, sparse=True)[:-1], index]
-        np.add.at(out, tuple(np.broadcast_to(p, index.shape)[inside] for p in place), _wide(updates)[inside])
+        indices = [*np.indices(index.shape, sparse=True)[:-1], index]
+        np.add.at(out, tuple(np.broadcast_to(p, index.shape)[inside] for p in indices), _wide(updates)[inside])
         return out.astype(updates.dtype)
 
     @staticmethod
@@ -371,10 +371,10 @@ class _NumPy:
     def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
         _, stride, dilation, base, low, _ = window
         n = x.shape[axis]
-        place = np.arange(window_count(n, window)) * stride - low + k * dilation
-        inside = (place >= 0) & (place % base == 0) & (place // base < n)
-        y = np.full([len(place) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
-        np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[place[inside] // base]
+        positions = np.arange(window_count(n, window)) * stride - low + k * dilation
+        inside = (positions >= 0) & (positions % base == 0) & (positions // base < n)
+        y = np.full([len(positions) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
+        np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[positions[inside] // base]
         return y
 
     @staticmethod

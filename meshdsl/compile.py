@@ -41,8 +41,8 @@ class History:
     stages: tuple[Stage, ...]
 
     def __str__(self) -> str:
-        shown = (f"== {stage.name} ==\n{stage.graph if stage.changed else 'unchanged'}" for stage in self.stages)
-        return "\n\n".join(shown)
+        sections = (f"== {stage.name} ==\n{stage.graph if stage.changed else 'unchanged'}" for stage in self.stages)
+        return "\n\n".join(sections)
 
     def __getitem__(self, name: str) -> Graph:
         return {stage.name: stage.graph for stage in self.stages}[name]
@@ -133,7 +133,7 @@ class Compiled:
     def history(self, *args: Any) -> History:
         """The graph or program after every pass of the pipeline, by the pass's name."""
         self.program(*args)
-        return History(self._for(args)[0].passed[1])
+        return History(self._for(args)[0].pipeline_result[1])
 
     @property
     def weight_update(self) -> UpdateTable:
@@ -281,15 +281,15 @@ def compile(
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
         plan = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
-        asked = updates.mode == "auto" or plan.mode != "none"
-        if machine is not None and not asked:
+        needs_machine = updates.mode == "auto" or plan.mode != "none"
+        if machine is not None and not needs_machine:
             raise LayoutError(
                 f"machine={machine!r} has no effect with weight_update={updates.mode!r} and overlap={plan.mode!r}\n"
                 "  it decides what 'auto' leaves open and when things overlap; to cost a program, give it to .cost()"
             )
-        on = None
-        if asked:
-            on = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
+        cost_machine = None
+        if needs_machine:
+            cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
         if updates.group is not None:
@@ -297,7 +297,7 @@ def compile(
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, on))
+    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, cost_machine))
 
 
 def host_devices(count: int) -> list[Any]:
@@ -320,7 +320,7 @@ def host_devices(count: int) -> list[Any]:
                 ),
                 caller(),
             ) from None
-    there = jax.devices("cpu")
-    if len(there) < count:
-        raise at(LayoutError(f"asked for {count} CPU devices, JAX made {len(there)}"), caller())
-    return there[:count]
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise at(LayoutError(f"asked for {count} CPU devices, JAX made {len(devices)}"), caller())
+    return devices[:count]

@@ -91,26 +91,26 @@ def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
     return shape
 
 
-def pick(asked: DimsLike, known: Iterable[Dim], *, new: bool = False, what: str = "dim") -> Shape:
+def pick(dims_like: DimsLike, known_dims: Iterable[Dim], *, new: bool = False, what: str = "dim") -> Shape:
     """Resolve the user's dims (a `Dim`, a name, text, or a sequence of them) against the known dims.
 
     With `new`, an unknown dim is allowed if it has a size. Raises `ShapeError` for other unknown dims, for a size that
     differs from the known one, and for a name given twice.
     """
-    table: dict[str, Dim] = {dim.name: dim for dim in known}
-    found = []
-    for item in split_items(asked):
+    table: dict[str, Dim] = {dim.name: dim for dim in known_dims}
+    resolved = []
+    for item in split_items(dims_like):
         dim = _resolve(item, table, new, what)
-        found.append(dim)
-    return check_shape(found, f"{what}s")
+        resolved.append(dim)
+    return check_shape(resolved, f"{what}s")
 
 
-def find(asked: DimLike, known: Iterable[Dim], what: str = "dim") -> Dim:
+def find(dim_like: DimLike, known_dims: Iterable[Dim], what: str = "dim") -> Dim:
     """Resolve exactly one known dim; see `pick`."""
-    found = pick(asked, known, what=what)
-    if len(found) != 1:
-        raise ShapeError(f"expected one {what}, got {show(found)}")
-    return found[0]
+    resolved = pick(dim_like, known_dims, what=what)
+    if len(resolved) != 1:
+        raise ShapeError(f"expected one {what}, got {show(resolved)}")
+    return resolved[0]
 
 
 def names(shape: Iterable[Dim]) -> tuple[str, ...]:
@@ -151,13 +151,13 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
     if isinstance(item, str) and ":" in item:
         item = _sized(item)
     if isinstance(item, Dim):
-        there = table.get(item.name)
-        if there == item or (there is None and new):
+        known_dim = table.get(item.name)
+        if known_dim == item or (known_dim is None and new):
             return item
-        if there is None:
+        if known_dim is None:
             raise ShapeError(f"no {what} {item.name!r} here; {nearest(item.name, table)}")
         raise ShapeError(
-            f"{what} {item.name!r} has size {there.size} here, and size {item.size} was asked for\n"
+            f"{what} {item.name!r} has size {known_dim.size} here, and size {item.size} was asked for\n"
             f"  the dims are {show(table.values())}; give the name alone, or rename one of the two with md.rename"
         )
     if isinstance(item, str):
@@ -168,15 +168,15 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
     raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}")
 
 
-def split_items(asked: DimsLike) -> list[DimLike]:
+def split_items(dims_like: DimsLike) -> list[DimLike]:
     """The user's dims as a list with one item per dim; text is split at spaces, commas and semicolons."""
-    if isinstance(asked, Dim):
-        return [asked]
-    if isinstance(asked, str):
-        return list(_words(asked))
-    if not isinstance(asked, Iterable):
-        raise ShapeError(f"dims are text such as 'batch:8 io:4', a md.Dim, or several of them; got {asked!r}")
-    return [word for item in asked for word in (_words(item) if isinstance(item, str) else [item])]
+    if isinstance(dims_like, Dim):
+        return [dims_like]
+    if isinstance(dims_like, str):
+        return list(_words(dims_like))
+    if not isinstance(dims_like, Iterable):
+        raise ShapeError(f"dims are text such as 'batch:8 io:4', a md.Dim, or several of them; got {dims_like!r}")
+    return [word for item in dims_like for word in (_words(item) if isinstance(item, str) else [item])]
 
 
 def _words(text: str) -> list[str]:

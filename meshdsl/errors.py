@@ -218,8 +218,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    there = f"there are: {', '.join(known)}" if known else "there are none"
-    return f"did you mean {close[0]!r}? {there}" if close else there
+    listing = f"there are: {', '.join(known)}" if known else "there are none"
+    return f"did you mean {close[0]!r}? {listing}" if close else listing
 
 
 def _relative(file: str) -> str:

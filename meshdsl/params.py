@@ -226,7 +226,7 @@ class Model:
         and no device or host stores a whole sharded parameter. Raises `ShapeError` if an initialiser returns a tensor
         of another type than the parameter's.
         """
-        drawn = {}
+        params = {}
         for path, d in self.declarations(*inputs, **kwargs).items():
             x = d.init(random.fold_in(key, path_hash(path)), d.dims, d.dtype)
             if not isinstance(x, Tensor) or x.type != d.type:
@@ -238,8 +238,8 @@ class Model:
                     ),
                     d.where,
                 )
-            drawn[path] = x
-        return drawn
+            params[path] = x
+        return params
 
     def __call__(self, params: Mapping[str, Tensor], *inputs: Any, **kwargs: Any) -> Any:
         """Apply the function with these parameters.

@@ -73,7 +73,7 @@ def _decides(options: Options) -> Machine | None:
 def _shard_weight_updates(state: State, options: Options) -> State:
     if options.weight_update.mode == "replicated":
         return state
-    found = shard(
+    sharded = shard(
         state.graph,
         state.mesh,
         state.layout,
@@ -84,11 +84,11 @@ def _shard_weight_updates(state: State, options: Options) -> State:
     )
     return dataclasses.replace(
         state,
-        graph=found.graph,
-        mesh=found.refined.mesh,
-        layout=found.layout,
-        refined=found.refined,
-        weight_update=found.table,
+        graph=sharded.graph,
+        mesh=sharded.refined.mesh,
+        layout=sharded.layout,
+        refined=sharded.refined,
+        weight_update=sharded.table,
     )
 
 
@@ -175,13 +175,13 @@ def run(
     """
     state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh))
     stages = list(begun)
-    for one in PASSES:
-        state = one.run(state, options)
-        now: Graph = state.graph if state.program is None else state.program
-        changed = now is not stages[-1].graph
+    for compiler_pass in PASSES:
+        state = compiler_pass.run(state, options)
+        current: Graph = state.graph if state.program is None else state.program
+        changed = current is not stages[-1].graph
         if changed:
-            verify(now, one.name)
-            if isinstance(now, Program):
-                check(now, one.name)
-        stages.append(Stage(one.name, now, changed))
+            verify(current, compiler_pass.name)
+            if isinstance(current, Program):
+                check(current, compiler_pass.name)
+        stages.append(Stage(compiler_pass.name, current, changed))
     return state, tuple(stages)

@@ -87,8 +87,8 @@ def mixing(f: Callable[..., Any], names: Sequence[str], dtypes: Sequence[np.dtyp
     sizes that are used as values. An axis with an integer size was created by the function itself (the terms of a
     series, the choices of `jnp.select`); the function may do anything along it.
     """
-    found = _mixing(f, len(names), dtypes)
-    return found and found._replace(what=re.sub(r"axis(\d+)", lambda m: names[int(m[1])], found.what))
+    first = _mixing(f, len(names), dtypes)
+    return first and first._replace(what=re.sub(r"axis(\d+)", lambda m: names[int(m[1])], first.what))
 
 
 def _mixing(f: Callable[..., Any], rank: int, dtypes: Sequence[np.dtype]) -> Mixing | None:
@@ -98,25 +98,25 @@ def _mixing(f: Callable[..., Any], rank: int, dtypes: Sequence[np.dtype]) -> Mix
     except Exception as error:  # from JAX or from the function, which cannot handle symbolic sizes
         text = str(error).strip().partition("\n")[0].rstrip(".")
         return Mixing("", f"depends on the shape of its argument ({text[:160]})")
-    found = sorted(_mixed(closed.jaxpr, None), key=lambda one: one.primitive in ("dim_as_value", "iota"))
+    mixings = sorted(_mixed(closed.jaxpr, None), key=lambda m: m.primitive in ("dim_as_value", "iota"))
     results = [tuple(v.aval.shape) for v in closed.jaxpr.outvars]
-    if not found and results != [tuple(sizes)]:
+    if not mixings and results != [tuple(sizes)]:
         return Mixing("", f"returns {', '.join(map(_show, results))} for an argument of {_show(tuple(sizes))}")
-    return found[0] if found else None  # for x[::-1], report the gather, not the size or the iota it needs
+    return mixings[0] if mixings else None  # for x[::-1], report the gather, not the size or the iota it needs
 
 
 def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Mixing]:
     """Yield the equations whose result elements depend on elements at other indices."""
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # inner jaxprs may be cached from an earlier caller
-        name, held = eqn.primitive.name, inner(eqn)
+        name, bodies = eqn.primitive.name, inner(eqn)
         counted = not _symbolic((eqn.params.get("length", 0),))  # False for a loop over an argument's axis
-        if held and counted and not eqn.effects and name in CALLS | LOOPS:
-            for body, _ in held:
+        if bodies and counted and not eqn.effects and name in CALLS | LOOPS:
+            for body, _ in bodies:
                 yield from _mixed(body, traceback)
         elif name == "dim_as_value":
             yield Mixing(name, "reads the shape of its argument", _line(traceback))
-        elif held or eqn.effects or not _keeps_places(eqn):
+        elif bodies or eqn.effects or not _keeps_places(eqn):
             yield Mixing(name, f"computes {name} of {_shapes(eqn.invars)} to {_shapes(eqn.outvars)}", _line(traceback))
 
 

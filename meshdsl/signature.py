@@ -58,16 +58,16 @@ class Stages:
         self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
 
     @cached_property
-    def passed(self) -> tuple[State, tuple[Stage, ...]]:
+    def pipeline_result(self) -> tuple[State, tuple[Stage, ...]]:
         """The state after the pipeline, and the stage of every pass."""
-        places = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
-        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(places)[0]]
+        indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
+        paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
         options = dataclasses.replace(self.options, donated=self.donated)
         return run(self.begun, self.mesh, self.layout, paths, options)
 
     @property
     def state(self) -> State:
-        return self.passed[0]
+        return self.pipeline_result[0]
 
     @property
     def graph(self) -> Graph:
@@ -146,7 +146,7 @@ class Stages:
 
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
         """The arguments in the shardings that the program takes."""
-        found: list[jax.Array] = []
+        arrays: list[jax.Array] = []
         for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
             stored = x._array if type(x) is Tensor else None
             if isinstance(stored, jax.Array):
@@ -155,10 +155,10 @@ class Stages:
                 own = stored.sharding
                 if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
                     self.accepted[i] = own
-                    found.append(stored)
+                    arrays.append(stored)
                     continue
-            found.append(self.place(x, self.program.ins[i], sharding))
-        return found
+            arrays.append(self.place(x, self.program.ins[i], sharding))
+        return arrays
 
     def deleted(self, i: int) -> ShapeError:
         """The error for an argument that was donated to an earlier call."""
@@ -178,7 +178,7 @@ class Stages:
         if isinstance(x, Tensor):
             stored = x.stored
             if isinstance(stored, jax.Array) and not (stored.is_fully_addressable or stored.is_fully_replicated):
-                return _moved(stored, [d.size for d in x.dims], sizes, sharding)
+                return _reshard_across_processes(stored, [d.size for d in x.dims], sizes, sharding)
             values = x.numpy()
         else:
             values = np.asarray(x, v.dtype)
@@ -187,7 +187,9 @@ class Stages:
         return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
 
 
-def _moved(stored: jax.Array, real: Sequence[int], sizes: Sequence[int], sharding: NamedSharding) -> jax.Array:
+def _reshard_across_processes(
+    stored: jax.Array, real: Sequence[int], sizes: Sequence[int], sharding: NamedSharding
+) -> jax.Array:
     """Reshard and pad an array that spans several processes. No host stores all of it."""
     pads = [(0, size - n) for size, n in zip(sizes, real, strict=True)]
 

@@ -179,15 +179,16 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
     if "control" in params:
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
-    arrays = [x.array for x in ins]
-    if len(arrays) > 1 and _on_other_devices(arrays):
+    if len(ins) > 1 and _on_other_devices([x._array for x in ins]):
         raise at(
             ShapeError(
-                f"{op.name} of tensors on different devices: they are results of functions compiled for different meshes\n"
+                f"{op.name} of tensors on different devices: results of functions compiled for "
+                "different meshes\n"
                 "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
             ),
             _where(),
         )
+    arrays = [x.array for x in ins]
     shapes, types = tuple(x.dims for x in ins), tuple(types)
     if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)

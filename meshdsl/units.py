@@ -11,9 +11,9 @@ def seconds(t: float) -> str:
     >>> seconds(0.0412), seconds(2.5e-6), seconds(0.9998), seconds(0)
     ('41.2 ms', '2.50 us', '1.00 s', '0 s')
     """
-    for unit, one in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
-        if abs(t) >= 0.9995 * one:
-            return f"{_digits(t / one)} {unit}"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if abs(t) >= 0.9995 * scale:
+            return f"{_digits(t / scale)} {unit}"
     return "0 s"
 
 
@@ -23,9 +23,9 @@ def number(n: float, unit: str = "") -> str:
     >>> number(3.2e12, "FLOP/s"), number(950), number(0, "FLOP")
     ('3.20 TFLOP/s', '950', '0 FLOP')
     """
-    for prefix, one in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(n) >= 0.9995 * one:
-            return f"{_digits(n / one)} {prefix}{unit}".rstrip()
+    for prefix, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(n) >= 0.9995 * scale:
+            return f"{_digits(n / scale)} {prefix}{unit}".rstrip()
     return f"{n:.0f} {unit}".rstrip()
 
 

@@ -136,7 +136,7 @@ class Tensor:
         stored = self._concrete("its values")
         if isinstance(stored, jax.Array) and not stored.is_fully_addressable and not stored.is_fully_replicated:
             raise TraceError(
-                f"tensor {self.type} lies partly on devices of other processes\n"
+                f"tensor {self.type} is stored partly on devices of other processes\n"
                 "  read the parts that are here with .addressable_shards of tensor.stored, or return md.replicate(x)"
             )
         return np.asarray(stored)[tuple(slice(0, d.size) for d in self.dims)]

@@ -69,12 +69,14 @@ class Workload:
 
     def replace(self, **changes: Any) -> Workload:
         """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""
-        known = [f.name for f in dataclasses.fields(self.config)]
+        field_names = [f.name for f in dataclasses.fields(self.config)]
         for name in changes:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+            if name not in field_names:
+                close = difflib.get_close_matches(name, field_names, n=1)
                 guess = f"did you mean {close[0]!r}? " if close else ""
-                raise md.ShapeError(f"the config of {self.name} has no {name!r}; {guess}known: {', '.join(known)}")
+                raise md.ShapeError(
+                    f"the config of {self.name} has no {name!r}; {guess}known: {', '.join(field_names)}"
+                )
         return dataclasses.replace(self, config=dataclasses.replace(self.config, **changes))
 
     def init(self, key: md.Tensor) -> tuple[dict[str, md.Tensor], dict[str, Any]]:

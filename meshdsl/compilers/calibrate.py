@@ -70,17 +70,17 @@ def calibrate(
 
     JAX must have `devices` CPU devices (`md.host_devices`); raises `MachineError` if it has fewer.
     """
-    there = jax.devices("cpu")
-    if len(there) < devices:
+    available = jax.devices("cpu")
+    if len(available) < devices:
         raise MachineError(
-            f"{devices} CPU devices are to be measured, and JAX has {len(there)}\n"
+            f"calibration needs {devices} CPU devices; JAX has {len(available)}\n"
             f"  call md.host_devices({devices}) before the first computation"
         )
     target = users_folders()[0] / "cpu.toml" if path is None else Path(path).expanduser()
     if target.exists() and not target.is_file():
         raise MachineError(f"{target} is not a file; give the path of a .toml file")
     say = progress or (lambda text: print(text, file=sys.stderr, flush=True))
-    text = _document(_Bench(there[:devices], QUICK if quick else _Plan()), say)
+    text = _document(_Bench(available[:devices], QUICK if quick else _Plan()), say)
     target.parent.mkdir(parents=True, exist_ok=True)
     _write(target, text)
     return target
@@ -101,37 +101,37 @@ class _Bench:
         """
         run, deadline = self.loop(step, blocks, group), time.perf_counter() + self.plan.limit
         start = run(0)
-        trips, taken = 1, run(1)
-        while taken - start < self.plan.seconds and trips < 2**14 and time.perf_counter() < deadline:
-            each = max(taken - start, 1e-7) / trips
-            trips = min(2**14, max(2 * trips, math.ceil(1.2 * self.plan.seconds / each)))
-            taken = run(trips)
-        return max(taken - start, 1e-9) / trips
+        trips, elapsed = 1, run(1)
+        while elapsed - start < self.plan.seconds and trips < 2**14 and time.perf_counter() < deadline:
+            per_trip = max(elapsed - start, 1e-7) / trips
+            trips = min(2**14, max(2 * trips, math.ceil(1.2 * self.plan.seconds / per_trip)))
+            elapsed = run(trips)
+        return max(elapsed - start, 1e-9) / trips
 
     def loop(self, step: Callable[..., Any], blocks: Sequence[Array], group: int) -> Callable[[int], float]:
         """A function from the number of repeats of `step` to their total seconds, the median of several rounds."""
         mesh = jax.sharding.Mesh(np.array(self.devices).reshape(-1, group), ("apart", "group"))
-        each, whole = PartitionSpec(("apart", "group")), PartitionSpec()
+        sharded, replicated = PartitionSpec(("apart", "group")), PartitionSpec()
 
         def on_device(trips: Array, *xs: Array) -> Any:
             return lax.fori_loop(0, trips, lambda _, xs: step(*xs), xs)
 
-        specs = (whole, *[each] * len(blocks))
+        specs = (replicated, *[sharded] * len(blocks))
         f = jax.jit(
-            jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(each,) * len(blocks), check_vma=False)
+            jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=(sharded,) * len(blocks), check_vma=False)
         )
-        args = [jax.device_put(np.concatenate([x] * len(self.devices)), NamedSharding(mesh, each)) for x in blocks]
+        args = [jax.device_put(np.concatenate([x] * len(self.devices)), NamedSharding(mesh, sharded)) for x in blocks]
         executable = f.lower(jnp.int32(0), *args).compile()
 
         def run(trips: int) -> float:
-            count = jax.device_put(jnp.int32(trips), NamedSharding(mesh, whole))
+            count = jax.device_put(jnp.int32(trips), NamedSharding(mesh, replicated))
             jax.block_until_ready(executable(count, *args))
-            taken: list[float] = []
+            times: list[float] = []
             for _ in range(self.plan.rounds):
                 start = time.process_time()
                 jax.block_until_ready(executable(count, *args))
-                taken.append((time.process_time() - start) / self.cores)
-            return float(np.median(taken))
+                times.append((time.process_time() - start) / self.cores)
+            return float(np.median(times))
 
         return run
 

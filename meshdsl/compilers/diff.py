@@ -62,47 +62,49 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDi
     """Every kind and axes found on either side, with the compiler's changes in words."""
     ours: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     theirs: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
-    for sent, count in stated(program).items():
-        ours[sent.kind, _plain(sent.kind, sent.groups)].add(count, sent.bytes, sent.dtype)
-    for one in compiled:
-        if one.bytes:
-            theirs[one.kind, _plain(one.kind, one.groups)].add(one.count, one.bytes, one.dtype, one.asynchronous)
+    for collective, count in stated(program).items():
+        ours[collective.kind, _plain(collective.kind, collective.groups)].add(count, collective.bytes, collective.dtype)
+    for performed in compiled:
+        if performed.bytes:
+            theirs[performed.kind, _plain(performed.kind, performed.groups)].add(
+                performed.count, performed.bytes, performed.dtype, performed.asynchronous
+            )
     names = _names(program.mesh)
-    found: list[CompilerDiff] = []
+    diffs: list[CompilerDiff] = []
     for kind, groups in sorted({*ours, *theirs}):
         a, b = ours[kind, groups], theirs[kind, groups]
         axes = names.get(groups) or f"{len(groups)} groups of {len(groups[0])}"
         if kind == "permute":
             axes = f"{len(groups)} pairs"
         reduced = {"reduce_scatter": "all_reduce", "all_reduce": "reduce_scatter"}.get(kind, "")
-        other = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
-        words = _words(kind, a, b, other)
-        found.append(CompilerDiff(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
-    return tuple(found)
+        counterpart = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
+        words = _words(kind, a, b, counterpart)
+        diffs.append(CompilerDiff(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
+    return tuple(diffs)
 
 
-def _words(kind: str, ours: _Sum, theirs: _Sum, other: _Sum) -> str:
-    said: list[str] = []
-    if kind == "reduce_scatter" and theirs.count < ours.count and other.count > 0:
-        said.append(f"{ours.count - theirs.count} became an all_reduce and a slice, which sends twice as much")
-    elif kind == "all_reduce" and theirs.count > ours.count and other.count < 0:
-        said.append(f"{theirs.count - ours.count} were a reduce_scatter in the program")
-    elif kind == "all_reduce" and theirs.count < ours.count and other.count > 0:
-        said.append(f"{ours.count - theirs.count} became a reduce_scatter")
+def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
+    notes: list[str] = []
+    if kind == "reduce_scatter" and theirs.count < ours.count and counterpart.count > 0:
+        notes.append(f"{ours.count - theirs.count} became an all_reduce and a slice, which sends twice as much")
+    elif kind == "all_reduce" and theirs.count > ours.count and counterpart.count < 0:
+        notes.append(f"{theirs.count - ours.count} were a reduce_scatter in the program")
+    elif kind == "all_reduce" and theirs.count < ours.count and counterpart.count > 0:
+        notes.append(f"{ours.count - theirs.count} became a reduce_scatter")
     elif theirs.count < ours.count:
         same = ours.bytes == theirs.bytes
-        said.append("several are sent as one" if same else "fewer are sent: merged, or found not to be needed")
+        notes.append("several are sent as one" if same else "fewer are sent: merged, or found not to be needed")
     elif theirs.count > ours.count:
-        said.append("the compiler added some" if ours.count else "the compiler made these")
+        notes.append("the compiler added some" if ours.count else "the compiler made these")
     if ours.count and theirs.count and set(ours.dtypes) != set(theirs.dtypes):
-        said.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
+        notes.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
     elif theirs.count == ours.count and theirs.bytes != ours.bytes:
-        said.append(f"sent as {_each(theirs)}, stated {_each(ours)}")
-    return "; ".join(said)
+        notes.append(f"sent as {_each(theirs)}, stated {_each(ours)}")
+    return "; ".join(notes)
 
 
-def _each(some: _Sum) -> str:
-    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(some.dtypes.items()))
+def _each(total: _Sum) -> str:
+    return " and ".join(f"{show_bytes(n)} of {dtype}" for dtype, n in sorted(total.dtypes.items()))
 
 
 def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
@@ -114,10 +116,10 @@ def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
 
 def _names(mesh: Mesh) -> dict[Groups, str]:
     """Groups along every set of mesh axes -> the axes."""
-    found: dict[Groups, str] = {}
+    names: dict[Groups, str] = {}
     sets: list[tuple[str, ...]] = [()]
     for axis in mesh.axes:
-        sets += [(*some, axis) for some in sets]
+        sets += [(*subset, axis) for subset in sets]
     for axes in sorted(sets[1:], key=len):
-        found.setdefault(_plain("", groups_of(axes, mesh)), ",".join(axes))
-    return found
+        names.setdefault(_plain("", groups_of(axes, mesh)), ",".join(axes))
+    return names

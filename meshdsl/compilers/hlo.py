@@ -68,7 +68,7 @@ class Instruction:
     opcode: str
     type: str
     args: str  # text between the parentheses
-    rest: str  # text after them
+    attributes: str  # text after the operands
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -93,14 +93,14 @@ def performed(text: str) -> tuple[Performed, ...]:
 def bodies_of(text: str) -> tuple[dict[str, list[Instruction]], str]:
     """The instructions of every computation by name, in order, and the name of the entry computation."""
     bodies: dict[str, list[Instruction]] = {}
-    here: list[Instruction] = []
+    body: list[Instruction] = []
     entry = ""
     for line in text.splitlines():
         if head := HEAD.match(line):
-            here = bodies.setdefault(head[2], [])
+            body = bodies.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
-        elif found := LINE.match(line):
-            here.append(_instruction(found[1], found[2]))
+        elif match := LINE.match(line):
+            body.append(_instruction(match[1], match[2]))
     return bodies, entry
 
 
@@ -127,59 +127,67 @@ def _close(code: str, start: int, last: str) -> int:
 def _performed(
     bodies: dict[str, list[Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
 ) -> Iterator[Performed]:
-    types = {one.name: one.type for one in bodies[name]}
+    types = {instruction.name: instruction.type for instruction in bodies[name]}
     # the TPU compiler repeats a collective in every kernel that it overlaps; count it in the kernel that starts it
-    starts = any("AsyncCollectiveStart" in one.rest for one in bodies[name])
-    for one in bodies[name]:
-        kind = KINDS.get(one.opcode.removesuffix("-start"))
+    starts = any("AsyncCollectiveStart" in instruction.attributes for instruction in bodies[name])
+    for instruction in bodies[name]:
+        kind = KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
-            if "chain_id=" not in one.rest or starts:
-                yield _collective("reduce_scatter" if scattered else kind, one, types, trips, bounded, starts)
+            if "chain_id=" not in instruction.attributes or starts:
+                yield _collective("reduce_scatter" if scattered else kind, instruction, types, trips, bounded, starts)
             continue
         inner = trips, bounded
-        if one.opcode == "while":
-            n = _trips(bodies, one)
+        if instruction.opcode == "while":
+            n = _trips(bodies, instruction)
             inner = trips * (1 if n is None else n), bounded and n is not None
-        for callee in called(one):
+        for callee in called(instruction):
             if callee in bodies:  # the TPU compiler's name for an all-reduce fused with a slice
                 fused = scattered or "all-reduce-scatter" in callee
                 yield from _performed(bodies, callee, *inner, fused)
 
 
-def called(one: Instruction) -> list[str]:
+def called(instruction: Instruction) -> list[str]:
     """The computations that an instruction calls."""
-    if one.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
+    if instruction.opcode in ("reduce", "reduce-window", "scatter", "sort", "map", "select-and-scatter"):
         return []
-    several = [name for found in BRANCHES.findall(one.rest) for name in re.findall(r"[\w.\-]+", found)]
-    return CALLED.findall(one.rest) + several
+    several = [
+        name for branches in BRANCHES.findall(instruction.attributes) for name in re.findall(r"[\w.\-]+", branches)
+    ]
+    return CALLED.findall(instruction.attributes) + several
 
 
 def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | None:
-    if known := TRIPS.search(loop.rest):
-        return int(known[1])
-    test = re.search(r"\bcondition=%?([\w.\-]+)", loop.rest)
+    if match := TRIPS.search(loop.attributes):
+        return int(match[1])
+    test = re.search(r"\bcondition=%?([\w.\-]+)", loop.attributes)
     inside = bodies.get(test[1], []) if test else []
-    numbers = {one.name: one.args for one in inside if one.opcode == "constant" and one.args.isdigit()}
+    numbers = {
+        instruction.name: instruction.args
+        for instruction in inside
+        if instruction.opcode == "constant" and instruction.args.isdigit()
+    }
     ends = [
         int(numbers[name])
-        for one in inside
-        if one.opcode == "compare" and "direction=LT" in one.rest
-        for name in one.operands[1:]
+        for instruction in inside
+        if instruction.opcode == "compare" and "direction=LT" in instruction.attributes
+        for name in instruction.operands[1:]
         if name in numbers
     ]
     return ends[0] if len(ends) == 1 else None  # lax.scan counts from 0 in steps of 1
 
 
 def _collective(
-    kind: str, one: Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
+    kind: str, instruction: Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
 ) -> Performed:
-    groups = _groups(one)
-    operands = one.operands[:1] if kind == "ragged_all_to_all" else one.operands  # drop offsets and sizes
-    arrays = [found for name in operands for found in ARRAY.findall(types.get(name, ""))]
+    groups = _groups(instruction)
+    operands = (
+        instruction.operands[:1] if kind == "ragged_all_to_all" else instruction.operands
+    )  # drop offsets and sizes
+    arrays = [array for name in operands for array in ARRAY.findall(types.get(name, ""))]
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
     sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
     larger = len(groups[0]) if kind == "all_gather" else 1
-    start = starts or one.opcode.endswith("-start")
+    start = starts or instruction.opcode.endswith("-start")
     return Performed(kind, groups, "+".join(dtypes), sum(sizes) * larger, len(arrays), start, trips, bounded)
 
 
@@ -192,17 +200,18 @@ def _itemsize(element: str) -> int:
     return 1 if element == "pred" or bits is None else max(1, int(bits[0]) // 8)
 
 
-def _groups(one: Instruction) -> tuple[tuple[int, ...], ...]:
+def _groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
     """Groups of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: the rows of a transposed grid of device numbers."""
-    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", one.rest):
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", instruction.attributes):
         rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]
         return tuple(sorted(tuple(map(int, row)) for row in rows))
-    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", one.rest):
+    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.attributes):
         sizes = [int(n) for n in grid[3].split(",")]
         numbers = np.arange(math.prod(sizes)).reshape(sizes)
         if grid[4]:
             numbers = numbers.transpose([int(n) for n in grid[4].split(",")])
         return tuple(sorted(tuple(map(int, row)) for row in numbers.reshape(int(grid[1]), int(grid[2]))))
     raise InternalError(
-        f"a collective of the compiled text without groups that meshdsl can read: {one.name} {one.rest[:200]}"
+        "a collective of the compiled text without groups that meshdsl can read: "
+        f"{instruction.name} {instruction.attributes[:200]}"
     )

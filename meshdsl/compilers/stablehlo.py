@@ -47,7 +47,7 @@ class HloCollective:
 
 @dataclass
 class _Function:
-    sent: Counter[HloCollective] = field(default_factory=Counter)
+    collectives: Counter[HloCollective] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -68,17 +68,17 @@ def read(text: str) -> Counter[HloCollective]:
     functions = _functions(text)
 
     def total(name: str) -> Counter[HloCollective]:
-        found = Counter(functions[name].sent)
+        counts = Counter(functions[name].collectives)
         for callee, times in functions[name].calls.items():
-            found.update({one: times * n for one, n in total(callee).items()})
-        return found
+            counts.update({collective: times * n for collective, n in total(callee).items()})
+        return counts
 
     return total("main")
 
 
 def _functions(text: str) -> dict[str, _Function]:
     functions: dict[str, _Function] = {}
-    here, depth = _Function(), 0
+    function, depth = _Function(), 0
     loops: list[_Loop] = []
     starts: dict[str, str] = {}  # initial values of loop counters
     numbers: dict[str, int] = {}  # scalar constants
@@ -89,7 +89,7 @@ def _functions(text: str) -> dict[str, _Function]:
         code = re.sub(r'"[^"]*"', lambda m: m[0].replace("{", "").replace("}", ""), line)
         after = depth + code.count("{") - code.count("}")
         if match := re.search(r"func\.func .*?@(\w+)\(", line):
-            here = functions.setdefault(match[1], _Function())
+            function = functions.setdefault(match[1], _Function())
             loops, starts, numbers = [], {}, {}
         if match := re.match(r"\s*(%\w+) = stablehlo\.constant dense<(-?\d+)> : tensor<u?i\d+>", line):
             numbers[match[1]] = int(match[2])
@@ -104,16 +104,16 @@ def _functions(text: str) -> dict[str, _Function]:
             loops.append(_Loop(depth, trips.pop()))
         times = math.prod(loop.trips for loop in loops)
         if match := re.search(r"(?<!\w)call @(\w+)\(", line):
-            here.calls[match[1]] += times
+            function.calls[match[1]] += times
         if opened is not None and (match := re.match(r"\s*%\w+ = stablehlo\.(\w+) ", line)):
             reduction = REDUCTIONS[match[1]]
         if re.search(r'"stablehlo\.(all_|reduce_scatter|collective_)|custom_call @ragged_all_to_all', line):
             if code.rstrip().endswith("({"):
                 opened, reduction = (depth, line), ""
             else:
-                here.sent[_sent(line, line, "")] += times
+                function.collectives[_collective(line, line, "")] += times
         elif opened is not None and after == opened[0]:
-            here.sent[_sent(opened[1], line, reduction)] += times
+            function.collectives[_collective(opened[1], line, reduction)] += times
             opened = None
         while loops and after < loops[-1].depth:
             loops.pop()
@@ -121,7 +121,7 @@ def _functions(text: str) -> dict[str, _Function]:
     return functions
 
 
-def _sent(line: str, types: str, reduction: str) -> HloCollective:
+def _collective(line: str, types: str, reduction: str) -> HloCollective:
     kind = re.search(r'"stablehlo\.(\w+)"|custom_call @(\w+)', line)
     groups = re.search(r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", line)
     if kind is None or groups is None:
@@ -159,13 +159,13 @@ def _dtype(element: str) -> str:
 
 def stated(program: Program) -> Counter[HloCollective]:
     """The collectives that the program states. A collective of 0 bytes is not emitted, so it does not count."""
-    found: Counter[HloCollective] = Counter()
+    counts: Counter[HloCollective] = Counter()
     for record in program.collectives:
         if record.bytes and record.count:
             reduction = getattr(record.op, "kind", "")
             groups = _groups(record, program.mesh)
-            found[HloCollective(record.kind, reduction, groups, record.dtype.name, record.bytes)] += record.count
-    return found
+            counts[HloCollective(record.kind, reduction, groups, record.dtype.name, record.bytes)] += record.count
+    return counts
 
 
 def groups_of(axes: Sequence[str], mesh: Mesh) -> Groups:

@@ -19,19 +19,19 @@ __all__ = ["Compared", "Verification", "verify"]
 class Compared:
     """One collective, with its count per device as the program states it and as the text contains it."""
 
-    sent: HloCollective
+    collective: HloCollective
     stated: int
     emitted: int
 
     def __str__(self) -> str:
         if self.stated == self.emitted:
-            return f"{self.stated} x {self.sent}"
-        return f"stated {self.stated} times, emitted {self.emitted}: {self.sent}"
+            return f"{self.stated} x {self.collective}"
+        return f"stated {self.stated} times, emitted {self.emitted}: {self.collective}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        groups = [list(group) for group in self.sent.groups]
-        return {**vars(self.sent), "groups": groups, "stated": self.stated, "emitted": self.emitted}
+        groups = [list(group) for group in self.collective.groups]
+        return {**vars(self.collective), "groups": groups, "stated": self.stated, "emitted": self.emitted}
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Verification:
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
     >>> specs = md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")
     >>> text = step.lower(*specs).as_text().replace("stablehlo.add", "stablehlo.maximum")
-    >>> found = md.verify(text, step.program(*specs))
-    >>> found.equal, found.count, found.bytes
+    >>> verification = md.verify(text, step.program(*specs))
+    >>> verification.equal, verification.count, verification.bytes
     (False, 1, 1024)
-    >>> print(found)
+    >>> print(verification)
     the program and its StableHLO differ:
       stated 0 times, emitted 1: all_reduce max float32 1024 bytes among (0, 1, 2, 3),
       stated 1 times, emitted 0: all_reduce sum float32 1024 bytes among (0, 1, 2, 3),
@@ -64,18 +64,18 @@ class Verification:
     @property
     def count(self) -> int:
         """Number of collectives that the program states, loop trips counted."""
-        return sum(one.stated for one in (*self.matched, *self.mismatched))
+        return sum(entry.stated for entry in (*self.matched, *self.mismatched))
 
     @property
     def bytes(self) -> int:
         """Total bytes of those collectives, on one device."""
-        return sum(one.stated * one.sent.bytes for one in (*self.matched, *self.mismatched))
+        return sum(entry.stated * entry.collective.bytes for entry in (*self.matched, *self.mismatched))
 
     def __str__(self) -> str:
         if self.equal:
             many = "collective" if self.count == 1 else "collectives"
             return f"{self.count} {many} of {self.bytes:,} bytes: the program states what is emitted"
-        return "\n".join(["the program and its StableHLO differ:", *(f"  {one}" for one in self.mismatched)])
+        return "\n".join(["the program and its StableHLO differ:", *(f"  {entry}" for entry in self.mismatched)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -83,8 +83,8 @@ class Verification:
             "equal": self.equal,
             "count": self.count,
             "bytes": self.bytes,
-            "matched": [one.to_dict() for one in self.matched],
-            "mismatched": [one.to_dict() for one in self.mismatched],
+            "matched": [entry.to_dict() for entry in self.matched],
+            "mismatched": [entry.to_dict() for entry in self.mismatched],
         }
 
 
@@ -100,7 +100,7 @@ def verify(text: str, program: Program) -> Verification:
     Raises `InternalError` for a collective of the text that meshdsl cannot read.
     """
     ours: Counter[HloCollective] = stated(program)
-    theirs = Counter({one: n for one, n in read(text).items() if one.bytes and n})
-    both = [Compared(one, ours[one], theirs[one]) for one in sorted({*ours, *theirs})]
-    same = tuple(one for one in both if one.stated == one.emitted)
-    return Verification(same, tuple(one for one in both if one.stated != one.emitted))
+    theirs = Counter({collective: n for collective, n in read(text).items() if collective.bytes and n})
+    both = [Compared(collective, ours[collective], theirs[collective]) for collective in sorted({*ours, *theirs})]
+    same = tuple(collective for collective in both if collective.stated == collective.emitted)
+    return Verification(same, tuple(collective for collective in both if collective.stated != collective.emitted))

@@ -43,27 +43,27 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
     """Every window of a planned program, as found in the compiled text."""
     bodies, entry = bodies_of(text)
     order = bodies.get(entry, [])
-    numbers = [_numbers(bodies, one) for one in order]
+    numbers = [_numbers(bodies, instruction) for instruction in order]
     number = {eqn: i for i, eqn in enumerate(program.eqns)}
-    found: list[CompiledWindow] = []
+    compiled: list[CompiledWindow] = []
     for start, eqns in windows(program).items():
         planned = {number[eqn] for eqn in eqns if is_product(eqn)}
         begin, end = _span(bodies, order, number[start])
         inside = set[int]().union(*numbers[begin:end]) if begin < end else set[int]()
         assert isinstance(start.op, Start)
-        found.append(
+        compiled.append(
             CompiledWindow(str(start.op.collective), str(start.where), begin < end, len(planned), len(planned & inside))
         )
-    return tuple(found)
+    return tuple(compiled)
 
 
-def _numbers(bodies: dict[str, list[Instruction]], one: Instruction) -> set[int]:
+def _numbers(bodies: dict[str, list[Instruction]], instruction: Instruction) -> set[int]:
     """The equations that an instruction computes, including those inside its fusion."""
-    found = {int(n) for n in NUMBER.findall(one.rest)}
-    for name in called(one):
+    numbers = {int(n) for n in NUMBER.findall(instruction.attributes)}
+    for name in called(instruction):
         for inner in bodies.get(name, []):
-            found |= _numbers(bodies, inner)
-    return found
+            numbers |= _numbers(bodies, inner)
+    return numbers
 
 
 def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number: int) -> tuple[int, int]:
@@ -71,7 +71,7 @@ def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number
 
     The TPU compiler writes a start and a done, or starts the collective inside one kernel and ends it inside another.
     """
-    starts = (i for i, one in enumerate(order) if _is(bodies, one, "start", number))
+    starts = (i for i, instruction in enumerate(order) if _is(bodies, instruction, "start", number))
     begin = next(starts, 0)
     for i in range(begin + 1, len(order)):
         if order[i].opcode.endswith("-done") and order[begin].name in order[i].operands:
@@ -81,14 +81,14 @@ def _span(bodies: dict[str, list[Instruction]], order: list[Instruction], number
     return 0, 0
 
 
-def _is(bodies: dict[str, list[Instruction]], one: Instruction, phase: str, number: int) -> bool:
+def _is(bodies: dict[str, list[Instruction]], instruction: Instruction, phase: str, number: int) -> bool:
     """True if an instruction starts (or ends, by `phase`) the numbered collective, itself or inside its kernel."""
-    if one.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(one.rest):
+    if instruction.opcode.endswith(f"-{phase}") and str(number) in NUMBER.findall(instruction.attributes):
         return True
-    for name in called(one):
+    for name in called(instruction):
         inside = bodies.get(name, [])
-        if any(f"AsyncCollective{phase.title()}" in inner.rest for inner in inside):
-            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.rest) for inner in inside):
+        if any(f"AsyncCollective{phase.title()}" in inner.attributes for inner in inside):
+            if any(inner.opcode in KINDS and str(number) in NUMBER.findall(inner.attributes) for inner in inside):
                 return True
         elif any(_is(bodies, inner, phase, number) for inner in inside):
             return True

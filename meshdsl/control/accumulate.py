@@ -56,8 +56,8 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     if any(v.dtype.kind == "b" for v in graph.outs):
         raise at(ShapeError("md.accumulate adds up what its function returns, and booleans have no sum"), caller())
 
-    def one(total: list[Any], part: list[Any]) -> tuple[list[Any], None]:
+    def add_part(total: list[Any], part: list[Any]) -> tuple[list[Any], None]:
         return [add(a, b) for a, b in zip(total, evaluate(graph, [*captures, *part]), strict=True)], None
 
-    total, _ = scan(one, [zeros(v.type) for v in graph.outs], parts, over=step)
+    total, _ = scan(add_part, [zeros(v.type) for v in graph.outs], parts, over=step)
     return tree.tree_unflatten(out, total)

@@ -26,17 +26,17 @@ def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
 
 
 def _while_eager(run: Any, *ins: Tensor, control: While) -> Sequence[Tensor]:
-    held, carry = control.inputs(ins)
-    while bool(run(control.test, [*held, *carry])[0]):
-        carry = run(control.body, [*held, *carry])
+    consts, carry = control.inputs(ins)
+    while bool(run(control.test, [*consts, *carry])[0]):
+        carry = run(control.body, [*consts, *carry])
     return carry
 
 
 def _while_vjp(*_: Any, **__: Any) -> Any:
     raise TraceError(
-        "md.while_loop has no gradient: how often it runs is not known, so what its steps made cannot be kept\n"
-        "  use md.scan over a known number of steps (md.where holds the carry once it is done), "
-        "or md.stop_gradient of what goes in"
+        "md.while_loop has no gradient: its number of steps is unknown, so its residuals cannot be stored\n"
+        "  use md.scan over a known number of steps (md.where keeps the carry after the last one), "
+        "or md.stop_gradient of the operands"
     )
 
 
@@ -60,14 +60,14 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     def step(*carry: Tensor) -> Any:
         return carried(body(tree.tree_unflatten(structure, carry)), first, structure, "md.while_loop")
 
-    test, held_test, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
+    test, test_captures, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
     if len(test.outs) != 1:
         raise at(ShapeError(f"the predicate of md.while_loop is one boolean, got {out}"), caller())
-    again, held, _ = trace(step, specs)
-    test = test.replace(ins=(*test.ins[: len(held_test)], *unused(held), *test.ins[len(held_test) :]))
-    again = again.replace(ins=(*unused(held_test), *again.ins))
-    captures = [*held_test, *held]
-    results = bind(_WHILE, *captures, *first, control=While(test, again, len(captures)))
+    body_graph, body_captures, _ = trace(step, specs)
+    test = test.replace(ins=(*test.ins[: len(test_captures)], *unused(body_captures), *test.ins[len(test_captures) :]))
+    body_graph = body_graph.replace(ins=(*unused(test_captures), *body_graph.ins))
+    captures = [*test_captures, *body_captures]
+    results = bind(_WHILE, *captures, *first, control=While(test, body_graph, len(captures)))
     return tree.tree_unflatten(structure, results)
 
 
@@ -81,18 +81,18 @@ def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
 
 def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) -> list[Tensor | None]:
     (p, *ins), (_, *active) = residuals
-    given = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
-    want = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
+    out_cts = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
+    wrt = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
 
     def branch(graph: Graph) -> Callable[..., Any]:
         def run(*args: Tensor) -> list[Tensor]:
-            found = pullback(graph, args[: len(ins)], active)[1](args[len(ins) :])
-            return [zeros(ins[i]) if found[i] is None else found[i] for i in want]
+            in_cts = pullback(graph, args[: len(ins)], active)[1](args[len(ins) :])
+            return [zeros(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
 
         return run
 
-    found = dict(zip(want, cond(p, branch(control.yes), branch(control.no), *ins, *given), strict=True))
-    return [None, *(found.get(i) for i in range(len(ins)))]
+    by_input = dict(zip(wrt, cond(p, branch(control.yes), branch(control.no), *ins, *out_cts), strict=True))
+    return [None, *(by_input.get(i) for i in range(len(ins)))]
 
 
 _COND = Op(

@@ -24,13 +24,13 @@ def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> 
 
     Raises `ShapeError` if structure, dims or dtype changed.
     """
-    came, after_structure = tree.tree_flatten(after)
-    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(came, before, strict=False)]
+    after_leaves, after_structure = tree.tree_flatten(after)
+    leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(after_leaves, before, strict=False)]
     same = after_structure == structure and all(
         set(a.dims) == set(b.dims) and a.dtype == b.dtype for a, b in zip(leaves, before, strict=True)
     )
     if not same:
-        more = [x.type if isinstance(x, Tensor) else x for x in came[len(leaves) :]]
+        more = [x.type if isinstance(x, Tensor) else x for x in after_leaves[len(leaves) :]]
         raise at(
             ShapeError(
                 f"the carry of {loop} changes\n"

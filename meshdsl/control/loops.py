@@ -30,11 +30,11 @@ def _scan_type(*ins: Type, control: Scan) -> tuple[Type, ...]:
 
 def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
     dim = control.dim
-    held, carry, xs = control.inputs(ins)
+    consts, carry, xs = control.inputs(ins)
     slices = list(zip(*(unstack(x, dim) for x in xs), strict=True)) or [()] * dim.size
     rows: list[Sequence[Tensor]] = []
     for x in reversed(slices) if control.reverse else slices:
-        carry, row = control.results(run(control.body, [*held, *carry, *x]))
+        carry, row = control.results(run(control.body, [*consts, *carry, *x]))
         rows.append(row)
     rows = rows[::-1] if control.reverse else rows
     empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in control.results(control.body.outs)[1]]
@@ -46,45 +46,51 @@ def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
     consts, carries = control.consts, control.carries
     on = list(active)
     on[consts : consts + carries] = [True] * carries
-    forward, backward, kept, want = split(control.body, consts, carries, on)
+    forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on)
     outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=forward))
     n = len(control.body.outs)
     xs = ins[consts + carries :]
-    held = [ins[i] for i in kept if i < consts] + [xs[i - consts - carries] for i in kept if i >= consts]
-    return outs[:n], (backward, kept, want, held, outs[n:])
+    primals = [ins[i] for i in primal_inputs if i < consts] + [
+        xs[i - consts - carries] for i in primal_inputs if i >= consts
+    ]
+    return outs[:n], (backward, primal_inputs, wrt, primals, outs[n:])
 
 
 def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) -> list[Tensor | None]:
     body, consts, carries = control.body, control.consts, control.carries
-    backward, kept, want, held, saved = residuals
+    backward, primal_inputs, wrt, primals, saved = residuals
     floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
     types = _scan_type(control=control)
-    given = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
-    n_held = sum(i < consts for i in kept)
-    const_want = [i for i in want if i < consts]
-    carry_want = [i for i in want if consts <= i < consts + carries]
+    out_cts = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
+    n_const_primals = sum(i < consts for i in primal_inputs)
+    const_wrt = [i for i in wrt if i < consts]
+    carry_wrt = [i for i in wrt if consts <= i < consts + carries]
     carry_cts = [i for i in floating if i < carries]
     y_cts = [i for i in floating if i >= carries]
-    n_xs = len(kept) - n_held
+    n_xs = len(primal_inputs) - n_const_primals
 
     def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
-        flowing, sums = carry
-        by_out = dict(zip(carry_cts, flowing, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
-        given_out = [by_out[i] for i in floating]
-        outs = evaluate(backward, [*held[:n_held], *xs[: n_xs + len(saved)], *given_out])
-        by_in = dict(zip(want, outs, strict=True))
+        carried_cts, sums = carry
+        by_out = dict(zip(carry_cts, carried_cts, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
+        step_cts = [by_out[i] for i in floating]
+        outs = evaluate(backward, [*primals[:n_const_primals], *xs[: n_xs + len(saved)], *step_cts])
+        by_in = dict(zip(wrt, outs, strict=True))
         return (
             [by_in[consts + i] for i in carry_cts],
-            [total + by_in[i] for total, i in zip(sums, const_want, strict=True)],
-        ), [by_in[i] for i in want if i >= consts + carries]
+            [total + by_in[i] for total, i in zip(sums, const_wrt, strict=True)],
+        ), [by_in[i] for i in wrt if i >= consts + carries]
 
-    init = ([given[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_want])
-    (flowing, sums), x_cts = scan(
-        step, init, [*held[n_held:], *saved, *(given[i] for i in y_cts)], over=control.dim, reverse=not control.reverse
+    init = ([out_cts[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_wrt])
+    (carried_cts, sums), x_cts = scan(
+        step,
+        init,
+        [*primals[n_const_primals:], *saved, *(out_cts[i] for i in y_cts)],
+        over=control.dim,
+        reverse=not control.reverse,
     )
-    found = dict(zip(carry_want, flowing, strict=True)) | dict(zip(const_want, sums, strict=True))
-    found |= dict(zip([i for i in want if i >= consts + carries], x_cts, strict=True))
-    return [found.get(i) for i in range(len(body.ins))]
+    by_input = dict(zip(carry_wrt, carried_cts, strict=True)) | dict(zip(const_wrt, sums, strict=True))
+    by_input |= dict(zip([i for i in wrt if i >= consts + carries], x_cts, strict=True))
+    return [by_input.get(i) for i in range(len(body.ins))]
 
 
 SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp)

@@ -30,12 +30,12 @@ def _traced(f: Function, types: Sequence[Type]) -> Graph:
     if captures:
         raise TraceError(
             f"the function of md.local uses a tensor from outside, {captures[0].type}\n"
-            "  which block of it is meant is not known; pass it as an argument"
+            "  md.local cannot know which block of it to use; pass it as an argument"
         )
     loops = [eqn for eqn, _ in walk(graph) if eqn.control is not None and not isinstance(eqn.control, Call)]
     if loops:
         raise at(
-            TraceError(f"the function of md.local holds no loops or branches, and this is {loops[0].op}"),
+            TraceError(f"the function of md.local must contain no loops or branches, and this is {loops[0].op}"),
             loops[0].where,
         )
     return graph
@@ -60,7 +60,7 @@ def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: obj
         raise ShapeError(
             f"the function of md.local returned {show(y.shape)}, and out= asks for {show(result)}\n"
             f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
-            "a dim of theirs keeps their size, on one device the size of a block"
+            "their dims keep their sizes: on one device, those of a block"
         )
     return y.type
 
@@ -70,10 +70,10 @@ def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str]
         [n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)] for b in c.ins
     ]  # an unsharded dim may be stored with padding
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, there, strict=True)), x.dtype)
-        for b, there, x in zip(c.ins, sizes, xs, strict=True)
+        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, local_sizes, strict=True)), x.dtype)
+        for b, local_sizes, x in zip(c.ins, sizes, xs, strict=True)
     ]
-    xs = tuple(x[tuple(slice(0, n) for n in there)] for x, there in zip(xs, sizes, strict=True))
+    xs = tuple(x[tuple(slice(0, n) for n in local_sizes)] for x, local_sizes in zip(xs, sizes, strict=True))
     (y,) = _run(c.xp, _traced(f, types), xs)
     return refill(c, y, c.outs[0])
 
@@ -81,8 +81,8 @@ def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str]
 def _vjp(
     ct: Tensor, *ins: Tensor, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool
 ) -> list[Tensor | None]:
-    held = {d.name for x in ins for d in x.dims}
-    whole = (*whole, *(d.name for d in result if d.name not in held))
+    operand_dims = {d.name for x in ins for d in x.dims}
+    whole = (*whole, *(d.name for d in result if d.name not in operand_dims))
 
     def cotangent(i: int) -> Tensor | None:
         if ins[i].dtype.kind not in "fVc":
@@ -92,8 +92,8 @@ def _vjp(
         def pulled(*args: Tensor) -> Tensor:
             *xs, ct = args
             graph = _traced(f, [x.type for x in xs])
-            found = pullback(graph, xs, [j == i for j in range(len(xs))])[1]([ct])[i]
-            return zeros(xs[i]) if found is None else found
+            grad = pullback(graph, xs, [j == i for j in range(len(xs))])[1]([ct])[i]
+            return zeros(xs[i]) if grad is None else grad
 
         return bind1(LOCAL, *ins, ct, f=pulled, result=ins[i].dims, whole=whole, key=key, follows=True)
 
@@ -101,18 +101,18 @@ def _vjp(
 
 
 def _rule(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Labels:
-    held = {d.name for t in ins for d in t.shape} - set(whole)
+    operand_dims = {d.name for t in ins for d in t.shape} - set(whole)
 
     def labels(shape: Shape) -> dict[str, str | None]:
-        return {d.name: d.name if d.name in held else None for d in shape}
+        return {d.name: d.name if d.name in operand_dims else None for d in shape}
 
     return Labels(tuple(labels(t.shape) for t in ins), (labels(result),))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(shape, there, strict=True)), dtype)
-        for shape, there, dtype in zip(shapes, ins, dtypes, strict=True)
+        Type(tuple(Dim(d.name, n) for d, n in zip(shape, local_sizes, strict=True)), dtype)
+        for shape, local_sizes, dtype in zip(shapes, ins, dtypes, strict=True)
     ]
     return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
 
@@ -140,12 +140,12 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
     raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
     """
     tensors = [as_tensor(x) for x in xs]
-    known = located(lambda: merge([x.dims for x in tensors]).values())
-    shape = located(lambda: pick(out, known, new=True))
-    gathered = located(lambda: names(pick(whole, known)))
+    operand_dims = located(lambda: merge([x.dims for x in tensors]).values())
+    shape = located(lambda: pick(out, operand_dims, new=True))
+    gathered = located(lambda: names(pick(whole, operand_dims)))
 
     @functools.wraps(f)  # so that programs print its name
-    def one(*blocks: Tensor) -> Tensor:
+    def checked(*blocks: Tensor) -> Tensor:
         y = as_tensor(f(*blocks))
         if set(names(y.dims)) != set(names(shape)):
             raise at(
@@ -154,4 +154,4 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
             )
         return transpose(y, names(shape))
 
-    return bind1(LOCAL, *tensors, f=one, result=shape, whole=gathered, key=object(), follows=False)
+    return bind1(LOCAL, *tensors, f=checked, result=shape, whole=gathered, key=object(), follows=False)

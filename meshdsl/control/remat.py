@@ -35,11 +35,11 @@ NAME = Op(
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
 )
-KEEP = Op(  # partitioning selects `kept` if recomputing the value would send data, else `again`, the recomputed value
+KEEP = Op(  # partitioning selects `stored` if recomputing the value would send data, else `recomputed`
     "keep",
-    type=lambda kept, again: again,
-    kernel=lambda c, kept, again: kept,
-    vjp=lambda ct, kept, again: (None, ct),
+    type=lambda stored, recomputed: recomputed,
+    kernel=lambda c, stored, recomputed: stored,
+    vjp=lambda ct, stored, recomputed: (None, ct),
     linear=Linear.SECOND,
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
@@ -61,13 +61,13 @@ def name(x: Any, name: str) -> Tensor:
 Policy = str | tuple[str, ...]  # "nothing", "collectives", or the names of the values to store
 
 
-def _may_send(graph: Graph) -> list[Var]:
+def _may_communicate(graph: Graph) -> list[Var]:
     """The values that need communication under some layout.
 
     These are the results of all operations that are not elementwise, and values that a partial sum can reach before
     it is reduced.
     """
-    found: list[Var] = []
+    values: list[Var] = []
     unfinished: set[Var] = set()
     for eqn in graph.eqns:
         op = eqn.operation
@@ -75,33 +75,33 @@ def _may_send(graph: Graph) -> list[Var]:
         if passes or op.reduce is Reduce.SUM or eqn.control is not None:
             unfinished.update(eqn.outs)
         if eqn.ins and (passes or op.reduce or eqn.control is not None or op.rule or op.blocked or op.moves):
-            found += eqn.outs
-    return found
+            values += eqn.outs
+    return values
 
 
 def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy: Policy) -> Any:
     """Run the graph that also returns the values to store."""
     graph = control.graph
-    kept: list[Var] = []
+    stored: list[Var] = []
     if policy == "collectives":
-        kept = _may_send(graph)
+        stored = _may_communicate(graph)
     elif isinstance(policy, tuple):
-        kept = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
-    outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *kept))), policy=policy)
+        stored = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
+    outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *stored))), policy=policy)
     n = len(graph.outs)
-    return outs[:n], (ins, active, dict(zip(kept, outs[n:], strict=True)))
+    return outs[:n], (ins, active, dict(zip(stored, outs[n:], strict=True)))
 
 
 def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Call, policy: Policy) -> Any:
-    ins, active, kept = residuals
+    ins, active, stored = residuals
 
-    def instead(v: Var, x: Tensor) -> Tensor:
-        if v not in kept:
+    def stored_or_recomputed(v: Var, x: Tensor) -> Tensor:
+        if v not in stored:
             return x
-        return bind1(KEEP, kept[v], x) if policy == "collectives" else kept[v]
+        return bind1(KEEP, stored[v], x) if policy == "collectives" else stored[v]
 
-    again = [bind1(BARRIER, x) if x.dims else x for x in ins]
-    return pullback(control.graph, again, active, instead)[1](cts)
+    recompute_ins = [bind1(BARRIER, x) if x.dims else x for x in ins]
+    return pullback(control.graph, recompute_ins, active, stored_or_recomputed)[1](cts)
 
 
 _CHECKPOINT = Op(
@@ -147,15 +147,16 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     def wrapped(*args: Any) -> Any:
         xs, structure = leaves_of(tuple(args))
         graph, captures, out = trace(lambda *ins: f(*tree.tree_unflatten(structure, ins)), [x.type for x in xs])
-        given = {eqn.params["name"] for eqn in graph.eqns if eqn.op is NAME}
-        missing = [name for name in chosen if name not in given] if isinstance(chosen, tuple) else []
+        defined = {eqn.params["name"] for eqn in graph.eqns if eqn.op is NAME}
+        missing = [name for name in chosen if name not in defined] if isinstance(chosen, tuple) else []
         if missing:
-            there = ", ".join(sorted(given)) or "none"
+            listing = ", ".join(sorted(defined)) or "none"
             raise at(
                 ShapeError(
-                    f"md.checkpoint is to keep {', '.join(map(repr, missing))}, which the function does not name\n"
-                    f"  give a value of it the name with md.name(x, {missing[0]!r}), outside loops and branches\n"
-                    f"  names of what its result needs: {there}"
+                    f"the policy of md.checkpoint has {', '.join(map(repr, missing))}, "
+                    "but the function names no such value\n"
+                    f"  name a value with md.name(x, {missing[0]!r}), outside loops and branches\n"
+                    f"  names that its result depends on: {listing}"
                 ),
                 caller(),
             )

@@ -11,30 +11,32 @@ __all__ = ["split"]
 
 
 def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
-    """Returns (forward, backward, kept, want): two graphs, and the indices of two sets of the body's inputs.
+    """Returns (forward, backward, primal_inputs, wrt): two graphs, and the indices of two sets of the body's inputs.
 
-    `forward` returns the body's results and the residuals. `backward` takes the inputs `kept`, the residuals and the
-    cotangents of the results; it returns the cotangents of the inputs `want`.
+    `forward` returns the body's results and the residuals. `backward` takes the inputs `primal_inputs`, the residuals
+    and the cotangents of the results; it returns the cotangents of the inputs `wrt`.
 
     Residuals are the forward values that the backward half uses, except those available at little cost: constants of
     the loop and slices of its inputs are passed again; values that depend on constants alone, or that are cheap to
     compute from other residuals, are recomputed.
     """
-    joint, forward_values, want = vjp_of_graph(body, active)
+    joint, forward_values, wrt = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
     ins, cts = joint.ins[:n], joint.ins[n:]
-    first = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
-    later = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
+    forward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
+    backward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     free = {*ins[:consts], *ins[consts + carries :]}
-    used = _read(later, joint.outs[outs:]) - {v for eqn in later for v in eqn.outs} - set(cts)
-    residuals, again = _computed_again(first, used, free, _constant(first, ins[:consts]))
-    redo = [eqn for eqn in first if eqn.outs[0] in again]
-    saved = [v for v in (*ins, *(v for eqn in first for v in eqn.outs)) if v in residuals - free]
-    needed = _read([*redo, *later], joint.outs[outs:])
-    kept = [i for i, v in enumerate(ins) if v in free & needed]
-    forward = dce(Graph(ins, tuple(first), (*joint.outs[:outs], *saved)))
-    backward = dce(Graph((*(ins[i] for i in kept), *saved, *cts), (*redo, *later), joint.outs[outs:]))
-    return forward, backward, kept, want
+    used = _read(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
+    residuals, recomputed = _computed_again(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
+    recompute_eqns = [eqn for eqn in forward_eqns if eqn.outs[0] in recomputed]
+    saved = [v for v in (*ins, *(v for eqn in forward_eqns for v in eqn.outs)) if v in residuals - free]
+    needed = _read([*recompute_eqns, *backward_eqns], joint.outs[outs:])
+    primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
+    forward = dce(Graph(ins, tuple(forward_eqns), (*joint.outs[:outs], *saved)))
+    backward = dce(
+        Graph((*(ins[i] for i in primal_inputs), *saved, *cts), (*recompute_eqns, *backward_eqns), joint.outs[outs:])
+    )
+    return forward, backward, primal_inputs, wrt
 
 
 def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[Var]:
@@ -55,19 +57,19 @@ def _computed_again(
     eqns: Sequence[Eqn], used: set[Var], free: set[Var], constant: set[Var]
 ) -> tuple[set[Var], set[Var]]:
     """Returns the residuals to save, and the values to recompute in place of the others that are used."""
-    made = {v: eqn for eqn in eqns for v in eqn.outs}
-    residuals, again = set(used), set[Var]()
+    producers = {v: eqn for eqn in eqns for v in eqn.outs}
+    residuals, recomputed = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
         """Whether v is cheap to compute from inputs, constants and other residuals."""
-        if v in constant or v not in made:
-            return v in constant and v in made
-        eqn = made[v]
+        if v in constant or v not in producers:
+            return v in constant and v in producers
+        eqn = producers[v]
         return eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins)
 
     for eqn in reversed(eqns):
-        if eqn.outs[0] in residuals | again and derived(eqn.outs[0]):
-            again.update(eqn.outs)
+        if eqn.outs[0] in residuals | recomputed and derived(eqn.outs[0]):
+            recomputed.update(eqn.outs)
             residuals -= set(eqn.outs)
-            again.update(v for v in eqn.ins if v not in free and v not in residuals)
-    return residuals, again
+            recomputed.update(v for v in eqn.ins if v not in free and v not in residuals)
+    return residuals, recomputed

@@ -27,7 +27,7 @@ class Kernel:
     eqns: tuple[Eqn, ...]
     reads: tuple[Var, ...]
     writes: tuple[Var, ...]
-    alike: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
+    overwritable: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +85,11 @@ def steps(program: Program) -> tuple[Step, ...]:
 
     Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of.
     """
-    made: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
-    if made is None:
-        made = tuple(_Fusion(program).steps())
-        object.__setattr__(program, "_steps", made)
-    return made
+    fused: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
+    if fused is None:
+        fused = tuple(_Fusion(program).steps())
+        object.__setattr__(program, "_steps", fused)
+    return fused
 
 
 def holders(graph: Graph) -> dict[Var, Var]:
@@ -174,8 +174,8 @@ class _Fusion:
 
     def chain(self, eqn: Eqn, v: Var) -> _Chain:
         """The chain of equations of the same size that makes a value inside one kernel."""
-        made = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
-        before = [self.chains[x] for x in made if x in self.chains and len(self.readers[x]) == 1]
+        operands = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
+        before = [self.chains[x] for x in operands if x in self.chains and len(self.readers[x]) == 1]
         before.sort(key=lambda chain: not chain.reduces)
         if kind(eqn) is Fuses.REDUCE or not before:
             first = _Chain(None, (), kind(eqn) is Fuses.REDUCE)
@@ -224,8 +224,8 @@ class _Fusion:
         if eqn.sends:
             return Send(eqn, reads, writes)
         if eqn.control is None:
-            apart = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
-            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in apart))
+            not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
+            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in not_elementwise))
         inner = tuple(steps(cast(Program, sub)) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
@@ -251,7 +251,7 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
     An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
     """
     source: dict[Var, Var] = {}  # through views and casts
-    found: dict[Eqn, set[Var]] = {}
+    operands: dict[Eqn, set[Var]] = {}
     for eqn in graph.eqns:
         ins = [source.get(v, v) for v in eqn.ins]
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
@@ -259,5 +259,5 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
         elif isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(ins) > 1:
             names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
-                found[eqn] = set(ins)
-    return found
+                operands[eqn] = set(ins)
+    return operands

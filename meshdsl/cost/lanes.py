@@ -118,17 +118,17 @@ class Schedule:
         return self.summed(items, depth)
 
     def items(
-        self, steps: Sequence[Step], depth: int, made: Mapping[Var, _Item]
+        self, steps: Sequence[Step], depth: int, makers: Mapping[Var, _Item]
     ) -> tuple[list[_Item], dict[Var, _Item]]:
         """Items for the steps, linked to their readers, and the item that makes each value."""
         items = [item for step in steps for item in self.issued(step, depth)]
-        maker = dict(made)
+        maker_of = dict(makers)
         for item in items:
-            for source in {maker[v] for v in item.step.reads if v in maker}:
+            for source in {maker_of[v] for v in item.step.reads if v in maker_of}:
                 source.readers.append(item)
                 item.needs += 1
-            maker.update((v, item) for v in item.step.writes if not item.marker)
-        return items, maker
+            maker_of.update((v, item) for v in item.step.writes if not item.marker)
+        return items, maker_of
 
     def issued(self, step: Step, depth: int) -> list[_Item]:
         """Items for one step. A marker makes a started collective begin when the device reaches its start."""
@@ -142,9 +142,9 @@ class Schedule:
     def item(self, step: Step, depth: int) -> _Item:
         if isinstance(step, Kernel):
             lines = self.ledger.of(step)
-            found = roofline(lines, self.machine)
-            weights = {line.index: w for line, w in zip(lines, found.weights, strict=True)}
-            return _Item(step, (COMPUTE,), found.seconds, 1.0, {COMPUTE: found.least}, weights)
+            bound = roofline(lines, self.machine)
+            weights = {line.index: w for line, w in zip(lines, bound.weights, strict=True)}
+            return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
             record = line.collective
@@ -153,8 +153,8 @@ class Schedule:
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
             started = isinstance(step.eqn.op, Start)
-            beside = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
-            lanes = (lane,) if kind in beside else (COMPUTE, lane)
+            overlapped_kinds = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
+            lanes = (lane,) if kind in overlapped_kinds else (COMPUTE, lane)
             return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
         if isinstance(step, Wait):
             return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
@@ -179,12 +179,12 @@ class Schedule:
         for i in range(min(loop.trips, 3)):
             items, maker = self.items(loop.body, depth, {v: maker[out] for v, out in before.items() if out in maker})
             if i >= 2:  # a trip runs at most one trip ahead
-                ended = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
+                end_marker = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
                 for item in trips[i - 2]:
-                    item.readers.append(ended)
+                    item.readers.append(end_marker)
                 for item in items:
                     item.needs += 1
-                everything.append(ended)
+                everything.append(end_marker)
             trips.append(items)
             everything += items
         _run(everything, self.machine.overlap_slowdown)
@@ -249,27 +249,27 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
     for item in items:
         for lane in item.lanes:
             queues[lane].append(item)
-    left: dict[_Item, float] = {}  # running items: seconds left without slowdown
-    now = 0.0
+    remaining: dict[_Item, float] = {}  # running items: seconds left without slowdown
+    clock = 0.0
     while queues:
         for queue in queues.values():
             item = queue[0]
-            if item not in left and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
-                item.start = now
-                left[item] = item.work
-        sending = [item for item in left if not item.computes]
+            if item not in remaining and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
+                item.start = clock
+                remaining[item] = item.work
+        sending = [item for item in remaining if not item.computes]
         slow = slowdown - 1 if sending else 0.0
-        pace = {item: 1 + slow * item.share for item in left}
-        first = min(left, key=lambda item: left[item] * pace[item])
-        passed = left[first] * pace[first]
-        if len(sending) == len(left):
+        pace = {item: 1 + slow * item.share for item in remaining}
+        first = min(remaining, key=lambda item: remaining[item] * pace[item])
+        passed = remaining[first] * pace[first]
+        if len(sending) == len(remaining):
             for item in sending:
                 item.alone += passed / len(sending)
-        now += passed
-        for item in left:
-            left[item] -= passed / pace[item]
-        del left[first]
-        first.end = now
+        clock += passed
+        for item in remaining:
+            remaining[item] -= passed / pace[item]
+        del remaining[first]
+        first.end = clock
         for lane in first.lanes:
             queues[lane].popleft()
             if not queues[lane]:

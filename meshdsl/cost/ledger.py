@@ -128,14 +128,14 @@ class Ledger:
 
     @property
     def _by_step(self) -> dict[Step, tuple[Line, ...]]:
-        found = self.__dict__.get("_found")
-        if found is None:
+        by_step = self.__dict__.get("_lines_by_step")
+        if by_step is None:
             groups: dict[Step, list[Line]] = {}
             for line in self.lines:
                 groups.setdefault(line.step, []).append(line)
-            found = {step: tuple(lines) for step, lines in groups.items()}
-            object.__setattr__(self, "_found", found)
-        return found
+            by_step = {step: tuple(lines) for step, lines in groups.items()}
+            object.__setattr__(self, "_lines_by_step", by_step)
+        return by_step
 
 
 def ledger(program: Program) -> Ledger:
@@ -143,22 +143,22 @@ def ledger(program: Program) -> Ledger:
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
-    >>> found = ledger(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
-    >>> [(line.op, line.flops, line.trips) for line in found.lines]
+    >>> costs = ledger(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
+    >>> [(line.op, line.flops, line.trips) for line in costs.lines]
     [('einsum', 2048.0, 1), ('all_reduce', 0.0, 1)]
-    >>> found.wire_bytes
+    >>> costs.wire_bytes
     1536
     """
     order = {eqn: i for i, eqn in enumerate(eqn for eqn, _ in walk(program))}
     top = steps(program)
-    found = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)
-    return Ledger(program, tuple(found), top)
+    lines = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)
+    return Ledger(program, tuple(lines), top)
 
 
 def _lines(
-    program: Program, among: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
+    program: Program, body_steps: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:
-    for step in among:
+    for step in body_steps:
         if isinstance(step, Loop):
             yield from _lines(program, step.body, trips * step.trips, unbounded or step.unbounded, order)
         elif isinstance(step, Branch):
@@ -196,8 +196,8 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
     """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes."""
     picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
-    whole = program.local_bytes(v)
-    return min(whole, sum(map(program.local_bytes, eqn.outs))) if picks else whole
+    stored_bytes = program.local_bytes(v)
+    return min(stored_bytes, sum(map(program.local_bytes, eqn.outs))) if picks else stored_bytes
 
 
 def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:

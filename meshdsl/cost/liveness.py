@@ -30,7 +30,7 @@ from ..lowering.collectives import AllReduce
 from ..units import show_bytes
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, batches, holders, steps
 
-__all__ = ["CATEGORIES", "Held", "Lives", "Sizes"]
+__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
 
 Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (
@@ -45,7 +45,7 @@ CATEGORIES = (
 
 
 @dataclass(frozen=True)
-class Held:
+class LiveTensor:
     """One value in one device's memory, from moment `first` to moment `last`, both inclusive."""
 
     name: str  # of the tensor, otherwise of the operation that makes it
@@ -72,8 +72,8 @@ class Lives:
         self.program = program
         self.stored = stored
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
-        self.found: list[Held] = []
-        self.whole(donated, categories)
+        self.tensors: list[LiveTensor] = []
+        self.hold_program(donated, categories)
 
     def size(self, v: Var) -> int:
         return self.stored(self.program.local_shape(v), v.dtype)
@@ -81,9 +81,9 @@ class Lives:
     def hold(self, v: Var, category: str, name: str, where: Where, first: int, last: int) -> None:
         n = self.size(v)
         if n and last >= first:
-            self.found.append(Held(name, category, v.dtype, self.program.local_shape(v), n, where, first, last))
+            self.tensors.append(LiveTensor(name, category, v.dtype, self.program.local_shape(v), n, where, first, last))
 
-    def whole(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
+    def hold_program(self, donated: frozenset[Var], categories: Mapping[Var, str]) -> None:
         """Hold arguments and results for the whole run, and every other value until its last reader."""
         program = self.program
         source = holders(program)
@@ -91,67 +91,69 @@ class Lives:
         for v in program.ins:
             if v in donated:
                 free[v.dtype, program.local_shape(v)].append(v)
-        taken: dict[Var, Var] = {}  # result -> the argument whose buffer it reuses
+        reused: dict[Var, Var] = {}  # result -> the argument whose buffer it reuses
         copies: list[Var] = []  # results with a buffer of their own
         for v in program.outs:
-            places = free[v.dtype, program.local_shape(v)]
-            if places and source.get(v, v) not in taken:
-                taken[source.get(v, v)] = places.pop(0)
+            candidates = free[v.dtype, program.local_shape(v)]
+            if candidates and source.get(v, v) not in reused:
+                reused[source.get(v, v)] = candidates.pop(0)
             else:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
-        order = self.early(steps(program), results | set(program.ins), taken)
-        births, dies = self.run(program, order, results | set(program.ins))
+        order = self.reordered(steps(program), results | set(program.ins), reused)
+        births, deaths = self.hold_graph(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
             self.hold(v, categories.get(v) or _category(v), v.name, NOWHERE, 0, end)
-        made = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
         for v in copies:
-            eqn = made.get(source.get(v, v))
+            eqn = producers.get(source.get(v, v))
             self.hold(v, "results", v.name or (_label(eqn) if eqn else "copy"), eqn.where if eqn else NOWHERE, 0, end)
-        for v, place in taken.items():
-            if v in births and dies.get(place, 0) > births[v]:  # the argument is read later: hold both
-                self.hold(v, "temporaries", _label(made[v]), made[v].where, births[v], dies[place])
+        for v, argument in reused.items():
+            if v in births and deaths.get(argument, 0) > births[v]:  # the argument is read later: hold both
+                self.hold(v, "temporaries", _label(producers[v]), producers[v].where, births[v], deaths[argument])
 
-    def run(self, graph: Graph, order: Sequence[Step], placed: set[Var]) -> tuple[dict[Var, int], dict[Var, int]]:
+    def hold_graph(
+        self, graph: Graph, order: Sequence[Step], placed: set[Var]
+    ) -> tuple[dict[Var, int], dict[Var, int]]:
         """Hold the values of one graph, except `placed`; returns when each value is made and last read."""
         births: dict[Var, int] = {}
-        dies: dict[Var, int] = {}
+        deaths: dict[Var, int] = {}
         makers: dict[Var, Step] = {}
         saved: set[Var] = set()
-        sent: set[Var] = set()
+        communicated: set[Var] = set()
         for step in order:
             first = len(self.moments)
             eqn = _last(step)
             self.moments.append((_label(eqn), eqn.where, eqn.backward))
             carried: set[Var] = set()
             if isinstance(step, Loop):
-                carried = self.trip(step)
+                carried = self.hold_trip(step)
             elif isinstance(step, Branch):
                 for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
                     source = holders(sub)
-                    self.run(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
+                    self.hold_graph(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
             last = len(self.moments) - 1
             for v in step.reads:
-                dies[v] = first if v in carried else last
+                deaths[v] = first if v in carried else last
                 if eqn.backward and v in makers and not _last(makers[v]).backward:
                     saved.add(v)
             for v in step.writes:
                 births[v], makers[v] = first, step
             if isinstance(step, Send):
-                sent.update(step.reads, step.writes)
-        overwritten = self.overwritten(order, births, dies, placed)
+                communicated.update(step.reads, step.writes)
+        overwritten = self.overwritten(order, births, deaths, placed)
         for v, first in births.items():
             if v not in placed:
-                kept = "collective buffers" if v in sent else "temporaries"
+                unsaved_category = "collective buffers" if v in communicated else "temporaries"
                 eqn = _last(makers[v])
-                last = max(dies.get(v, first), first) - (v in overwritten)
-                category = "saved activations" if v in saved else kept
+                last = max(deaths.get(v, first), first) - (v in overwritten)
+                category = "saved activations" if v in saved else unsaved_category
                 self.hold(v, category, *_origin(eqn, v), first, last)
-        return births, dies
+        return births, deaths
 
-    def early(self, order: Sequence[Step], placed: set[Var], taken: Mapping[Var, Var]) -> list[Step]:
+    def reordered(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
         """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.
 
         Such a step stays after the other readers of the values it frees, and of the argument whose buffer it reuses.
@@ -164,19 +166,19 @@ class Lives:
         if any(isinstance(step, Wait) for step in order):
             return list(order)  # the program fixes the order
         times: dict[Step, int] = {}
-        made: dict[Var, int] = {}
+        births: dict[Var, int] = {}
         for i, step in enumerate(order):
             times[step] = i
-            freed = [v for v in step.reads if v in made and v not in placed and readers[v][-1] is step]
+            freed = [v for v in step.reads if v in births and v not in placed and readers[v][-1] is step]
             new = [v for v in step.writes if v not in placed]
             if isinstance(step, Kernel | Send) and sum(map(self.size, new)) <= sum(map(self.size, freed)):
-                gone = [*freed, *(taken[v] for v in step.writes if v in taken)]
-                others = [times.get(r, i) for v in gone for r in readers[v] if r is not step]
-                times[step] = max([made.get(v, -1) for v in step.reads] + others, default=i)
-            made.update(dict.fromkeys(step.writes, times[step]))
+                freed_or_reused = [*freed, *(reused[v] for v in step.writes if v in reused)]
+                others = [times.get(r, i) for v in freed_or_reused for r in readers[v] if r is not step]
+                times[step] = max([births.get(v, -1) for v in step.reads] + others, default=i)
+            births.update(dict.fromkeys(step.writes, times[step]))
         return sorted(order, key=lambda step: times[step])
 
-    def trip(self, step: Loop) -> set[Var]:
+    def hold_trip(self, step: Loop) -> set[Var]:
         """Hold the values of one trip. Returns operands whose buffers the carry reuses: they end at loop start."""
         loop = step.eqn.control
         assert isinstance(loop, Scan | While)
@@ -187,39 +189,39 @@ class Lives:
         read = {v for inner in step.body for v in inner.reads}
         rows = set(outs[n:]) - read  # read by the stack only, so written into it directly
         begin = len(self.moments)
-        places = {v for sub in step.eqn.graphs().values() for v in sub.ins}
-        placed = places | rows | set(outs[:n])
-        births, dies = self.run(body, self.early(step.body, placed, {}), placed)
+        inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
+        placed = inputs | rows | set(outs[:n])
+        births, deaths = self.hold_graph(body, self.reordered(step.body, placed, {}), placed)
         end = len(self.moments) - 1
         products = batches(body)
         for v in body.ins[consts + n :]:
             readers = [inner for inner in step.body if isinstance(inner, Kernel) and v in inner.reads]
             if len({any(v in products.get(eqn, ()) for eqn in inner.eqns) for inner in readers}) > 1:
                 first = min(births[inner.writes[0]] for inner in readers)
-                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, dies[v])
-        for place, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
-            if v in births and dies.get(place, begin) > births[v]:  # the old carry is read after the new one is made
+                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, deaths[v])
+        for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
+            if v in births and deaths.get(carry, begin) > births[v]:  # the old carry is read after the new one is made
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
-        whole = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
-        return set(step.eqn.ins[consts : consts + n]) - whole
+        other_ins = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
+        return set(step.eqn.ins[consts : consts + n]) - other_ins
 
     def overwritten(
-        self, order: Sequence[Step], births: Mapping[Var, int], dies: Mapping[Var, int], placed: set[Var]
+        self, order: Sequence[Step], births: Mapping[Var, int], deaths: Mapping[Var, int], placed: set[Var]
     ) -> set[Var]:
         """Values that are overwritten by the result of the kernel that reads them last."""
-        found: set[Var] = set()
+        overwritten: set[Var] = set()
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
-            alike: Sequence[Var] = step.alike if isinstance(step, Kernel) else ()
+            candidates: Sequence[Var] = step.overwritable if isinstance(step, Kernel) else ()
             if isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
-                alike = [v for v in step.reads if readers[v] == 1]
+                candidates = [v for v in step.reads if readers[v] == 1]
             for out in step.writes:
-                for v in alike:
-                    own = v in births and v not in placed and v not in found and out not in placed
-                    if own and self.size(v) == self.size(out) and dies[v] == births[out]:
-                        found.add(v)
+                for v in candidates:
+                    reusable = v in births and v not in placed and v not in overwritten and out not in placed
+                    if reusable and self.size(v) == self.size(out) and deaths[v] == births[out]:
+                        overwritten.add(v)
                         break
-        return found
+        return overwritten
 
 
 def _last(step: Step) -> Eqn:

@@ -96,10 +96,10 @@ class Machine:
 def _on(curve: Sequence[tuple[float, float]], size: float) -> float:
     if not curve:
         return 1.0
-    at = bisect_right([x for x, _ in curve], size)
-    if at in (0, len(curve)):
-        return curve[min(at, len(curve) - 1)][1]
-    (x0, y0), (x1, y1) = curve[at - 1], curve[at]
+    i = bisect_right([x for x, _ in curve], size)
+    if i in (0, len(curve)):
+        return curve[min(i, len(curve) - 1)][1]
+    (x0, y0), (x1, y1) = curve[i - 1], curve[i]
     return y0 + (y1 - y0) * math.log(size / x0) / math.log(x1 / x0)
 
 
@@ -134,13 +134,13 @@ def machine(name: str | os.PathLike[str]) -> Machine:
 
 def machines() -> tuple[str, ...]:
     """Names that `machine` accepts, sorted: the user's own and those of the package."""
-    found = {file.stem for folder in (*users_folders(), PACKAGED) for file in folder.glob("*.toml")}
-    return tuple(sorted(found))
+    names = {file.stem for folder in (*users_folders(), PACKAGED) for file in folder.glob("*.toml")}
+    return tuple(sorted(names))
 
 
 def users_folders() -> list[Path]:
-    given = os.environ.get("MESHDSL_MACHINES", "")
-    folders = [Path(text).expanduser() for text in given.split(os.pathsep) if text]
+    setting = os.environ.get("MESHDSL_MACHINES", "")
+    folders = [Path(text).expanduser() for text in setting.split(os.pathsep) if text]
     return folders or [Path.home() / ".config" / "meshdsl" / "machines"]
 
 

@@ -64,23 +64,25 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
     checks.names("", document, TOP)
     missing = [key for key in TOP if key not in document and key not in OPTIONAL]
     checks.problems += [f"{key}: missing" for key in missing]
-    there = {key: document[key] for key in document if key in TOP}
-    fields: dict[str, Any] = {key: checks.number(key, there[key], least=_least(key)) for key in NUMBERS if key in there}
-    fields |= {key: checks.text(key, there[key]) for key in ("title", "device") if key in there}
-    if "peak" in there:
-        fields["peak"] = checks.peak(there["peak"])
-    if "efficiency" in there:
-        fields["efficiency"] = checks.curve("efficiency", "FLOPs, fraction", there["efficiency"])
-    if "convolution" in there:
-        fields["convolution"] = checks.curve("convolution", "FLOPs, fraction", there["convolution"])
-    if "memory" in there:
-        fields["memory"] = checks.curve("memory", "bytes, fraction", there["memory"])
-    if "network" in there:
-        fields["network"] = checks.network(there["network"])
-    fields |= {key: checks.kinds(key, there[key]) for key in ASYNCHRONY if key in there}
+    values = {key: document[key] for key in document if key in TOP}
+    fields: dict[str, Any] = {
+        key: checks.number(key, values[key], least=_least(key)) for key in NUMBERS if key in values
+    }
+    fields |= {key: checks.text(key, values[key]) for key in ("title", "device") if key in values}
+    if "peak" in values:
+        fields["peak"] = checks.peak(values["peak"])
+    if "efficiency" in values:
+        fields["efficiency"] = checks.curve("efficiency", "FLOPs, fraction", values["efficiency"])
+    if "convolution" in values:
+        fields["convolution"] = checks.curve("convolution", "FLOPs, fraction", values["convolution"])
+    if "memory" in values:
+        fields["memory"] = checks.curve("memory", "bytes, fraction", values["memory"])
+    if "network" in values:
+        fields["network"] = checks.network(values["network"])
+    fields |= {key: checks.kinds(key, values[key]) for key in ASYNCHRONY if key in values}
     if "asynchronous" in fields:
         fields.setdefault("overlapped_by_compiler", fields["asynchronous"])
-    fields["sources"] = checks.sources(there.get("sources", {}))
+    fields["sources"] = checks.sources(values.get("sources", {}))
     if checks.problems:
         raise MachineError("\n  ".join([f"the machine file {file} has something wrong", *checks.problems]))
     return fields
@@ -173,56 +175,56 @@ class _Checks:
         return tuple(pairs)
 
     def network(self, value: Any) -> Network:
-        given = self.table("network", value)
-        self.names("network", given, ("launch", "level", "measured"))
+        table = self.table("network", value)
+        self.names("network", table, ("launch", "level", "measured"))
         levels = [self.level(f"network.level[{i}]", level)
-                  for i, level in enumerate(self.tables("network.level", given.get("level", [])))]  # fmt: skip
+                  for i, level in enumerate(self.tables("network.level", table.get("level", [])))]  # fmt: skip
         if not levels:
             self.wrong("network.level", "at least one level is needed")
         axes = [axis for level in levels for axis in level.axes]
         for axis in sorted({axis for axis in axes if axes.count(axis) > 1}):
             self.wrong("network.level", f"two levels have a hardware axis {axis!r}; give them different names")
-        measured = [self.measured(f"network.measured[{i}]", table, levels)
-                    for i, table in enumerate(self.tables("network.measured", given.get("measured", [])))]  # fmt: skip
-        seen = [(table.kind, table.group) for table in measured]
+        measured = [self.measured(f"network.measured[{i}]", item, levels)
+                    for i, item in enumerate(self.tables("network.measured", table.get("measured", [])))]  # fmt: skip
+        seen = [(item.kind, item.group) for item in measured]
         for kind, group in sorted({key for key in seen if seen.count(key) > 1}):
             self.wrong("network.measured", f"two tables are of {kind} over {list(group)}; keep one")
-        launch = self.number("network.launch", given.get("launch", 0.0), least=0.0)
+        launch = self.number("network.launch", table.get("launch", 0.0), least=0.0)
         return Network(tuple(levels), launch, tuple(measured))
 
-    def level(self, key: str, given: Mapping[str, Any]) -> Level:
-        self.names(key, given, LEVEL)
+    def level(self, key: str, entries: Mapping[str, Any]) -> Level:
+        self.names(key, entries, LEVEL)
         for name in ("kind", "axes", "bandwidth"):
-            if name not in given:
+            if name not in entries:
                 self.wrong(f"{key}.{name}", "missing")
-        kind = self.text(f"{key}.kind", given.get("kind", "switch"), LEVEL_KINDS)
-        axes = self.table(f"{key}.axes", given.get("axes", {"x": 1}))
+        kind = self.text(f"{key}.kind", entries.get("kind", "switch"), LEVEL_KINDS)
+        axes = self.table(f"{key}.axes", entries.get("axes", {"x": 1}))
         sizes = {axis: self.whole(f"{key}.axes.{axis}", size) for axis, size in axes.items()}
         if not sizes or (kind in ("switch", "ring") and len(sizes) > 1):
             self.wrong(
                 f"{key}.axes", f"a {kind} has {'one axis' if kind != 'torus' else 'at least one axis'}, got {axes!r}"
             )
-        if "wrap" in given and kind != "torus":
+        if "wrap" in entries and kind != "torus":
             self.wrong(f"{key}.wrap", f"only the axes of a torus wrap, not those of a {kind}")
         return Level(
             kind=kind,
             axes=sizes,
-            bandwidth=self.number(f"{key}.bandwidth", given.get("bandwidth", 1.0)),
-            latency=self.number(f"{key}.latency", given.get("latency", 0.0), least=0.0),
-            wrap=self.whole(f"{key}.wrap", given.get("wrap", 0), least=0),
-            share=self.whole(f"{key}.share", given.get("share", 1)),
-            device_bandwidth=self.number(f"{key}.device_bandwidth", given["device_bandwidth"])
-            if "device_bandwidth" in given
+            bandwidth=self.number(f"{key}.bandwidth", entries.get("bandwidth", 1.0)),
+            latency=self.number(f"{key}.latency", entries.get("latency", 0.0), least=0.0),
+            wrap=self.whole(f"{key}.wrap", entries.get("wrap", 0), least=0),
+            share=self.whole(f"{key}.share", entries.get("share", 1)),
+            device_bandwidth=self.number(f"{key}.device_bandwidth", entries["device_bandwidth"])
+            if "device_bandwidth" in entries
             else math.inf,
         )
 
-    def measured(self, key: str, given: Mapping[str, Any], levels: Sequence[Level]) -> TimeTable:
-        self.names(key, given, MEASURED)
+    def measured(self, key: str, entries: Mapping[str, Any], levels: Sequence[Level]) -> TimeTable:
+        self.names(key, entries, MEASURED)
         for name in MEASURED:
-            if name not in given:
+            if name not in entries:
                 self.wrong(f"{key}.{name}", "missing")
-        kind = self.text(f"{key}.kind", given.get("kind", KINDS[0]), KINDS)
-        group = given.get("group", [])
+        kind = self.text(f"{key}.kind", entries.get("kind", KINDS[0]), KINDS)
+        group = entries.get("group", [])
         if not isinstance(group, list) or len(group) > len(levels):
             self.wrong(f"{key}.group", f"devices in each of the {len(levels)} levels, inner to outer, got {group!r}")
             group = []
@@ -230,7 +232,7 @@ class _Checks:
         for n, level in zip(counts, levels, strict=False):
             if n > level.size:
                 self.wrong(f"{key}.group", f"{n} devices in a level of {level.size}")
-        points = self.pairs(f"{key}.points", given["points"], "bytes, seconds") if "points" in given else []
+        points = self.pairs(f"{key}.points", entries["points"], "bytes, seconds") if "points" in entries else []
         if any(later < sooner for (_, sooner), (_, later) in pairwise(points)):
             self.wrong(f"{key}.points", "more bytes take less time; smooth the measurements (cost.network.monotone)")
         return TimeTable(kind, counts, tuple(points))

@@ -13,9 +13,9 @@ from ..errors import Where
 from ..ir import Var
 from ..lowering import Program
 from ..units import show_bytes
-from .liveness import CATEGORIES, Held, Lives, Sizes
+from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
 
-__all__ = ["CATEGORIES", "Held", "Memory", "Moment", "memory"]
+__all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Moment:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        held = {name: n for name, n in zip(CATEGORIES, self.by_category, strict=True) if n}
+        by_category = {name: n for name, n in zip(CATEGORIES, self.by_category, strict=True) if n}
         where = str(self.where)
-        return {**vars(self), "where": where, "by_category": held}
+        return {**vars(self), "where": where, "by_category": by_category}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Memory:
     peak: int
     at: Moment  # the first moment of the peak
     by_category: Mapping[str, int]  # at the peak; sums to it
-    by_tensor: tuple[Held, ...]  # at the peak, largest first; sums to it
+    by_tensor: tuple[LiveTensor, ...]  # at the peak, largest first; sums to it
     profile: tuple[Moment, ...]  # every moment in program order
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Memory:
             "peak": self.peak,
             "at": self.at.to_dict(),
             "by_category": dict(self.by_category),
-            "by_tensor": [held.to_dict() for held in self.by_tensor],
+            "by_tensor": [tensor.to_dict() for tensor in self.by_tensor],
             "profile": [moment.to_dict() for moment in self.profile],
         }
 
@@ -83,8 +83,8 @@ def memory(
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.sum(md.tanh(md.dot(x, w, "io"))), "rows:4", "batch:rows")
-    >>> found = memory(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
-    >>> found.peak, {name: n for name, n in found.by_category.items() if n}
+    >>> usage = memory(step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
+    >>> usage.peak, {name: n for name, n in usage.by_category.items() if n}
     (2440, {'inputs': 2176, 'results': 4, 'temporaries': 256, 'collective buffers': 4})
 
     `donated`: inputs whose buffers results may reuse. `categories`: category of inputs; by default it follows from the
@@ -93,17 +93,20 @@ def memory(
     """
     lives = Lives(program, frozenset(donated), categories or {}, stored or _plain)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
-    for held in lives.found:
-        row = change[CATEGORIES.index(held.category)]
-        row[held.first] += held.bytes
-        row[held.last + 1] -= held.bytes
+    for tensor in lives.tensors:
+        row = change[CATEGORIES.index(tensor.category)]
+        row[tensor.first] += tensor.bytes
+        row[tensor.last + 1] -= tensor.bytes
     over_time = zip(*(accumulate(row[:-1]) for row in change), strict=True)
     profile = tuple(
         Moment(i, *lives.moments[i], sum(by_category), by_category) for i, by_category in enumerate(over_time)
     )
-    at = max(profile, key=lambda moment: moment.bytes)
-    there = sorted((held for held in lives.found if held.first <= at.index <= held.last), key=lambda held: -held.bytes)
-    return Memory(at.bytes, at, dict(zip(CATEGORIES, at.by_category, strict=True)), tuple(there), profile)
+    peak = max(profile, key=lambda moment: moment.bytes)
+    tensors = sorted(
+        (tensor for tensor in lives.tensors if tensor.first <= peak.index <= tensor.last),
+        key=lambda tensor: -tensor.bytes,
+    )
+    return Memory(peak.bytes, peak, dict(zip(CATEGORIES, peak.by_category, strict=True)), tuple(tensors), profile)
 
 
 def _plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

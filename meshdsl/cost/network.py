@@ -60,11 +60,11 @@ def monotone(points: Sequence[Point]) -> tuple[Point, ...]:
     >>> monotone([(4.0, 2e-6), (1.0, 1e-6), (2.0, 3e-6)])
     ((1.0, 1e-06), (2.0, 3e-06), (4.0, 3e-06))
     """
-    longest, kept = 0.0, []
+    longest, table = 0.0, []
     for size, seconds in sorted(points):
         longest = max(longest, seconds)
-        kept.append((size, longest))
-    return tuple(kept)
+        table.append((size, longest))
+    return tuple(table)
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,14 @@ def _slices(levels: Levels, n: int) -> Iterator[Levels]:
         return
     for members in sorted((d for d in _divisors(n) if d <= math.prod(levels[0].values())), reverse=True):
         shapes = _shapes(tuple(levels[0].values()), members)
-        found = False
+        fits = False
         for outer in _slices(levels[1:], n // members) if shapes else ():
             least = min(map(sum, shapes))
             for shape in shapes:
                 if sum(shape) == least:
-                    found = True
+                    fits = True
                     yield (dict(zip(levels[0], shape, strict=True)), *outer)
-        if found:
+        if fits:
             return
 
 
@@ -78,55 +78,61 @@ def _shapes(greatest: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
 def _fill(used: Levels, sizes: Mapping[str, int]) -> AxisAssignment:
     """Divide the slice among the mesh axes, minor axis first, from the innermost hardware axis outwards."""
     hardware = [(level, axis) for level, axes in enumerate(used) for axis in reversed(axes)]
-    left = {at: used[at[0]][at[1]] for at in hardware}
-    taken = dict.fromkeys(hardware, 1)
+    free = {hw_axis: used[hw_axis[0]][hw_axis[1]] for hw_axis in hardware}
+    strides = dict.fromkeys(hardware, 1)
     parts: dict[str, tuple[AxisFactor, ...]] = {}
     notes: list[str] = []
     for name, size in reversed(list(sizes.items())):
-        mine: list[AxisFactor] = []
-        wanted = size
-        for at in hardware:
-            common = math.gcd(wanted, left[at])
+        factors: list[AxisFactor] = []
+        remaining = size
+        for hw_axis in hardware:
+            common = math.gcd(remaining, free[hw_axis])
             if common == 1:
                 continue
-            if common < min(wanted, left[at]):
-                notes.append(f"mesh axis {name}:{size} does not factor the hardware axis {at[1]}: a best effort")
-            mine.append(AxisFactor(*at, size=common, stride=taken[at]))
-            wanted, left[at], taken[at] = wanted // common, left[at] // common, taken[at] * common
-        parts[name] = tuple(reversed(mine))
+            if common < min(remaining, free[hw_axis]):
+                notes.append(f"mesh axis {name}:{size} does not factor the hardware axis {hw_axis[1]}: a best effort")
+            factors.append(AxisFactor(*hw_axis, size=common, stride=strides[hw_axis]))
+            remaining, free[hw_axis], strides[hw_axis] = (
+                remaining // common,
+                free[hw_axis] // common,
+                strides[hw_axis] * common,
+            )
+        parts[name] = tuple(reversed(factors))
     return {name: parts[name] for name in sizes}, used, tuple(notes)
 
 
 def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, str | Sequence[str]]) -> AxisAssignment:
     """The placement that the user wrote; raises `LayoutError` with every problem."""
-    homes = {axis: level for level, axes in enumerate(levels) for axis in axes}
+    level_of = {axis: level for level, axes in enumerate(levels) for axis in axes}
     problems = [f"the mesh has no axis {name!r} of more than one device; {nearest(name, sizes)}" for name in assignment
                 if name not in sizes]  # fmt: skip
     missing = [name for name in sizes if name not in assignment]
     if missing:
-        problems.append(f"mesh axes without a place: {', '.join(missing)}; say where each lies")
-    wanted: list[tuple[str, str, int]] = []  # mesh axis, hardware axis, size; major to minor
+        problems.append(f"mesh axes without a place: {', '.join(missing)}; assign each to hardware axes")
+    factors: list[tuple[str, str, int]] = []  # mesh axis, hardware axis, size; major to minor
     for name in (name for name in assignment if name in sizes):
         text = assignment[name]
         words = _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems)
         for axis, size in words:
-            if axis not in homes:
+            if axis not in level_of:
                 problems.append(
-                    f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, homes)}"
+                    f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, level_of)}"
                 )
             else:
-                wanted.append((name, axis, size))
-    taken = dict.fromkeys(homes, 1)
+                factors.append((name, axis, size))
+    counts = dict.fromkeys(level_of, 1)
     parts: dict[str, tuple[AxisFactor, ...]] = dict.fromkeys(sizes, ())
-    for name, axis, size in reversed(wanted):
-        parts[name] = (AxisFactor(homes[axis], axis, size, taken[axis]), *parts[name])
-        taken[axis] *= size
-    for axis, n in taken.items():
-        if n > levels[homes[axis]][axis]:
-            problems.append(f"hardware axis {axis!r} has {levels[homes[axis]][axis]} members, the assignment uses {n}")
+    for name, axis, size in reversed(factors):
+        parts[name] = (AxisFactor(level_of[axis], axis, size, counts[axis]), *parts[name])
+        counts[axis] *= size
+    for axis, n in counts.items():
+        if n > levels[level_of[axis]][axis]:
+            problems.append(
+                f"hardware axis {axis!r} has {levels[level_of[axis]][axis]} members, the assignment uses {n}"
+            )
     if problems:
         raise LayoutError("the assignment of mesh axes to hardware axes does not fit\n  " + "\n  ".join(problems))
-    used = tuple({axis: taken[axis] for axis in axes} for axes in levels)
+    used = tuple({axis: counts[axis] for axis in axes} for axes in levels)
     return parts, used, _unfilled(levels, used)
 
 
@@ -134,25 +140,25 @@ def _words(name: str, words: list[str], size: int, problems: list[str]) -> list[
     """The factors of one mesh axis; a single word without a size gets the remaining devices."""
     split = [word.partition(":") for word in words]
     bad = [word for word, (_, colon, n) in zip(words, split, strict=True) if colon and not (n.isdigit() and int(n))]
-    given = math.prod(int(n) for _, colon, n in split if colon and n.isdigit())
+    assigned_size = math.prod(int(n) for _, colon, n in split if colon and n.isdigit())
     open_words = [axis for axis, colon, _ in split if not colon]
     if bad:
         problems.append(f"mesh axis {name!r}: a part is written axis or axis:size, got {', '.join(map(repr, bad))}")
     elif len(open_words) > 1:
         problems.append(f"mesh axis {name!r}: only one part may leave its size out, got {', '.join(open_words)}")
-    elif size % given or (not open_words and size != given):
-        problems.append(f"mesh axis {name!r} has {size} devices, the parts {' '.join(words)!r} make {given}")
+    elif size % assigned_size or (not open_words and size != assigned_size):
+        problems.append(f"mesh axis {name!r} has {size} devices, the parts {' '.join(words)!r} make {assigned_size}")
     else:
-        return [(axis, int(n) if colon else size // given) for axis, colon, n in split]
+        return [(axis, int(n) if colon else size // assigned_size) for axis, colon, n in split]
     return []
 
 
 def _unfilled(levels: Levels, used: Levels) -> tuple[str, ...]:
     notes: list[str] = []
     for level in range(len(levels) - 1):
-        members, there = math.prod(used[level].values()), math.prod(levels[level].values())
-        if members < there and any(n > 1 for outer in used[level + 1 :] for n in outer.values()):
-            notes.append(f"{members} of {there} devices in use along {' '.join(levels[level])}")
+        members, available = math.prod(used[level].values()), math.prod(levels[level].values())
+        if members < available and any(n > 1 for outer in used[level + 1 :] for n in outer.values()):
+            notes.append(f"{members} of {available} devices in use along {' '.join(levels[level])}")
     return tuple(notes)
 
 

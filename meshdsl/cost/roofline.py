@@ -45,8 +45,8 @@ class Roofline:
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, from the ledger lines that run in it."""
     products = vector = full = 0.0
-    whole = sum(line.hbm_bytes for line in lines)
-    memory = machine.memory_seconds(whole)
+    total_bytes = sum(line.hbm_bytes for line in lines)
+    memory = machine.memory_seconds(total_bytes)
     alone: list[float] = []
     for line in lines:
         if line.kind in ("matmul", "conv"):
@@ -58,10 +58,10 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
             slow = machine.transcendental and _transcendental(line)
             computing = line.flops / (machine.transcendental if slow else machine.vector)
             vector += computing
-        alone.append(max(computing, memory * line.hbm_bytes / whole if whole else 0.0))
+        alone.append(max(computing, memory * line.hbm_bytes / total_bytes if total_bytes else 0.0))
     total = sum(alone)
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
-    least = max(full, vector, whole / machine.hbm_bandwidth)
+    least = max(full, vector, total_bytes / machine.hbm_bandwidth)
     return Roofline(products, vector, memory, machine.launch, least, weights)
 
 

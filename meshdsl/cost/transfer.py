@@ -73,10 +73,10 @@ class TimeTable:
 
 @dataclass(frozen=True)
 class Along:
-    """A group's devices along one hardware axis: `n` of them, with `apart` interleaved groups."""
+    """A group's devices along one hardware axis: `n` of them, every `distance`-th device."""
 
     n: int
-    apart: float
+    distance: float
     wraps: bool
 
 
@@ -97,7 +97,7 @@ class Tier:
         a = self.level.latency
         if self.level.kind != "torus":
             return (self.n - 1) / self.n * v / self.bandwidth, (self.n - 1) * a
-        each_way = sum((2 if x.wraps else 1) / x.apart for x in self.along) * self.bandwidth
+        each_way = sum((2 if x.wraps else 1) / x.distance for x in self.along) * self.bandwidth
         if len(self.along) > 1 and all(x.wraps for x in self.along):
             moving, hops = v / each_way, a * sum(x.n for x in self.along) / 2
             return max(moving, hops), 0.0
@@ -110,12 +110,12 @@ class Tier:
             return (self.n - 1) / self.n**2 * v / self.bandwidth
         if self.level.kind == "ring":
             return (self.n - 1) / (2 * self.n) * v / self.bandwidth
-        return max(x.n * v * x.apart / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
+        return max(x.n * v * x.distance / ((8 if x.wraps else 4) * self.n * self.bandwidth) for x in self.along)
 
-    def shift(self, sent: float) -> float:
-        """Seconds until every device has sent `sent` bytes to a neighbour."""
-        apart = max(x.apart for x in self.along) if self.level.kind == "torus" else 1
-        return sent * apart / self.bandwidth + apart * self.level.latency
+    def shift(self, size: float) -> float:
+        """Seconds until every device has sent `size` bytes to a neighbour."""
+        distance = max(x.distance for x in self.along) if self.level.kind == "torus" else 1
+        return size * distance / self.bandwidth + distance * self.level.latency
 
 
 @dataclass(frozen=True)
@@ -130,20 +130,20 @@ class Group:
         """The group along the factors `parts`; `used` counts the members in use along each hardware axis."""
         counts: list[int] = []
         tiers: list[Tier] = []
-        mine, there = 1, 1  # devices in one member: of this group, and in use
+        in_group, in_use = 1, 1  # devices in one member: of this group, and in use
         for number, (level, sizes) in enumerate(zip(levels, used, strict=True)):
             along: list[Along] = []
             for axis, size in sizes.items():
-                here = [part for part in parts if part.level == number and part.axis == axis]
-                n = math.prod(part.size for part in here)
+                factors = [part for part in parts if part.level == number and part.axis == axis]
+                n = math.prod(part.size for part in factors)
                 if n > 1:
-                    span = max(part.size * part.stride for part in here)
+                    span = max(part.size * part.stride for part in factors)
                     along.append(Along(n, span / n, n == size and level.wraps(size)))
-            each = min(level.device_bandwidth, level.bandwidth * math.ceil(there / level.share) / there)
+            each = min(level.device_bandwidth, level.bandwidth * math.ceil(in_use / level.share) / in_use)
             if along:
-                tiers.append(Tier(level, tuple(along), mine * each))
+                tiers.append(Tier(level, tuple(along), in_group * each))
             counts.append(math.prod(x.n for x in along))
-            mine, there = mine * counts[-1], there * math.prod(sizes.values())
+            in_group, in_use = in_group * counts[-1], in_use * math.prod(sizes.values())
         return Group(tuple(counts), tuple(tiers))
 
     @property
@@ -167,9 +167,9 @@ class Group:
 def table_of(tables: Sequence[TimeTable], kind: str, counts: tuple[int, ...]) -> TimeTable | None:
     """The table of this kind and group; otherwise that of another ring collective over the group; otherwise None."""
     group = _trimmed(counts)
-    there = {table.kind: table for table in tables if _trimmed(table.group) == group}
+    by_kind = {table.kind: table for table in tables if _trimmed(table.group) == group}
     others = RINGS if kind in RINGS else ()
-    return next((there[name] for name in (kind, *reversed(others)) if name in there), None)
+    return next((by_kind[name] for name in (kind, *reversed(others)) if name in by_kind), None)
 
 
 def _trimmed(counts: tuple[int, ...]) -> tuple[int, ...]:
@@ -184,9 +184,9 @@ def read(points: Sequence[Point], formula: Callable[[float], float], v: float) -
     A line is a latency and a bandwidth. On points left out of published tables, it is twice as accurate as
     interpolating logarithms (benchmarks.ground_truth).
     """
-    at = bisect_right([size for size, _ in points], v)
-    if 0 < at < len(points):
-        (v0, t0), (v1, t1) = points[at - 1], points[at]
+    i = bisect_right([size for size, _ in points], v)
+    if 0 < i < len(points):
+        (v0, t0), (v1, t1) = points[i - 1], points[i]
         return t0 + (t1 - t0) * (v - v0) / (v1 - v0)
-    size, seconds = points[0] if at == 0 else points[-1]
+    size, seconds = points[0] if i == 0 else points[-1]
     return seconds * formula(v) / formula(size)

@@ -16,18 +16,18 @@ __all__ = ["cse", "dce"]
 def dce(graph: G) -> G:
     """Remove equations whose results are unused, also inside bodies (dead code elimination)."""
     live = set(graph.outs)
-    kept: list[Eqn] = []
+    eqns: list[Eqn] = []
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs):
             continue
         eqn = _without_unused_operands(_without_unused_rows(eqn, live).map_graphs(dce))
-        kept.append(eqn)
+        eqns.append(eqn)
         live.update(eqn.ins)
-    kept.reverse()
-    return graph if _same(kept, graph.eqns) else graph.replace(eqns=tuple(kept))
+    eqns.reverse()
+    return graph if _same_objects(eqns, graph.eqns) else graph.replace(eqns=tuple(eqns))
 
 
-def _same(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
+def _same_objects(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
     """Whether both hold the same objects. An unchanged graph stays the same object, so its cached cost stays valid."""
     return len(eqns) == len(others) and all(a is b for a, b in zip(eqns, others, strict=True))
 
@@ -37,22 +37,22 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
     loop = eqn.control
     if not isinstance(loop, Scan):
         return eqn
-    body, held, n = loop.body, loop.consts, loop.carries
+    body, consts, n = loop.body, loop.consts, loop.carries
     used = {i for i, v in enumerate(eqn.outs) if v in live}
     while True:
         read = _reads(body, [body.outs[i] for i in used])
-        more = {i for i in range(n) if body.ins[held + i] in read} - used
+        more = {i for i in range(n) if body.ins[consts + i] in read} - used
         if not more:
             break
         used |= more
     if len(used) == len(body.outs):
         return eqn
-    gone = set(range(n)) - used
+    unused = set(range(n)) - used
     outs = [i for i in range(len(body.outs)) if i in used]
-    ins = [i for i in range(len(body.ins)) if i - held not in gone or not held <= i < held + n]
+    ins = [i for i in range(len(body.ins)) if i - consts not in unused or not consts <= i < consts + n]
     body = body.replace(ins=tuple(body.ins[i] for i in ins), outs=tuple(body.outs[i] for i in outs))
     eqn = eqn.replace(ins=tuple(eqn.ins[i] for i in ins), outs=tuple(eqn.outs[i] for i in outs))
-    return eqn.with_control(body=body, carries=n - len(gone))
+    return eqn.with_control(body=body, carries=n - len(unused))
 
 
 def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
@@ -81,23 +81,23 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
 
 def cse(graph: G) -> G:
     """Compute equal equations on equal values once (common subexpression elimination)."""
-    same: dict[Var, Var] = {}
-    seen: dict[Hashable, Eqn] = {}
-    kept: list[Eqn] = []
+    replacements: dict[Var, Var] = {}
+    first_eqns: dict[Hashable, Eqn] = {}
+    eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if not same.keys().isdisjoint(eqn.ins):
-            eqn = eqn.replace(ins=tuple(same.get(v, v) for v in eqn.ins))
+        if not replacements.keys().isdisjoint(eqn.ins):
+            eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins))
         eqn = eqn.map_graphs(cse)
         key = _key(eqn)
-        if key is not None and key in seen:
-            same.update(zip(eqn.outs, seen[key].outs, strict=True))
+        if key is not None and key in first_eqns:
+            replacements.update(zip(eqn.outs, first_eqns[key].outs, strict=True))
             continue
         if key is not None:
-            seen[key] = eqn
-        kept.append(eqn)
-    if _same(kept, graph.eqns):
+            first_eqns[key] = eqn
+        eqns.append(eqn)
+    if _same_objects(eqns, graph.eqns):
         return graph
-    return graph.replace(eqns=tuple(kept), outs=tuple(same.get(v, v) for v in graph.outs))
+    return graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
 
 
 def _key(eqn: Eqn) -> Hashable:

@@ -229,8 +229,8 @@ def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     op = eqn.operation
     if op.flops is None:
         return float(sum(math.prod(n) for n in outs))
-    given = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
-    return float(op.flops(ins, outs, **op.keywords(op.flops, given)))
+    params = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
+    return float(op.flops(ins, outs, **op.keywords(op.flops, params)))
 
 
 def format_graph(
@@ -265,8 +265,8 @@ def _lines(
         ins = " ".join(names[v] for v in eqn.ins)
         params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
         types = ", ".join(show_type(v) for v in eqn.outs)
-        beside = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
-        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", beside
+        annotation = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", annotation
         for key, sub in eqn.graphs().items():
             inner = dict(names)
             for v in sub.ins:

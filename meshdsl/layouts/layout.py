@@ -78,21 +78,21 @@ class Layout:
     def problems(self, mesh: Mesh, dim_names: Iterable[str], paths: Mapping[str, Shape]) -> list[str]:
         """Messages for all errors in the layout: unknown dims, axes or paths, and an axis twice in a rule."""
         dim_names = sorted(set(dim_names))
-        found: list[str] = []
+        messages: list[str] = []
         for dim, axes in self.rules.items():
             if dim not in dim_names:
-                found.append(f"the layout names dim {dim!r}, which the program lacks; {nearest(dim, dim_names)}")
-            found += _axis_problems(f"dim {dim!r}", axes, mesh)
+                messages.append(f"the layout names dim {dim!r}, which the program lacks; {nearest(dim, dim_names)}")
+            messages += _axis_problems(f"dim {dim!r}", axes, mesh)
         for pattern, rule in self.overrides.items():
-            hit = [shape for path, shape in paths.items() if matches(path, pattern)]
-            if not hit:
-                found.append(f"the override {pattern!r} matches no parameter; {nearest(pattern, sorted(paths))}")
-            there = sorted({dim.name for shape in hit for dim in shape})
+            matched = [shape for path, shape in paths.items() if matches(path, pattern)]
+            if not matched:
+                messages.append(f"the override {pattern!r} matches no parameter; {nearest(pattern, sorted(paths))}")
+            matched_dims = sorted({dim.name for shape in matched for dim in shape})
             for dim, axes in rule.items():
-                if hit and dim not in there:
-                    found.append(f"the override {pattern!r} names dim {dim!r}; {nearest(dim, there)}")
-                found += _axis_problems(f"dim {dim!r} (override {pattern!r})", axes, mesh)
-        return found
+                if matched and dim not in matched_dims:
+                    messages.append(f"the override {pattern!r} names dim {dim!r}; {nearest(dim, matched_dims)}")
+                messages += _axis_problems(f"dim {dim!r} (override {pattern!r})", axes, mesh)
+        return messages
 
     def on(self, mesh: Mesh) -> Layout:
         """The same layout without axes that have no effect: axes of size 1, unknown axes, and repeated axes."""
@@ -110,18 +110,18 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
-    found = [
+    messages = [
         f"{what} is mapped to axis {axis!r}, which the mesh '{mesh}' lacks; {nearest(axis, mesh.axes)}"
         for axis in axes
         if axis not in mesh.axes
     ]
     if len(set(axes)) != len(axes):
-        twice = next(axis for axis in axes if axes.count(axis) > 1)
-        found.append(
-            f"{what} is mapped to the axis {twice!r} twice\n"
+        repeated = next(axis for axis in axes if axes.count(axis) > 1)
+        messages.append(
+            f"{what} is mapped to the axis {repeated!r} twice\n"
             f"  it is given {','.join(axes)}, and an axis cuts a tensor once; give it {','.join(dict.fromkeys(axes))}"
         )
-    return found
+    return messages
 
 
 def _rules(rules: str | Mapping[str, str | Iterable[str]]) -> Rules:

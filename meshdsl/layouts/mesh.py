@@ -55,10 +55,10 @@ class Mesh:
                 f"device_order names a device twice: {list(self.device_order)}\n"
                 f"  it is the ids of the {self.size} devices of the mesh in row-major order, each once"
             )
-        for what, given in (("device_order", self.device_order), ("devices", self.devices)):
-            if given is not None and len(given) != self.size:
+        for argument, entries in (("device_order", self.device_order), ("devices", self.devices)):
+            if entries is not None and len(entries) != self.size:
                 raise LayoutError(
-                    f"{what} has {len(given)} entries, and the mesh '{self}' has {self.size} places\n"
+                    f"{argument} has {len(entries)} entries, and the mesh '{self}' has {self.size} places\n"
                     f"  give one for each place, in row-major order"
                 )
 
@@ -109,20 +109,20 @@ class Mesh:
         import jax
         import numpy as np
 
-        there: list[Any] = [*(jax.devices() if self.devices is None else self.devices)]  # pyright: ignore[reportUnknownMemberType]
+        devices: list[Any] = [*(jax.devices() if self.devices is None else self.devices)]  # pyright: ignore[reportUnknownMemberType]
         if self.device_order is not None:
-            by_id = {device.id: device for device in there}
+            by_id = {device.id: device for device in devices}
             missing = [i for i in self.device_order if i not in by_id]
             if missing:
                 raise LayoutError(f"device_order names devices that do not exist: {missing}; there are {sorted(by_id)}")
-            there = [by_id[i] for i in self.device_order]
-        if len(there) < self.size:
+            devices = [by_id[i] for i in self.device_order]
+        if len(devices) < self.size:
             raise LayoutError(
-                f"the mesh '{self}' needs {self.size} devices, and there are {len(there)} ({there[0].platform})\n"
+                f"the mesh '{self}' needs {self.size} devices, and there are {len(devices)} ({devices[0].platform})\n"
                 f"  to try things out on a CPU, call md.host_devices({self.size}) before anything runs;\n"
                 f"  .program(), .cost() and .lower() need no devices"
             )
-        grid = np.array(there[: self.size], dtype=object).reshape(tuple(self.axes.values()))
+        grid = np.array(devices[: self.size], dtype=object).reshape(tuple(self.axes.values()))
         return jax.sharding.Mesh(grid, tuple(self.axes), axis_types=(jax.sharding.AxisType.Auto,) * len(self.axes))
 
     def abstract(self) -> jax.sharding.AbstractMesh:

@@ -54,7 +54,7 @@ class Sharding:
         """The sharding in normal form: empty splits removed, dims and partial axes sorted."""
         pairs = tuple(sorted([(name, cut) for name, axes in split.items() if (cut := tuple(axes))]))
         partial = tuple(sorted(partial))
-        return _known(pairs, partial, kind if partial else "sum")
+        return _interned(pairs, partial, kind if partial else "sum")
 
     def axes(self, dim: Dim | str) -> Axes:
         """The mesh axes of a dim, major to minor; empty if the dim is not sharded."""
@@ -91,7 +91,7 @@ class Sharding:
 
 
 @lru_cache(maxsize=65536)
-def _known(split: tuple[tuple[str, Axes], ...], partial: Axes, kind: str) -> Sharding:
+def _interned(split: tuple[tuple[str, Axes], ...], partial: Axes, kind: str) -> Sharding:
     """A cached `Sharding`: equal arguments give one object, which makes comparison fast."""
     return Sharding(split, partial, kind)
 

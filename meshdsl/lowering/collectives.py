@@ -122,20 +122,20 @@ class AllToAll(CollectiveDefaults):
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, self.dim != self.to and _ends(before.axes(self.dim), self.axes))
-        whole = before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
-        return whole.with_split(self.to, before.axes(self.to) + self.axes)
+        gathered = before.with_split(self.dim, before.axes(self.dim)[: -len(self.axes)])
+        return gathered.with_split(self.to, before.axes(self.to) + self.axes)
 
     def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
         return _ring(local_bytes, mesh.count(self.axes))
 
     def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh) -> Array:
-        grows, cut = _at(shape, self.dim), _at(shape, self.to)
-        return lax.all_to_all(varying(x, self.axes), self.axes, split_axis=cut, concat_axis=grows, tiled=True)
+        grow_axis, cut_axis = _at(shape, self.dim), _at(shape, self.to)
+        return lax.all_to_all(varying(x, self.axes), self.axes, split_axis=cut_axis, concat_axis=grow_axis, tiled=True)
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
-        grows, cut = _at(shape, self.dim), _at(shape, self.to)
+        grow_axis, cut_axis = _at(shape, self.dim), _at(shape, self.to)
         return [
-            np.concatenate([_chunk(blocks[p], cut, peers, me) for p in peers], grows)
+            np.concatenate([_chunk(blocks[p], cut_axis, peers, me) for p in peers], grow_axis)
             for me, peers in _peers(mesh, self.axes)
         ]
 
@@ -228,8 +228,8 @@ class ReduceScatter(CollectiveDefaults):
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         axis = _at(shape, self.dim)
-        whole = AllReduce(self.axes).simulate(blocks, shape, before, mesh)
-        return [_chunk(whole[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
+        reduced = AllReduce(self.axes).simulate(blocks, shape, before, mesh)
+        return [_chunk(reduced[me], axis, peers, me) for me, peers in _peers(mesh, self.axes)]
 
 
 Step = Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute  # a step of a plan
@@ -265,8 +265,8 @@ def _ring(local_bytes: int, n: int) -> int:
 def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """For every device, the devices that differ from it only along `axes`, in order, including itself."""
     grid = np.arange(mesh.size).reshape(tuple(mesh.axes.values()))
-    at = [list(mesh.axes).index(axis) for axis in axes]
-    groups = np.moveaxis(grid, at, range(len(at))).reshape(mesh.count(axes), -1).T.tolist()
+    positions = [list(mesh.axes).index(axis) for axis in axes]
+    groups = np.moveaxis(grid, positions, range(len(positions))).reshape(mesh.count(axes), -1).T.tolist()
     return tuple(sorted((me, tuple(group)) for group in groups for me in group))
 
 

@@ -98,12 +98,12 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
 
 
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any]:
-    held, first, stacks = loop.inputs(xs)
+    consts, first, stacks = loop.inputs(xs)
     carries, _ = loop.results(loop.body.outs)
     trips = loop.trips
 
     def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
-        carry, rows = loop.results(run_equations(loop.body, [*held, *carry, *rows]))
+        carry, rows = loop.results(run_equations(loop.body, [*consts, *carry, *rows]))
         return _varying(carry, carries), list(rows)
 
     # the stacked dim may be stored with padding
@@ -115,10 +115,10 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
 
 
 def _while(loop: While, xs: Sequence[Any]) -> list[Any]:
-    held, first = loop.inputs(xs)
+    consts, first = loop.inputs(xs)
     return lax.while_loop(
-        lambda carry: run_equations(loop.test, [*held, *carry])[0],
-        lambda carry: _varying(run_equations(loop.body, [*held, *carry]), loop.body.outs),
+        lambda carry: run_equations(loop.test, [*consts, *carry])[0],
+        lambda carry: _varying(run_equations(loop.body, [*consts, *carry]), loop.body.outs),
         _varying(first, loop.body.outs),
     )
 

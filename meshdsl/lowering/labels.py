@@ -40,9 +40,11 @@ def labels_of(eqn: Eqn) -> Labels:
 
 def vanishing(labels: Labels) -> tuple[str, ...]:
     """Labels of operands that no result has, in order."""
-    kept = {label for names in labels.outs for label in names.values()}
-    gone = [label for names in labels.ins for label in names.values() if label is not None and label not in kept]
-    return tuple(dict.fromkeys(gone))
+    result_labels = {label for names in labels.outs for label in names.values()}
+    vanished = [
+        label for names in labels.ins for label in names.values() if label is not None and label not in result_labels
+    ]
+    return tuple(dict.fromkeys(vanished))
 
 
 def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
@@ -76,14 +78,14 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
                 )
         pending.update(var.sharding.partial)
         kinds.update({var.sharding.kind} if var.sharding.partial else ())
-    gone = [axis for label in vanishing(labels) for axis in assigned[label]]
-    if gone:
+    vanished_axes = [axis for label in vanishing(labels) for axis in assigned[label]]
+    if vanished_axes:
         kinds.add(op.reduce)
     if len(kinds) > 1 or "" in kinds:
         raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
-        born = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        split = apply(names, {**born, **assigned})
-        results.append(Sharding.of(dict(split.split), {*pending, *gone}, next(iter(kinds), "sum")))
+        own_axes = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
+        split = apply(names, {**own_axes, **assigned})
+        results.append(Sharding.of(dict(split.split), {*pending, *vanished_axes}, next(iter(kinds), "sum")))
     return results

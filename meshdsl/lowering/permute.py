@@ -88,27 +88,27 @@ class Permute(CollectiveDefaults):
     def pairs(self, mesh: Mesh) -> Pairs:
         """(sender, receiver) for every device, numbered row-major over `axes` in mesh order."""
         axes = tuple(axis for axis in mesh.axes if axis in self.axes)
-        places = [dict(zip(axes, at, strict=True)) for at in product(*(range(mesh.axes[a]) for a in axes))]
-        held = [tuple(_linear(at, old, mesh) for _, old, _ in self._cores()) for at in places]
-        wanted = [tuple(_linear(at, new, mesh) for _, _, new in self._cores()) for at in places]
+        coordinates = [dict(zip(axes, coords, strict=True)) for coords in product(*(range(mesh.axes[a]) for a in axes))]
+        stored = [tuple(_linear(coords, old, mesh) for _, old, _ in self._cores()) for coords in coordinates]
+        needed = [tuple(_linear(coords, new, mesh) for _, _, new in self._cores()) for coords in coordinates]
         spare: dict[tuple[int, ...], list[int]] = {}
-        for device, block in enumerate(held):
-            if block != wanted[device]:
+        for device, block in enumerate(stored):
+            if block != needed[device]:
                 spare.setdefault(block, []).append(device)
         free = {block: iter(devices) for block, devices in spare.items()}
-        return [(me if held[me] == block else next(free[block]), me) for me, block in enumerate(wanted)]
+        return [(me if stored[me] == block else next(free[block]), me) for me, block in enumerate(needed)]
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         # definition: a device receives the block at the index that its coordinates along the new axes give
-        places = [dict(zip(mesh.axes, at, strict=True)) for at in product(*map(range, mesh.axes.values()))]
-        kept = [axis for axis in mesh.axes if axis not in self.axes]
+        coordinates = [dict(zip(mesh.axes, coords, strict=True)) for coords in product(*map(range, mesh.axes.values()))]
+        fixed_axes = [axis for axis in mesh.axes if axis not in self.axes]
 
-        def block(at: dict[str, int], cuts: list[Axes]) -> tuple[list[int], ...]:
-            return [at[axis] for axis in kept], [_linear(at, axes, mesh) for axes in cuts]
+        def block(coords: dict[str, int], cuts: list[Axes]) -> tuple[list[int], ...]:
+            return [coords[axis] for axis in fixed_axes], [_linear(coords, axes, mesh) for axes in cuts]
 
-        held = [block(at, [old for _, old, _ in self.moves]) for at in places]
-        wanted = [block(at, [new for _, _, new in self.moves]) for at in places]
-        return [blocks[held.index(one)] for one in wanted]
+        stored = [block(coords, [old for _, old, _ in self.moves]) for coords in coordinates]
+        needed = [block(coords, [new for _, _, new in self.moves]) for coords in coordinates]
+        return [blocks[stored.index(index)] for index in needed]
 
     def _cores(self) -> Iterator[tuple[str, Axes, Axes]]:
         # equal major or minor axes on both sides do not change: the rest of the index does not depend on them
@@ -120,6 +120,6 @@ class Permute(CollectiveDefaults):
             yield dim, old, new
 
 
-def _linear(at: dict[str, int], axes: Axes, mesh: Mesh) -> int:
+def _linear(coords: dict[str, int], axes: Axes, mesh: Mesh) -> int:
     """The row-major index of a device along these axes, the first being the major one."""
-    return reduce(lambda index, axis: index * mesh.axes[axis] + at[axis], axes, 0)
+    return reduce(lambda index, axis: index * mesh.axes[axis] + coords[axis], axes, 0)

@@ -77,14 +77,16 @@ class RaggedAllToAll(CollectiveDefaults):
         """An upper bound: the bytes that `AllToAll` sends. They are sent if every slot is filled."""
         return self.padded.bytes_sent(local_bytes, mesh)
 
-    def emit(self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, sent: Array, came: Array) -> Array:
+    def emit(
+        self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Array, recv_counts: Array
+    ) -> Array:
         """Call `lax.ragged_all_to_all` on rows, one for each slot, with one run per cell that a peer receives."""
         order = self._order(shape)
         x = jnp.transpose(varying(x, self.axes), order)
         n, k = mesh.count(self.axes), len(self.cells)
         cells, size, rest = x.shape[:k], x.shape[k], x.shape[k + 1 :]
-        grows, cut = self.cells.index(self.dim), self.cells.index(self.to)
-        after = tuple(m * n if i == grows else m // n if i == cut else m for i, m in enumerate(cells))
+        grow_axis, cut_axis = self.cells.index(self.dim), self.cells.index(self.to)
+        after = tuple(m * n if i == grow_axis else m // n if i == cut_axis else m for i, m in enumerate(cells))
 
         def by_peer(a: Array, axis: int) -> Array:
             """Flatten an array with the peers' parts one after another along an axis to [peer, its cells]."""
@@ -95,21 +97,23 @@ class RaggedAllToAll(CollectiveDefaults):
             """The row of each cell's first slot."""
             return jnp.reshape(jnp.arange(math.prod(sizes), dtype=np.int32) * size, sizes)
 
-        there = lax.dynamic_slice_in_dim(starts(after), lax.axis_index(self.axes) * cells[grows], cells[grows], grows)
+        offsets = lax.dynamic_slice_in_dim(
+            starts(after), lax.axis_index(self.axes) * cells[grow_axis], cells[grow_axis], grow_axis
+        )
         zeros = jnp.zeros((math.prod(cells) * size, *rest), x.dtype)
         y = lax.ragged_all_to_all(
             jnp.reshape(x, zeros.shape),
             varying(zeros, tuple(jax.typeof(x).mat.varying)),
-            by_peer(starts(cells), cut),
-            by_peer(jnp.reshape(sent, cells), cut),
-            jnp.tile(jnp.ravel(there), n),  # in the receiver's rows, the same for each receiver
-            by_peer(jnp.reshape(came, after), grows),
+            by_peer(starts(cells), cut_axis),
+            by_peer(jnp.reshape(send_counts, cells), cut_axis),
+            jnp.tile(jnp.ravel(offsets), n),  # in the receiver's rows, the same for each receiver
+            by_peer(jnp.reshape(recv_counts, after), grow_axis),
             axis_name=self.axes,
         )
-        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _back(order))
+        return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _inverse(order))
 
     def simulate(
-        self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, sent: Blocks, came: Blocks
+        self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Blocks, recv_counts: Blocks
     ) -> Blocks:
         """The padded exchange of blocks whose slots past the count are zero.
 
@@ -117,24 +121,24 @@ class RaggedAllToAll(CollectiveDefaults):
         """
         order = self._order(shape)
         cells = tuple(shape[i] for i in order[: len(self.cells)])
-        expected = self.padded.simulate([count[..., 0] for count in sent], cells, before, mesh)
-        if any((a != b[..., 0]).any() for a, b in zip(expected, came, strict=True)):
+        expected = self.padded.simulate([count[..., 0] for count in send_counts], cells, before, mesh)
+        if any((a != b[..., 0]).any() for a, b in zip(expected, recv_counts, strict=True)):
             raise InternalError(f"'{self}' expects other counts than are sent")
         filled: Blocks = []
-        for x, count in zip(blocks, sent, strict=True):
+        for x, count in zip(blocks, send_counts, strict=True):
             slots = np.arange(x.shape[order[len(self.cells)]])
-            there = slots < count
-            there = there.reshape(there.shape + (1,) * (x.ndim - count.ndim))
-            filled.append(np.where(np.transpose(there, _back(order)), x, np.zeros((), x.dtype)))
+            mask = slots < count
+            mask = mask.reshape(mask.shape + (1,) * (x.ndim - count.ndim))
+            filled.append(np.where(np.transpose(mask, _inverse(order)), x, np.zeros((), x.dtype)))
         return self.padded.simulate(filled, shape, before, mesh)
 
     def _order(self, shape: Shape) -> tuple[int, ...]:
         """The permutation of the dims to [cells, slots, the others]."""
-        there = names(shape)
+        dims = names(shape)
         first = (*self.cells, self.slots)
-        return tuple(there.index(d) for d in (*first, *(d for d in there if d not in first)))
+        return tuple(dims.index(d) for d in (*first, *(d for d in dims if d not in first)))
 
 
-def _back(order: Sequence[int]) -> tuple[int, ...]:
+def _inverse(order: Sequence[int]) -> tuple[int, ...]:
     """The inverse of a permutation."""
     return tuple(order.index(i) for i in range(len(order)))

@@ -35,11 +35,11 @@ def coordinates(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh.axes, map(int, np.unravel_index(i, sizes)), strict=True)) for i in range(mesh.size)]
 
 
-def index_along(mesh: Mesh, at: dict[str, int], axes: tuple[str, ...]) -> int:
+def index_along(mesh: Mesh, coords: dict[str, int], axes: tuple[str, ...]) -> int:
     """A device's row-major index along these axes."""
     index = 0
     for axis in axes:
-        index = index * mesh.axes[axis] + at[axis]
+        index = index * mesh.axes[axis] + coords[axis]
     return index
 
 
@@ -55,12 +55,12 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     pads = [(0, program.extents.padded(d) - d.size) for d in v.shape]
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
     blocks = []
-    for at in coordinates(program.mesh):
-        cut = []
+    for coords in coordinates(program.mesh):
+        slices = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
-            start = index_along(program.mesh, at, v.sharding.axes(d)) * size
-            cut.append(slice(start, start + size))
-        blocks.append(np.array(stored[tuple(cut)]))
+            start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
+            slices.append(slice(start, start + size))
+        blocks.append(np.array(stored[tuple(slices)]))
     return blocks
 
 
@@ -68,21 +68,21 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     """The global array without padding; raises `InternalError` if replicas of a block differ between devices."""
     stored = np.zeros(program.extents.global_shape(v.shape), v.dtype)
     written = np.zeros(stored.shape, bool)
-    real = tuple(slice(0, d.size) for d in v.shape)
-    for at, x in zip(coordinates(program.mesh), blocks, strict=True):
-        cut = []
+    unpadded = tuple(slice(0, d.size) for d in v.shape)
+    for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
+        slices = []
         for d, size in zip(v.shape, program.local_shape(v), strict=True):
-            start = index_along(program.mesh, at, v.sharding.axes(d)) * size
-            cut.append(slice(start, start + size))
-        cut = tuple(cut)
+            start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
+            slices.append(slice(start, start + size))
+        slices = tuple(slices)
         inside = np.zeros(stored.shape, bool)
-        inside[real] = True
-        again = written[cut] & inside[cut]
-        if not _same(stored[cut][again], x[again]):
-            raise InternalError(f"devices disagree on {v} at {at}")
-        stored[cut] = x
-        written[cut] = True
-    return stored[real]
+        inside[unpadded] = True
+        overlap = written[slices] & inside[slices]
+        if not _same(stored[slices][overlap], x[overlap]):
+            raise InternalError(f"devices disagree on {v} at {coords}")
+        stored[slices] = x
+        written[slices] = True
+    return stored[unpadded]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -101,11 +101,11 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     15.0
     """
     values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
-    wanted = [tuple(d.size for d in v.shape) for v in program.ins]
-    if [x.shape for x in values] != wanted:
+    expected = [tuple(d.size for d in v.shape) for v in program.ins]
+    if [x.shape for x in values] != expected:
         inputs = ", ".join(f"{v.name} {show(v.shape)}" for v in program.ins)
         raise ShapeError(
-            f"the program takes inputs of shapes {wanted}, got {[x.shape for x in values]}\n"
+            f"the program takes inputs of shapes {expected}, got {[x.shape for x in values]}\n"
             f"  give one undivided array for each input, in order: {inputs}"
         )
     with np.errstate(all="ignore"):
@@ -145,43 +145,47 @@ def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Block
 
 def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
     """A predicate's value; raises `InternalError` if devices disagree."""
-    taken = {bool(x) for x in blocks}
-    if len(taken) != 1:
+    values = {bool(x) for x in blocks}
+    if len(values) != 1:
         raise InternalError(f"devices disagree on the predicate of {eqn.op} at {eqn.where}")
-    return taken.pop()
+    return values.pop()
 
 
 def _while(eqn: Eqn, loop: While, xs: Sequence[Blocks]) -> Sequence[Blocks]:
-    held, carry = loop.inputs(xs)
-    while _agreed(_run(loop.test, [*held, *carry])[0], eqn):
-        carry = _run(loop.body, [*held, *carry])
+    consts, carry = loop.inputs(xs)
+    while _agreed(_run(loop.test, [*consts, *carry])[0], eqn):
+        carry = _run(loop.body, [*consts, *carry])
     return carry
 
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
     ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
     results: list[Blocks] = [[] for _ in eqn.outs]
-    for i, at in enumerate(coordinates(program.mesh)):
+    for i, coords in enumerate(coordinates(program.mesh)):
         local = Local(
-            NumPy, ins, outs, index=lambda axes, at=at: index_along(program.mesh, at, axes), count=program.mesh.count
+            NumPy,
+            ins,
+            outs,
+            index=lambda axes, coords=coords: index_along(program.mesh, coords, axes),
+            count=program.mesh.count,
         )
-        made = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
-        made = made if isinstance(made, tuple | list) else (made,)
-        for blocks, y, v in zip(results, made, eqn.outs, strict=True):
+        ys = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
+        ys = ys if isinstance(ys, tuple | list) else (ys,)
+        for blocks, y, v in zip(results, ys, eqn.outs, strict=True):
             blocks.append(np.asarray(y, v.dtype))
     return results
 
 
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Blocks]) -> list[Blocks]:
-    held, carry, stacks = loop.inputs(xs)
-    made: dict[int, Sequence[Blocks]] = {}
+    consts, carry, stacks = loop.inputs(xs)
+    ys_by_trip: dict[int, Sequence[Blocks]] = {}
     for t in reversed(range(loop.trips)) if loop.reverse else range(loop.trips):
         rows = [[x[t] for x in blocks] for blocks in stacks]
-        carry, made[t] = loop.results(_run(loop.body, [*held, *carry, *rows]))
+        carry, ys_by_trip[t] = loop.results(_run(loop.body, [*consts, *carry, *rows]))
     ys = []
     for k, v in enumerate(loop.results(eqn.outs)[1]):
         filled = [np.full(program.local_shape(v), poison(v.dtype), v.dtype) for _ in range(program.mesh.size)]
-        for t, outs in made.items():
+        for t, outs in ys_by_trip.items():
             for stack, row in zip(filled, outs[k], strict=True):
                 stack[t] = row
         ys.append(filled)

@@ -116,9 +116,9 @@ def cached_attention(
     memory_dim = dim_of(cache["k"], memory)
     width = beam_dims[0].size if beam_dims else 1
 
-    def with_key(kept: md.Tensor, new: md.Tensor) -> md.Tensor:
+    def with_key(old: md.Tensor, new: md.Tensor) -> md.Tensor:
         new = md.rename(new, **{beam_dims[0].name: memory_dim.name}) if beam_dims else _expand(new, memory_dim.name)
-        return md.dynamic_update_slice(kept, md.cast(new, kept.dtype), memory_dim.name, position * width)
+        return md.dynamic_update_slice(old, md.cast(new, old.dtype), memory_dim.name, position * width)
 
     with md.scope(name):
         new = {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
@@ -144,7 +144,7 @@ def _projected(
 
 def _read(
     x: md.Tensor,
-    kept: Cache,
+    cache: Cache,
     heads: md.Dim,
     head: md.Dim,
     mask: md.Tensor | None,
@@ -155,13 +155,13 @@ def _read(
     precision: Precision,
 ) -> md.Tensor:
     """Query projection, attention to the cache, output projection."""
-    outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(kept["k"], memory)
+    outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(cache["k"], memory)
     groups = () if group is None else (group,)
     q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
-    scores = precision.einsum(q, kept["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
+    scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
     if mask is not None:
         scores = md.where(mask, scores, MASKED_SCORE)
     weights = md.cast(attention_weights(scores, memory_dim), precision.compute)
-    values = md.prefer(precision.einsum(weights, kept["v"], out=[*outer, heads, *groups, head]), heads)
+    values = md.prefer(precision.einsum(weights, cache["v"], out=[*outer, heads, *groups, head]), heads)
     w = weight("wo", (heads, *groups, head), (dim_of(x, over),), init, precision)
     return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)

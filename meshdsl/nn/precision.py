@@ -61,14 +61,14 @@ def dims_of(x: md.Tensor, names: str | md.Dim | Iterable[str | md.Dim]) -> tuple
 
 def dim_of(x: md.Tensor, name_or_dim: str | md.Dim) -> md.Dim:
     """The dim of x with this name; raises `ShapeError` if x lacks it, or if a size is given and differs."""
-    given = new_dim(name_or_dim, "a dim") if not isinstance(name_or_dim, str) or ":" in name_or_dim else None
-    name = name_or_dim if given is None else given.name
+    sized_dim = new_dim(name_or_dim, "a dim") if not isinstance(name_or_dim, str) or ":" in name_or_dim else None
+    name = name_or_dim if sized_dim is None else sized_dim.name
     dim = next((d for d in x.dims if d.name == name), None)
     if dim is None:
         raise md.ShapeError(f"no dim {name!r} in {x.type}; name one of its dims")
-    if given is not None and given != dim:
+    if sized_dim is not None and sized_dim != dim:
         raise md.ShapeError(
-            f"dim {name!r} has size {dim.size} in {x.type}, but size {given.size} was given\n"
+            f"dim {name!r} has size {dim.size} in {x.type}, but size {sized_dim.size} was given\n"
             "  give only the name, or rename one of the two dims with md.rename"
         )
     return dim

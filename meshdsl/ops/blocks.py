@@ -39,8 +39,8 @@ def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> An
     axis = c.ins[0].position(dim)
     if not c.ins[0].sizes[axis]:
         return c.xp.zeros(c.outs[0].sizes, x.dtype)
-    at = 0 if reverse else c.ins[0].sizes[axis] - 1
-    return x[(slice(None),) * axis + (slice(at, at + 1),)]
+    edge = 0 if reverse else c.ins[0].sizes[axis] - 1
+    return x[(slice(None),) * axis + (slice(edge, edge + 1),)]
 
 
 BLOCK_TOTAL = Op(
@@ -56,8 +56,8 @@ BLOCK_TOTAL = Op(
 
 
 def _block_prod_shape(x: Type, over: Shape, parts: tuple[tuple[Dim, Dim], ...]) -> Shape:
-    made = dict(parts)
-    return tuple(made.get(d, d) for d in x.shape if d in made or d not in over)
+    out_dims = dict(parts)
+    return tuple(out_dims.get(d, d) for d in x.shape if d in out_dims or d not in over)
 
 
 def _block_prod(c: Local, x: Any, *, over: Shape, parts: Any) -> Any:
@@ -178,19 +178,19 @@ RELABEL = Op(  # a row-major reshape of one device's block: merges several dims,
 
 def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
     old, new = label
-    kept = {d.name for d in x.shape} & {d.name for d in shape}
-    ins = {d.name: new if d.name == old else d.name if d.name in kept else None for d in x.shape}
-    outs = {d.name: new if d.name == new else d.name if d.name in kept else None for d in shape}
+    shared = {d.name for d in x.shape} & {d.name for d in shape}
+    ins = {d.name: new if d.name == old else d.name if d.name in shared else None for d in x.shape}
+    outs = {d.name: new if d.name == new else d.name if d.name in shared else None for d in shape}
     return Labels((ins,), (outs,))
 
 
 def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tuple[str, ...]) -> Any:
     block, start = c.ins[0], c.index(axes) * size if axes else 0
-    here = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
+    local_counts = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
     for d, n, cut in zip(block.shape, block.sizes, block.axes, strict=True):
         if n * c.count(cut) != d.size:  # padding has arbitrary values
-            here = c.xp.where(c.positions(block, d) < d.size, here, 0)
-    return c.xp.expand_dims(here, -1)
+            local_counts = c.xp.where(c.positions(block, d) < d.size, local_counts, 0)
+    return c.xp.expand_dims(local_counts, -1)
 
 
 def _filled_rule(counts: Type, parts: Dim) -> Labels:

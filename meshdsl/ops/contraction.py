@@ -61,8 +61,8 @@ def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
     grads = []
     for i, x in enumerate(xs):
         others = (*xs[:i], *xs[i + 1 :])
-        there = {d.name for y in (ct, *others) for d in y.dims}
-        grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in there], dtype=x.dtype)
+        available = {d.name for y in (ct, *others) for d in y.dims}
+        grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in available], dtype=x.dtype)
         grads.append(grad)  # autodiff broadcasts over dims that only x has
     return tuple(grads)
 
@@ -113,8 +113,8 @@ def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
 
     Raises `ShapeError` for a dim that neither operand has.
     """
-    gone = over_dims(x, over)
-    rest = [d for d in (*x.dims, *(d for d in y.dims if d.name not in names(x.dims))) if d not in gone]
+    reduced_dims = over_dims(x, over)
+    rest = [d for d in (*x.dims, *(d for d in y.dims if d.name not in names(x.dims))) if d not in reduced_dims]
     return einsum(x, y, out=rest)
 
 
@@ -200,9 +200,9 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    total = sum(x, gone)
-    return total / math.prod(d.size for d in gone)
+    reduced_dims = over_dims(x, over)
+    total = sum(x, reduced_dims)
+    return total / math.prod(d.size for d in reduced_dims)
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -215,9 +215,9 @@ def max(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    _check_nonempty("max", x, gone)
-    return bind1(_MAX, x, over=gone)
+    reduced_dims = over_dims(x, over)
+    _check_nonempty("max", x, reduced_dims)
+    return bind1(_MAX, x, over=reduced_dims)
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -230,9 +230,9 @@ def min(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    _check_nonempty("min", x, gone)
-    return bind1(_MIN, x, over=gone)
+    reduced_dims = over_dims(x, over)
+    _check_nonempty("min", x, reduced_dims)
+    return bind1(_MIN, x, over=reduced_dims)
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -282,8 +282,8 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    return mean(square(x - broadcast(mean(x, gone), x.dims)), gone)
+    reduced_dims = over_dims(x, over)
+    return mean(square(x - broadcast(mean(x, reduced_dims), x.dims)), reduced_dims)
 
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -296,10 +296,10 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    top = stop_gradient(max(x, gone))
+    reduced_dims = over_dims(x, over)
+    top = stop_gradient(max(x, reduced_dims))
     shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
-    return log(sum(exp(x - shift), gone)) + shift
+    return log(sum(exp(x - shift), reduced_dims)) + shift
 
 
 def softmax(x: Any, over: DimsLike) -> Tensor:
@@ -312,9 +312,9 @@ def softmax(x: Any, over: DimsLike) -> Tensor:
     Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    e = exp(x - stop_gradient(max(x, gone)))
-    return e / sum(e, gone)
+    reduced_dims = over_dims(x, over)
+    e = exp(x - stop_gradient(max(x, reduced_dims)))
+    return e / sum(e, reduced_dims)
 
 
 def log_softmax(x: Any, over: DimsLike) -> Tensor:
@@ -327,17 +327,17 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
     x = as_tensor(x)
-    gone = over_dims(x, over)
-    shifted = x - stop_gradient(max(x, gone))
-    return shifted - log(sum(exp(shifted), gone))
+    reduced_dims = over_dims(x, over)
+    shifted = x - stop_gradient(max(x, reduced_dims))
+    return shifted - log(sum(exp(shifted), reduced_dims))
 
 
 def _broadcast_type(x: Type, *, shape: Shape) -> Type:
-    lacking = [d for d in x.shape if d not in shape]
-    if lacking:
+    missing = [d for d in x.shape if d not in shape]
+    if missing:
         merge([x.shape, shape])
         raise ShapeError(
-            f"md.broadcast to {show(shape)} would lose {show(lacking)} of {x}\n"
+            f"md.broadcast to {show(shape)} would lose {show(missing)} of {x}\n"
             "  remove dims with md.sum, md.mean or another reduction, or name them in the result too"
         )
     return Type(shape, x.dtype)

@@ -38,12 +38,12 @@ class _Parts:
 def _parts(x: Shape, w: Shape, out: Shape, window: tuple[Window, ...], kernel: tuple[str, ...]) -> _Parts:
     x = tuple(d for d in x if d.name not in {v.dim for v in window})
     w = tuple(d for d in w if d.name not in kernel)
-    there = {d.name for d in out}
-    both = tuple(d for d in x if d in w)
+    out_names = {d.name for d in out}
+    shared = tuple(d for d in x if d in w)
     return _Parts(
         batch=tuple(d for d in x if d not in w),
-        summed=tuple(d for d in both if d.name not in there),
-        group=tuple(d for d in both if d.name in there),
+        summed=tuple(d for d in shared if d.name not in out_names),
+        group=tuple(d for d in shared if d.name in out_names),
         features=tuple(d for d in w if d not in x),
     )
 
@@ -59,7 +59,7 @@ def _conv_type(
     reads = {v.dim for v in window}
     rest_x = tuple(d for d in x.shape if d.name not in reads)
     rest_w = tuple(d for d in w.shape if d.name not in kernel)
-    known = merge([rest_x, rest_w])
+    dims_by_name = merge([rest_x, rest_w])
     if len(set(kernel)) < len(kernel):
         raise ShapeError(f"md.conv slides one dim of w over several of x: {', '.join(kernel)}; each needs its own")
     for v, k in zip(window, kernel, strict=True):
@@ -69,21 +69,21 @@ def _conv_type(
                 f"dim {name!r} is part of the window {v.dim!r}: {k!r} of md.conv, and {has} has it too\n{operands}\n"
                 f"  rename one of the two, for example md.rename({has}, {name}='{name}_2')"
             )
-        if v.out_dim in known:
+        if v.out_dim in dims_by_name:
             raise ShapeError(f"md.conv makes dim {v.out_dim!r} from {v.dim!r}, and an operand has it too\n{operands}")
         if find(k, w.shape).size != v.size:
             raise ShapeError(f"the window over {v.dim!r} has size {v.size}, and dim {k!r} of w {find(k, w.shape).size}")
-        known[v.out_dim] = Dim(v.out_dim, v.out_size(find(v.dim, x.shape).size))
-    if pick(out, known.values(), what="output dim") != out:
-        raise ShapeError(f"md.conv makes {show(known.values())}, not {show(out)}")
+        dims_by_name[v.out_dim] = Dim(v.out_dim, v.out_size(find(v.dim, x.shape).size))
+    if pick(out, dims_by_name.values(), what="output dim") != out:
+        raise ShapeError(f"md.conv makes {show(dims_by_name.values())}, not {show(out)}")
     parts = _parts(x.shape, w.shape, out, window, kernel)
-    made = {v.out_dim for v in window}
+    window_dims = {v.out_dim for v in window}
     lost = [d for d in (*parts.batch, *parts.features) if d not in out]
-    lost += [d for name, d in known.items() if name in made and d not in out]
+    lost += [d for name, d in dims_by_name.items() if name in window_dims and d not in out]
     if lost:
         raise ShapeError(
             f"md.conv would lose dim {lost[0].name!r}\n{operands}, and the result's dims are {show(out)}\n"
-            "  a dim of one operand stays, and so do the window's; name it in out=, or sum over it first with md.sum"
+            "  dims of one operand and the window's dims stay; name them in out=, or sum over them first with md.sum"
         )
     return Type(out, dtype)
 
@@ -98,8 +98,8 @@ def _conv_kernel(
     slides = {k: str(i) for i, k in enumerate(kernel)}
     makes = {v.out_dim: str(i) for i, v in enumerate(window)}
     sizes = {d.name: n for d, n in zip((*w_dims, *x_dims), (*w.shape, *x.shape), strict=True)}
-    made = {v.out_dim: v.out_size(x.shape[c.ins[0].position(v.dim)]) for v in window}
-    stored = [made[d.name] if d.name in made else sizes[d.name] for d in out]
+    window_sizes = {v.out_dim: v.out_size(x.shape[c.ins[0].position(v.dim)]) for v in window}
+    stored = [window_sizes[d.name] if d.name in window_sizes else sizes[d.name] for d in out]
     if 0 in (*x.shape, *w.shape, *stored):
         return c.xp.zeros(stored, dtype)
     lhs, x = _merged(c, x, x_dims, reads, {"N": parts.batch, "C": (*parts.group, *parts.summed)})
@@ -107,28 +107,28 @@ def _conv_kernel(
     to, names = _order(out, makes, {"N": parts.batch, "C": (*parts.group, *parts.features)})
     groups = math.prod(sizes[d.name] for d in parts.group)
     y = c.xp.conv(x, w, (lhs, rhs, to), [numeric(v) for v in window], groups, dtype).astype(dtype)
-    y = y.reshape([made[name] if name in made else sizes[name] for name in names])
+    y = y.reshape([window_sizes[name] if name in window_sizes else sizes[name] for name in names])
     order = [names.index(d.name) for d in out]
     return y if order == sorted(order) else c.xp.transpose(y, order)
 
 
 def _order(shape: Shape, places: Mapping[str, str], parts: Mapping[str, Shape]) -> tuple[str, list[str]]:
     """The letters of the merged dims in storage order, and the names of all dims in that order."""
-    letter = {**places, **{d.name: part for part, dims in parts.items() for d in dims}}
+    letter_of = {**places, **{d.name: part for part, dims in parts.items() for d in dims}}
     within = {part: [d.name for d in dims] for part, dims in parts.items()} | {p: [name] for name, p in places.items()}
-    found = "".join(dict.fromkeys(letter[d.name] for d in shape))
-    found += "".join(part for part in parts if part not in found)  # no dim has this role: its size is 1
-    return found, [name for one in found for name in within[one]]
+    letters = "".join(dict.fromkeys(letter_of[d.name] for d in shape))
+    letters += "".join(part for part in parts if part not in letters)  # no dim has this role: its size is 1
+    return letters, [name for letter in letters for name in within[letter]]
 
 
 def _merged(c: Local, x: Any, shape: Shape, places: Mapping[str, str], parts: Mapping[str, Shape]) -> tuple[str, Any]:
-    found, names = _order(shape, places, parts)
+    letters, names = _order(shape, places, parts)
     sizes = {d.name: n for d, n in zip(shape, x.shape, strict=True)}
     order = [next(i for i, d in enumerate(shape) if d.name == name) for name in names]
     x = x if order == sorted(order) else c.xp.transpose(x, order)
     place = {p: name for name, p in places.items()}
-    merged = [sizes[place[p]] if p in place else math.prod(sizes[d.name] for d in parts[p]) for p in found]
-    return found, x.reshape(merged)
+    merged = [sizes[place[p]] if p in place else math.prod(sizes[d.name] for d in parts[p]) for p in letters]
+    return letters, x.reshape(merged)
 
 
 def _conv_vjp(
@@ -166,8 +166,8 @@ def _conv(x: Tensor, w: Tensor, window: Sequence[Window], kernel: Sequence[str],
 
 def _conv_flops(ins: Any, outs: Any, *, shapes: Any, out: Shape, kernel: tuple[str, ...], **_: Any) -> float:
     """One multiplication and one addition for each element of the result and each kernel element summed over."""
-    there = {d.name for d in out}
-    summed = [n for d, n in zip(shapes[1], ins[1], strict=True) if d.name in kernel or d.name not in there]
+    out_names = {d.name for d in out}
+    summed = [n for d, n in zip(shapes[1], ins[1], strict=True) if d.name in kernel or d.name not in out_names]
     return 2.0 * math.prod(outs[0]) * math.prod(summed)
 
 
@@ -231,11 +231,11 @@ def conv(
         over = tuple(roles)
         strides, dilations = numbers("conv", "stride", stride, over), numbers("conv", "dilation", dilation, over)
         bases = numbers("conv", "base dilation", base_dilation, over)
-        pads, found = pads_of("conv", padding, "same", over), []
+        pads, windows = pads_of("conv", padding, "same", over), []
         for d, (k, name) in roles.items():
             n, size = find(d, x.dims, "dim to slide over").size, find(k, w.dims, "kernel dim").size
-            found.append(padded(Window(d, name, size, strides[d], dilations[d], bases[d]), n, pads[d]))
-        slid, kernel = tuple(found), tuple(k for k, _ in roles.values())
+            windows.append(padded(Window(d, name, size, strides[d], dilations[d], bases[d]), n, pads[d]))
+        slid, kernel = tuple(windows), tuple(k for k, _ in roles.values())
         sum_dtype = as_dtype(dtype or x.dtype)
         shape = _named_out(x.dims, w.dims, slid, kernel, out)
         _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
@@ -255,8 +255,8 @@ def _kernel_and_name(dim: DimLike, value: Any) -> tuple[str, str]:
 def _named_out(x: Shape, w: Shape, window: tuple[Window, ...], kernel: tuple[str, ...], out: DimsLike) -> Shape:
     """Resolve `out`. A dim that is slid over may be given as x's dim; it gets its new size."""
     read = {v.dim: v.out_size(find(v.dim, x).size) for v in window}
-    made = {v.out_dim: Dim(v.out_dim, read[v.dim]) for v in window}
+    window_dims = {v.out_dim: Dim(v.out_dim, read[v.dim]) for v in window}
     rest = [d for d in x if d.name not in read] + [d for d in w if d.name not in kernel]
-    known = {d.name: d for d in rest} | made
-    asked = [d.name if isinstance(d, Dim) and d.name in made and d in x else d for d in split_items(out)]
-    return pick(asked, known.values(), what="output dim")
+    dims_by_name = {d.name: d for d in rest} | window_dims
+    requested = [d.name if isinstance(d, Dim) and d.name in window_dims and d in x else d for d in split_items(out)]
+    return pick(requested, dims_by_name.values(), what="output dim")

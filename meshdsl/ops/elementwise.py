@@ -35,10 +35,10 @@ def broadcast_shape(*types: Type):
         if len(t.shape) == len(table):
             return t.shape
     first = max(types, key=lambda t: len(t.shape))
-    lacking = [d for d in table.values() if d not in first.shape]
+    missing = [d for d in table.values() if d not in first.shape]
     raise ShapeError(
         f"broadcasting {' with '.join(show(t.shape) for t in types)} would be an outer product\n"
-        f"  the dims of one operand must contain the dims of the others; {show(first.shape)} lacks {show(lacking)}\n"
+        f"  the dims of one operand must contain the dims of the others; {show(first.shape)} lacks {show(missing)}\n"
         f"  if it is meant, say so: md.broadcast(x, {[d.name for d in table.values()]}), or use md.einsum"
     )
 

@@ -43,7 +43,7 @@ def argmin(x: Any, over: DimLike) -> Tensor:
 def _arg(extreme: Any, x: Any, over: DimLike) -> Tensor:
     x = stop_gradient(as_tensor(x))
     dim = located(lambda: find(over, x.dims))
-    hit = x == extreme(x, dim)
+    is_extreme = x == extreme(x, dim)
     if kind(x.dtype) == "f":
-        hit = hit | (x != x)  # NaN
-    return min(where(hit, iota(dim), dim.size), dim)
+        is_extreme = is_extreme | (x != x)  # NaN
+    return min(where(is_extreme, iota(dim), dim.size), dim)

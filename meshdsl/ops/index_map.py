@@ -61,11 +61,11 @@ def replaced(shape: Shape, old: Dim, new: Dim) -> Shape:
 
 
 def _rows_kernel(c: Local, x: Any, *, dim: Dim, rows: Dim, starts: tuple[int, ...], axes: tuple[str, ...]) -> Any:
-    at, size = c.ins[0].position(dim), c.outs[0].size(rows)
+    axis, size = c.ins[0].position(dim), c.outs[0].size(rows)
     if len(set(starts)) == 1:
-        return x[(slice(None),) * at + (slice(starts[0], starts[0] + size),)]
+        return x[(slice(None),) * axis + (slice(starts[0], starts[0] + size),)]
     start = c.xp.asarray(np.array(starts, np.int32))[c.index(axes)]
-    return c.xp.dynamic_slice(x, start, size, at)
+    return c.xp.dynamic_slice(x, start, size, axis)
 
 
 def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) -> Labels:
@@ -99,22 +99,22 @@ class PlaceTable:
 
 
 def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: PlaceTable, fill: Any, axes: Any) -> Any:
-    at = c.ins[0].position(dims[0])
+    axis = c.ins[0].position(dims[0])
     parts: list[Any] = list(xs)
-    buffer = c.xp.concatenate(parts, at) if len(parts) > 1 else parts[0]
-    if not buffer.shape[at]:  # the buffer is empty, so all elements are fill
+    buffer = c.xp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+    if not buffer.shape[axis]:  # the buffer is empty, so all elements are fill
         return c.xp.full(c.outs[0].sizes, fill, buffer.dtype)
     rows = np.array(table.rows, np.int32)
-    span = _span(rows, buffer.shape[at])
+    span = _span(rows, buffer.shape[axis])
     if span is not None:  # all devices read the same evenly spaced rows
-        taken = buffer[(slice(None),) * at + (span,)]
+        values = buffer[(slice(None),) * axis + (span,)]
     else:
-        mine = c.xp.asarray(rows)[c.index(axes)]
-        taken = c.xp.take(buffer, c.xp.maximum(mine, 0), axis=at)
+        own_rows = c.xp.asarray(rows)[c.index(axes)]
+        values = c.xp.take(buffer, c.xp.maximum(own_rows, 0), axis=axis)
     if (rows >= 0).all():
-        return taken
-    wanted = c.xp.asarray(rows >= 0)[c.index(axes)].reshape((-1,) + (1,) * (taken.ndim - at - 1))
-    return c.xp.where(wanted, taken, c.xp.asarray(fill, taken.dtype))
+        return values
+    valid = c.xp.asarray(rows >= 0)[c.index(axes)].reshape((-1,) + (1,) * (values.ndim - axis - 1))
+    return c.xp.where(valid, values, c.xp.asarray(fill, values.dtype))
 
 
 def _span(rows: np.ndarray, length: int) -> slice | None:
@@ -125,14 +125,14 @@ def _span(rows: np.ndarray, length: int) -> slice | None:
     common = rows.max(axis=0)
     if ((rows != common) & (rows >= 0)).any():
         return None
-    wanted = np.flatnonzero(common >= 0)
-    if not len(wanted):
+    valid = np.flatnonzero(common >= 0)
+    if not len(valid):
         return slice(0, width) if width <= length else None
     step = 1
-    if len(wanted) > 1:
-        step = int((common[wanted[-1]] - common[wanted[0]]) // (wanted[-1] - wanted[0]))
-    first = int(common[wanted[0]] - wanted[0] * step)
-    if step < 1 or first < 0 or first + (width - 1) * step >= length or (common[wanted] != first + wanted * step).any():
+    if len(valid) > 1:
+        step = int((common[valid[-1]] - common[valid[0]]) // (valid[-1] - valid[0]))
+    first = int(common[valid[0]] - valid[0] * step)
+    if step < 1 or first < 0 or first + (width - 1) * step >= length or (common[valid] != first + valid * step).any():
         return None
     return slice(first, first + (width - 1) * step + 1, step)
 

@@ -87,7 +87,7 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
 
-def _rest(x: Type | Tensor, over: Dim) -> Shape:
+def _other_dims(x: Type | Tensor, over: Dim) -> Shape:
     shape = x.shape if isinstance(x, Type) else x.dims
     return tuple(d for d in shape if d != over)
 
@@ -95,7 +95,7 @@ def _rest(x: Type | Tensor, over: Dim) -> Shape:
 def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
-    return Type((*i.shape, *(d for d in _rest(x, over) if d not in i.shape)), x.dtype)
+    return Type((*i.shape, *(d for d in _other_dims(x, over) if d not in i.shape)), x.dtype)
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
@@ -106,39 +106,41 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     return i, inside
 
 
-def _apart(over: Dim, i: Type) -> str:
+def _index_label(over: Dim, i: Type) -> str:
     """The label of the indexed dim: its name, or a different label if the indices have a dim of that name."""
     return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
 
 
 def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
-    table = {d.name: _apart(over, i) if d == over else d.name for d in x.shape}
-    return Labels((table, _own(i.shape)), (_own(_take_type(x, i, over=over).shape),))
+    table = {d.name: _index_label(over, i) if d == over else d.name for d in x.shape}
+    return Labels((table, _identity_labels(i.shape)), (_identity_labels(_take_type(x, i, over=over).shape),))
 
 
-def _own(shape: Shape) -> dict[str, str | None]:
+def _identity_labels(shape: Shape) -> dict[str, str | None]:
     return {d.name: d.name for d in shape}
 
 
-def _numbered(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
+def _flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
     """Indices into the rows of all paired tables concatenated."""
     for dim in reversed(paired):
-        at = block.position(dim)
-        i = i + rows * c.xp.arange(block.sizes[at], dtype=np.int32).reshape((-1,) + (1,) * (len(block.sizes) - at - 1))
-        rows *= block.sizes[at]
+        axis = block.position(dim)
+        i = i + rows * c.xp.arange(block.sizes[axis], dtype=np.int32).reshape(
+            (-1,) + (1,) * (len(block.sizes) - axis - 1)
+        )
+        rows *= block.sizes[axis]
     return i
 
 
 def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     i, inside = _rows(c, c.ins[0], over, i)
     paired = [d for d in c.ins[0].shape if d != over and d in c.ins[1].shape]
-    at = [c.ins[0].position(d) for d in (*paired, over)]
-    x = c.xp.moveaxis(x, at, range(len(at)))
-    x = x.reshape(math.prod(x.shape[: len(at)]), *x.shape[len(at) :])
+    axes = [c.ins[0].position(d) for d in (*paired, over)]
+    x = c.xp.moveaxis(x, axes, range(len(axes)))
+    x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    taken = x[_numbered(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
-    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), taken, c.xp.zeros((), x.dtype))
+    values = x[_flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
+    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
 
 
 TAKE = Op(
@@ -186,8 +188,8 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
 
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
     out = _scatter_type(i, updates, over=over, paired=paired).shape
-    made = {d.name: _apart(over, i) if d == over else d.name for d in out}
-    return Labels((_own(i.shape), _own(updates.shape)), (made,))
+    out_labels = {d.name: _index_label(over, i) if d == over else d.name for d in out}
+    return Labels((_identity_labels(i.shape), _identity_labels(updates.shape)), (out_labels,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
@@ -198,7 +200,7 @@ def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape)
     updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
     total = rows * math.prod(c.outs[0].size(d) for d in paired)
-    index = c.xp.where(inside, _numbered(c, index, c.ins[0], paired, rows), total)
+    index = c.xp.where(inside, _flat_index(c, index, c.ins[0], paired, rows), total)
     return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
 
 
@@ -234,11 +236,11 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
     dim = located(lambda: find(over, x.dims))
-    rest = _rest(x, dim)
+    rest = _other_dims(x, dim)
     located(lambda: _check_put(x.type, i.type, updates.type, rest))
     needed = dict.fromkeys((*i.dims, *rest))
-    lacking = [d for d in needed if d not in updates.dims]
-    updates = broadcast(updates, (*lacking, *updates.dims)) if lacking else updates
+    missing = [d for d in needed if d not in updates.dims]
+    updates = broadcast(updates, (*missing, *updates.dims)) if missing else updates
     return x + _scatter_add(i, cast(updates, x.dtype), dim, x.dims)
 
 
@@ -251,11 +253,13 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
         )
 
 
-def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, put: bool) -> Labels:
+def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, scatters: bool) -> Labels:
     """Labels by name, except that the dims `over` and `to` of the operands get a different label from the result's."""
-    gone = to if put else over
-    ins = tuple({d.name: f"{d.name}*" if d == gone and (put or s is x) else d.name for d in s} for s in (x, i))
-    return Labels(ins, ({d.name: d.name for d in replaced(x, gone, over if put else to)},))
+    relabeled = to if scatters else over
+    ins = tuple(
+        {d.name: f"{d.name}*" if d == relabeled and (scatters or s is x) else d.name for d in s} for s in (x, i)
+    )
+    return Labels(ins, ({d.name: d.name for d in replaced(x, relabeled, over if scatters else to)},))
 
 
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
@@ -263,8 +267,8 @@ def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
     if not x.shape[axis]:
         return c.xp.zeros(c.outs[0].sizes, x.dtype)
-    taken = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
-    return c.xp.where(inside, taken, c.xp.zeros((), x.dtype))
+    values = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
+    return c.xp.where(inside, values, c.xp.zeros((), x.dtype))
 
 
 TAKE_ALONG = Op(
@@ -274,7 +278,7 @@ TAKE_ALONG = Op(
     vjp=lambda ct, x, i, over, to: (put_along(ct, i, to, over), None),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
-    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=False),
+    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, scatters=False),
     flops=lambda *_, **__: 0,
     fuses=Fuses.PICK,
 )
@@ -296,7 +300,7 @@ PUT_ALONG = Op(
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     mask=0,
-    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, put=True),
+    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, scatters=True),
 )
 
 

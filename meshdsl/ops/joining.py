@@ -22,15 +22,15 @@ from .slicing import pad, slice
 __all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
 
 
-def _several(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
+def _promoted(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
     if not xs:
         raise at(ShapeError(f"md.{name} needs at least one tensor"), caller())
     return promote(*xs)
 
 
 def _check_same(name: str, first: Tensor, x: Tensor, but: str = "") -> None:
-    here, there = ({d for d in y.dims if d.name != but} for y in (first, x))
-    if here != there:
+    first_dims, other_dims = ({d for d in y.dims if d.name != but} for y in (first, x))
+    if first_dims != other_dims:
         raise ShapeError(
             f"md.{name} of tensors with different dims: {show(first.dims)} and {show(x.dims)}\n"
             f"  they may differ {f'only in the size of {but!r}' if but else 'in their order alone'}; rename dims with "
@@ -47,7 +47,7 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
 
     Raises `ShapeError` for an empty list, and for tensors whose other dims differ.
     """
-    xs = _several("concat", xs)
+    xs = _promoted("concat", xs)
     name = dim_name(over)
 
     def resolve() -> list[Tensor]:
@@ -67,10 +67,10 @@ def _concat_type(*xs: Type, name: str) -> Type:
 
 
 def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
-    starts, at = [], 0
+    starts, offset = [], 0
     for x in xs:
-        starts.append(at)
-        at += find(name, x.dims).size
+        starts.append(offset)
+        offset += find(name, x.dims).size
     return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
 
 
@@ -123,7 +123,7 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
 
     Raises `ShapeError` for an empty list, for tensors whose dims differ, and if they have a dim of the new name.
     """
-    xs = _several("stack", xs)
+    xs = _promoted("stack", xs)
 
     def resolve() -> list[Tensor]:
         for x in xs:
@@ -140,9 +140,9 @@ def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
     axis = c.ins[0].position(dim)
     if not c.ins[0].axes[axis]:
         return x[(builtin_slice(None),) * axis + (at,)]
-    here = c.xp.asarray(at, np.int32) - c.start(c.ins[0], dim)
-    inside = (here >= 0) & (here < x.shape[axis])
-    row = c.xp.take(x, c.xp.where(inside, here, 0), axis=axis)
+    local_index = c.xp.asarray(at, np.int32) - c.start(c.ins[0], dim)
+    inside = (local_index >= 0) & (local_index < x.shape[axis])
+    row = c.xp.take(x, c.xp.where(inside, local_index, 0), axis=axis)
     return c.xp.where(inside, row, c.xp.zeros((), x.dtype))
 
 

@@ -67,18 +67,18 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
     shape = broadcast_shape(*types)
     sizes = tuple(d.size for d in shape)
     jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # raises f's own errors first
-    found = mixing(f, names(shape), [t.dtype for t in types])
-    if found is None:
+    mixed = mixing(f, names(shape), [t.dtype for t in types])
+    if mixed is None:
         return
-    if found.primitive in _INSTEAD_OF:
-        instead = f"use {_INSTEAD_OF[found.primitive]} outside the function"
-    elif found.primitive in ("", "dim_as_value"):
+    if mixed.primitive in _INSTEAD_OF:
+        instead = f"use {_INSTEAD_OF[mixed.primitive]} outside the function"
+    elif mixed.primitive in ("", "dim_as_value"):
         instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
     else:
         instead = "write it with md operations"
-    line = f" ({found.where})" if found.where else ""
+    line = f" ({mixed.where})" if mixed.where else ""
     raise ShapeError(
-        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {found.what}{line}\n"
+        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {mixed.what}{line}\n"
         f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
         f"  {instead}"
     )

@@ -105,8 +105,8 @@ def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
     x = trim(c, x, c.ins[0])
     index = c.xp.argsort(x, axis=axis, stable=True)
     values = c.xp.take_along_axis(x, index, axis=axis)
-    both = (values, index.astype(np.int32))
-    return tuple(refill(c, y, block) for y, block in zip(both, c.outs, strict=True))
+    operands = (values, index.astype(np.int32))
+    return tuple(refill(c, y, block) for y, block in zip(operands, c.outs, strict=True))
 
 
 def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:

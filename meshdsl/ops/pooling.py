@@ -43,7 +43,7 @@ def _pool_flops(ins: Any, outs: Any, *, window: tuple[Window, ...], **_: Any) ->
     return float(math.prod(outs[0]) * math.prod(v.size for v in window))
 
 
-def _back(window: tuple[Window, ...], x: Shape, out: Shape) -> tuple[Window, ...]:
+def _transposed_windows(window: tuple[Window, ...], x: Shape, out: Shape) -> tuple[Window, ...]:
     return tuple(transposed(v, d.size, find(v.out_dim, out).size) for v, d in pairs(window, x))
 
 
@@ -51,7 +51,7 @@ SUM_POOL = Op(
     "sum_pool",
     type=_slid_type,
     kernel=blocked_kernel(_pool_kernel("add")),
-    vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_back(window, x.dims, ct.dims)),),
+    vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_transposed_windows(window, x.dims, ct.dims)),),
     flops=_pool_flops,
     linear=Linear.JOINT,
     mask=0,
@@ -65,7 +65,7 @@ def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]
     unfolded = bind1(UNFOLD, x, window=window, places=places, value=math.nan)
     ties = cast(equal(unfolded, broadcast(out, unfolded.dims)), ct.dtype)
     shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN if the maximum is NaN
-    return (bind1(FOLD, shares, window=_back(window, x.dims, ct.dims), places=places),)
+    return (bind1(FOLD, shares, window=_transposed_windows(window, x.dims, ct.dims), places=places),)
 
 
 MAX_POOL = Op(
@@ -80,8 +80,8 @@ MAX_POOL = Op(
 
 
 def _unfold_type(x: Type, *, window: tuple[Window, ...], places: Shape, value: Any) -> Type:
-    slid = _slid_type(x, window=window)
-    return Type((*slid.shape, *places), x.dtype)
+    pooled = _slid_type(x, window=window)
+    return Type((*pooled.shape, *places), x.dtype)
 
 
 def _unfold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape, value: Any) -> Any:
@@ -95,7 +95,9 @@ UNFOLD = Op(
     "unfold",
     type=_unfold_type,
     kernel=blocked_kernel(_unfold_kernel),
-    vjp=lambda ct, x, window, places: (bind1(FOLD, ct, window=_back(window, x.dims, ct.dims), places=places),),
+    vjp=lambda ct, x, window, places: (
+        bind1(FOLD, ct, window=_transposed_windows(window, x.dims, ct.dims), places=places),
+    ),
     flops=lambda *_, **__: 0,
     linear=Linear.PADDED,
     blocked=lambda x, *, window, places, value: (*touched(window), *(d.name for d in places)),
@@ -103,8 +105,8 @@ UNFOLD = Op(
 
 
 def _fold_type(x: Type, *, window: tuple[Window, ...], places: Shape) -> Type:
-    slid = _slid_type(x, window=window)
-    return Type(tuple(d for d in slid.shape if d not in places), x.dtype)
+    pooled = _slid_type(x, window=window)
+    return Type(tuple(d for d in pooled.shape if d not in places), x.dtype)
 
 
 def _fold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape) -> Any:
@@ -122,7 +124,7 @@ def _fold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape)
 
 
 def _fold_vjp(ct: Tensor, x: Tensor, window: tuple[Window, ...], places: Shape) -> tuple[Tensor]:
-    back = _back(window, x.dims, ct.dims)
+    back = _transposed_windows(window, x.dims, ct.dims)
     return (transpose(bind1(UNFOLD, ct, window=back, places=places, value=0), x.dims),)
 
 
@@ -169,16 +171,16 @@ def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
             raise ShapeError(f"md.max_pool needs numbers that have an order, got {x.dtype.name}")
         return _pool_windows("max_pool", x, window, stride, padding)
 
-    slid = located(resolve)
-    return bind1(MAX_POOL, x, window=slid) if slid else x
+    windows = located(resolve)
+    return bind1(MAX_POOL, x, window=windows) if windows else x
 
 
 def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
-    slid = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
-    return bind1(SUM_POOL, x, window=slid) if slid else x
+    windows = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
+    return bind1(SUM_POOL, x, window=windows) if windows else x
 
 
 def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
@@ -191,9 +193,9 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     The result of a window that contains only padding is NaN.
     """
     x = as_tensor(x)
-    slid = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
+    windows = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
     total = sum_pool(x, window, stride, padding)
-    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real(v, d.size)) for v, d in pairs(slid, x.dims)]
+    counts = [(Dim(v.out_dim, v.out_size(d.size)), _real_counts(v, d.size)) for v, d in pairs(windows, x.dims)]
     same = math.prod(int(n[0]) for _, n in counts if len(n) and (n == n[0]).all())
     total = total / same if same != 1 or kind(total.dtype) == "i" else total
     for dim, n in counts:
@@ -202,7 +204,7 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     return total
 
 
-def _real(v: Window, n: int) -> np.ndarray:
+def _real_counts(v: Window, n: int) -> np.ndarray:
     """The number of input elements in each window, for an input of n elements."""
     p = np.arange(v.out_size(n))[:, None] * v.stride - v.low + np.arange(v.size) * v.dilation
     return ((p >= 0) & (p < v.span(n)) & (p % v.base_dilation == 0)).sum(1).astype(np.int32)

@@ -54,7 +54,7 @@ def threefry(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
     return x0, x1
 
 
-def _times(p: Any, stride: int) -> tuple[Any, Any]:
+def _wide_product(p: Any, stride: int) -> tuple[Any, Any]:
     """The high and low words of the product (modulo 2**64) of a uint32 array and a 64-bit number, in 16-bit digits."""
     s0, s1 = np.uint32(stride & 0xFFFF), np.uint32(stride >> 16 & 0xFFFF)
     p0, p1 = p & _LOW_16, p >> np.uint32(16)
@@ -70,12 +70,12 @@ def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
     narrow = size_of(block.shape) <= 1 << 32
     for i, dim in enumerate(block.shape):
         stride = size_of(block.shape[i + 1 :])
-        place = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
-        place = place.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
+        index = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
+        index = index.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
         if narrow:
-            low = low + place * np.uint32(stride & _LOW_32)
+            low = low + index * np.uint32(stride & _LOW_32)
             continue
-        more_high, more_low = _times(place, stride)
+        more_high, more_low = _wide_product(index, stride)
         low = low + more_low
         high = high + more_high + (low < more_low).astype(np.uint32)
     return high, low
@@ -128,7 +128,7 @@ _BITS = Op(
 def _fold_in_type(key: Type, i: Type) -> Type:
     _check_key(key)
     if i.dtype != np.uint32:
-        raise ShapeError(f"what is folded into a random key is an integer, got {i}")
+        raise ShapeError(f"md.random.fold_in takes an integer, got {i}")
     return Type((*i.shape, WORD), np.dtype(np.uint32))
 
 
@@ -172,13 +172,13 @@ def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: An
 
 
 def _float(name: str, dtype: Any) -> np.dtype:
-    return _known(name, dtype, "f", "floats")
+    return _dtype_of_kind(name, dtype, "f", "floats")
 
 
-def _known(name: str, dtype: Any, wanted: str, words: str) -> np.dtype:
-    """Convert to a NumPy dtype; raise `ShapeError` if its kind is not `wanted`."""
+def _dtype_of_kind(name: str, dtype: Any, required_kind: str, words: str) -> np.dtype:
+    """Convert to a NumPy dtype; raise `ShapeError` if its kind is not `required_kind`."""
     dtype = as_dtype(dtype)
-    if kind(dtype) != wanted:
+    if kind(dtype) != required_kind:
         raise ShapeError(f"md.random.{name} draws {words}, not {dtype.name}")
     return dtype
 
@@ -194,11 +194,13 @@ def key(seed: Any) -> Tensor:
     >>> md.random.key(7)
     tensor(uint32[key_word=2], [0 7])
     """
-    wide = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
+    has_int64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not -(1 << 63) <= seed < 1 << 64:
             raise at(ShapeError(f"the seed of a random key has at most 64 bits, got {seed}"), caller())
-        return tensor(np.array([int(seed) >> 32 & _LOW_32 if wide else 0, int(seed) & _LOW_32], np.uint32), (WORD,))
+        return tensor(
+            np.array([int(seed) >> 32 & _LOW_32 if has_int64 else 0, int(seed) & _LOW_32], np.uint32), (WORD,)
+        )
     seed = as_tensor(seed)
     if seed.dims or kind(seed.dtype) != "i":
         raise at(ShapeError(f"the seed of a random key is one integer without dims, got {seed.type}"), caller())
@@ -214,7 +216,7 @@ def fold_in(key: Tensor, i: Any) -> Tensor:
     (layer=3, key_word=2)
     """
     if isinstance(i, int | np.integer) and not 0 <= i <= _LOW_32:
-        raise at(ShapeError(f"what is folded into a random key lies from 0 to 2**32 - 1, got {i}"), caller())
+        raise at(ShapeError(f"md.random.fold_in takes an integer from 0 to 2**32 - 1, got {i}"), caller())
     i = as_tensor(i, "uint32") if isinstance(i, int | np.integer) else as_tensor(i)
     return bind1(_FOLD_IN, _key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
@@ -240,7 +242,10 @@ def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
     tensor(uint32[a=2], [2895194379 4185947648])
     """
     return bind1(
-        _BITS, _key(key), shape=_dims(dims), dtype=located(lambda: _known("bits", dtype, "i", "unsigned integers"))
+        _BITS,
+        _key(key),
+        shape=_dims(dims),
+        dtype=located(lambda: _dtype_of_kind("bits", dtype, "i", "unsigned integers")),
     )
 
 
@@ -298,8 +303,8 @@ def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), 
         ends = [float(erf(jnp.asarray(x, dtype))) for x in (low, high)]
     towards = ((low, np.inf), (high, -np.inf))
     inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in towards]
-    drawn = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
-    return minimum(maximum(drawn, inside[0]), inside[1])
+    sample = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
+    return minimum(maximum(sample, inside[0]), inside[1])
 
 
 def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
@@ -343,15 +348,15 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
     low, high = (x if isinstance(x, Tensor) else as_tensor(x).item() for x in (low, high))
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and not low < high:
         raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
-    shape, dtype = _dims(dims), located(lambda: _known("randint", dtype, "i", "integers"))
+    shape, dtype = _dims(dims), located(lambda: _dtype_of_kind("randint", dtype, "i", "integers"))
     sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
     unsigned, info = np.dtype(_UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
     beyond = high > int(np.iinfo(sampled).max)
     least, most = int(info.min), int(info.max) + (dtype != sampled)
     low, high = (_clipped(x, least, most, sampled) for x in (low, high))
-    some = high > low
-    span = where(some, cast(high - low, unsigned), 1)
-    span = where(some & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
+    nonempty = high > low
+    span = where(nonempty, cast(high - low, unsigned), 1)
+    span = where(nonempty & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
 
     def rest(x: Tensor) -> Tensor:
         return x % span if beyond is False else where(span == 0, x, x % span)
@@ -365,8 +370,8 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
 def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
     if not isinstance(x, Tensor):
         return as_tensor(max(least, min(most, int(x))), dtype)
-    there = np.iinfo(x.dtype)
-    return cast(minimum(maximum(x, max(least, int(there.min))), min(most, int(there.max))), dtype)
+    limits = np.iinfo(x.dtype)
+    return cast(minimum(maximum(x, max(least, int(limits.min))), min(most, int(limits.max))), dtype)
 
 
 def permutation(key: Tensor, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
@@ -386,6 +391,6 @@ def _shuffled(key: Tensor, dim: Dim) -> Tensor:
     """The dim's indices sorted by random words, in enough rounds that a tie in all rounds is unlikely."""
     order = iota(dim)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(_LOW_32))):
-        key, now = split(key)
-        order = take(order, argsort(bits(now, dim), dim), dim)
+        key, subkey = split(key)
+        order = take(order, argsort(bits(subkey, dim), dim), dim)
     return order

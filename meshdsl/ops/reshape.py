@@ -35,7 +35,7 @@ def trim(c: Local, x: Any, block: Block) -> Any:
 
 def refill(c: Local, x: Any, block: Block) -> Any:
     """Pad every dim at its end to the block's stored size, with zeros."""
-    pads = [(0, size - there) for size, there in zip(block.sizes, x.shape, strict=True)]
+    pads = [(0, size - n) for size, n in zip(block.sizes, x.shape, strict=True)]
     return c.xp.pad(x, pads) if any(high for _, high in pads) else x
 
 
@@ -141,10 +141,10 @@ def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
     >>> groups(dims("a:2 b:6 c:5"), dims("a:2 d:3 e:2 c:5"))[1]
     ((b=6,), (d=3, e=2))
     """
-    found: list[tuple[Shape, Shape]] = []
+    matches: list[tuple[Shape, Shape]] = []
     i = j = 0
     while i < len(source) or j < len(target):
-        left, right = i, j
+        source_start, target_start = i, j
         a = source[i].size if i < len(source) else 1
         b = target[j].size if j < len(target) else 1
         i, j = min(i + 1, len(source)), min(j + 1, len(target))
@@ -155,15 +155,15 @@ def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
             else:
                 b *= target[j].size
                 j += 1
-        found.append((source[left:i], target[right:j]))
-    return found
+        matches.append((source[source_start:i], target[target_start:j]))
+    return matches
 
 
 def _reshape_type(x: Type, *, shape: Shape) -> Type:
-    here, there = math.prod(d.size for d in x.shape), math.prod(d.size for d in shape)
-    if here != there:
+    old_size, new_size = math.prod(d.size for d in x.shape), math.prod(d.size for d in shape)
+    if old_size != new_size:
         raise ShapeError(
-            f"md.reshape keeps the number of elements: {show(x.shape)} has {here}, {show(shape)} has {there}"
+            f"md.reshape keeps the number of elements: {show(x.shape)} has {old_size}, {show(shape)} has {new_size}"
         )
     return Type(shape, x.dtype)
 
@@ -186,7 +186,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
 RESHAPE = Op(
     "reshape",
     type=_reshape_type,
-    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _real(c.outs[0]))),
+    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _reshape_sizes(c.outs[0]))),
     vjp=lambda ct, x: (reshape(ct, x.dims),),
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
@@ -196,7 +196,7 @@ RESHAPE = Op(
 )
 
 
-def _real(block: Block) -> list[int]:
+def _reshape_sizes(block: Block) -> list[int]:
     return [size if axes else d.size for d, size, axes in zip(block.shape, block.sizes, block.axes, strict=True)]
 
 
@@ -231,8 +231,8 @@ def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
         size = math.prod(d.size for d in merged)
         new = pick(Dim(into, size) if isinstance(into, str) and ":" not in into else into, (), new=True)
         rest = [d for d in x.dims if d not in merged]
-        at = sum(d not in merged for d in x.dims[: x.dims.index(merged[0])]) if merged else 0
-        return (*rest[:at], *merged, *rest[at:]), (*rest[:at], *new, *rest[at:])
+        position = sum(d not in merged for d in x.dims[: x.dims.index(merged[0])]) if merged else 0
+        return (*rest[:position], *merged, *rest[position:]), (*rest[:position], *new, *rest[position:])
 
     order, shape = located(resolve)
     return reshape(transpose(x, order), shape)
@@ -254,7 +254,7 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
         old, new = find(dim, x.dims), pick(into, (), new=True)
         if math.prod(d.size for d in new) != old.size:
             raise ShapeError(f"md.unflatten keeps the number of elements: {old!r} into {show(new)}")
-        at = x.dims.index(old)
-        return (*x.dims[:at], *new, *x.dims[at + 1 :])
+        position = x.dims.index(old)
+        return (*x.dims[:position], *new, *x.dims[position + 1 :])
 
     return reshape(x, located(resolve))

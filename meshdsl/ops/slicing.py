@@ -45,8 +45,8 @@ def along(
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
 
     def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> IndexMap:
-        given = {"value": value} if name == "pad" else {}
-        out = infer(dim, **params, **given)
+        pad_params = {"value": value} if name == "pad" else {}
+        out = infer(dim, **params, **pad_params)
         return IndexMap((dim,), out, pieces(dim, out, **params) if pieces else (), value)
 
     return Op(
@@ -232,8 +232,8 @@ def clipped(c: Local, i: Any, low: int, high: int) -> Any:
 def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
     """Gather elements at indices along an axis; `otherwise` for out-of-range indices."""
     inside = (index >= 0) & (index < x.shape[axis])
-    taken = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
-    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), taken, otherwise)
+    values = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
+    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), values, otherwise)
 
 
 def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:

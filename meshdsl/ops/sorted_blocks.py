@@ -72,14 +72,14 @@ def _keep(c: Local, *items: Any, run: Dim, part: tuple[int, ...], axes: tuple[st
     A device without a partner (part 0) keeps its run.
     """
     n = len(items) // 2
-    mine, theirs = items[:n], items[n:]
+    own, partner = items[:n], items[n:]
     axis = c.ins[0].position(run)
-    size = mine[0].shape[axis]
-    both = c.xp.sort_by(tuple(c.xp.concatenate([a, b], axis) for a, b in zip(mine, theirs, strict=True)), axis)
-    here = c.xp.asarray(np.array(part, np.int32))[c.index(axes)]
+    size = own[0].shape[axis]
+    sorted_items = c.xp.sort_by(tuple(c.xp.concatenate([a, b], axis) for a, b in zip(own, partner, strict=True)), axis)
+    side = c.xp.asarray(np.array(part, np.int32))[c.index(axes)]
     lower, upper = ((slice(None),) * axis + (half,) for half in (slice(0, size), slice(size, None)))
-    made = (c.xp.where(here < 0, b[lower], b[upper]) for b in both)
-    return tuple(c.xp.where(here == 0, a, b) if 0 in part else b for a, b in zip(mine, made, strict=True))
+    halves = (c.xp.where(side < 0, b[lower], b[upper]) for b in sorted_items)
+    return tuple(c.xp.where(side == 0, a, b) if 0 in part else b for a, b in zip(own, halves, strict=True))
 
 
 KEEP_PART = Op(
@@ -94,18 +94,18 @@ KEEP_PART = Op(
 def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> Any:
     """Split the block into one equal part per device: every n-th element if `cyclic`, else contiguous elements."""
     axis = c.ins[0].position(run)
-    made = []
+    parts = []
     for x in items:
         length = x.shape[axis] // to.size
         cut = (length, to.size) if cyclic else (to.size, length)
         x = c.xp.reshape(x, (*x.shape[:axis], *cut, *x.shape[axis + 1 :]))
-        made.append(c.xp.swapaxes(x, axis, axis + 1) if cyclic else x)
-    return tuple(made)
+        parts.append(c.xp.swapaxes(x, axis, axis + 1) if cyclic else x)
+    return tuple(parts)
 
 
 def _dealt(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
-    at = x.shape.index(run)
-    return Type((*x.shape[:at], to, rest, *x.shape[at + 1 :]), x.dtype)
+    axis = x.shape.index(run)
+    return Type((*x.shape[:axis], to, rest, *x.shape[axis + 1 :]), x.dtype)
 
 
 DEAL = Op(
@@ -153,22 +153,22 @@ def _join(c: Local, *items: Any, run: Dim, half: Dim, axes: tuple[str, ...]) -> 
     The first half of the first block and the second half of the last have no neighbour and stay as they are.
     """
     n = len(items) // 3
-    mine, before, after = items[:n], items[n : 2 * n], items[2 * n :]
-    axis, here, count = c.ins[0].position(run), c.index(axes), c.count(axes)
+    own, before, after = items[:n], items[n : 2 * n], items[2 * n :]
+    axis, index, count = c.ins[0].position(run), c.index(axes), c.count(axes)
     size = before[0].shape[axis]
 
     def cut(x: Any, start: int, stop: int | None) -> Any:
         return x[(slice(None),) * axis + (slice(start, stop),)]
 
     def merged(xs: Any, ys: Any, upper: bool) -> Any:
-        both = c.xp.sort_by(tuple(c.xp.concatenate([x, y], axis) for x, y in zip(xs, ys, strict=True)), axis)
-        return [cut(x, size, None) if upper else cut(x, 0, size) for x in both]
+        sorted_items = c.xp.sort_by(tuple(c.xp.concatenate([x, y], axis) for x, y in zip(xs, ys, strict=True)), axis)
+        return [cut(x, size, None) if upper else cut(x, 0, size) for x in sorted_items]
 
-    tops, bottoms = [cut(x, 0, size) for x in mine], [cut(x, size, None) for x in mine]
-    made = []
+    tops, bottoms = [cut(x, 0, size) for x in own], [cut(x, size, None) for x in own]
+    halves = []
     for old, new, edge in ((tops, merged(before, tops, True), 0), (bottoms, merged(bottoms, after, False), count - 1)):
-        made.append([c.xp.where(here == edge, x, y) for x, y in zip(old, new, strict=True)])
-    return tuple(c.xp.concatenate([x, y], axis) for x, y in zip(*made, strict=True))
+        halves.append([c.xp.where(index == edge, x, y) for x, y in zip(old, new, strict=True)])
+    return tuple(c.xp.concatenate([x, y], axis) for x, y in zip(*halves, strict=True))
 
 
 JOIN_HALVES = Op(

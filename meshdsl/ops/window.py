@@ -67,8 +67,8 @@ class Window:
         return f"{self.dim}{to}[{','.join([str(self.size), *parts])}]"
 
 
-def _spread(n: int, apart: int) -> int:
-    return (n - 1) * apart + 1 if n else 0
+def _spread(n: int, dilation: int) -> int:
+    return (n - 1) * dilation + 1 if n else 0
 
 
 def windows(*types: Type, window: tuple[Window, ...], **params: Any) -> tuple[Window, ...]:
@@ -88,7 +88,7 @@ def transposed(window: Window, n: int, m: int) -> Window:
     >>> transposed(Window("height", "height", 3, stride=2, low=1, high=1), 7, 4)
     height[3,base_dilation=2,low=1,high=1]
     """
-    there = dataclasses.replace(
+    gradient = dataclasses.replace(
         window,
         dim=window.out_dim,
         out_dim=window.dim,
@@ -96,7 +96,7 @@ def transposed(window: Window, n: int, m: int) -> Window:
         base_dilation=window.stride,
         low=(window.size - 1) * window.dilation - window.low,
     )
-    return sized(there, m, n)
+    return sized(gradient, m, n)
 
 
 def sized(window: Window, n: int, m: int) -> Window:
@@ -104,14 +104,14 @@ def sized(window: Window, n: int, m: int) -> Window:
     return dataclasses.replace(window, high=(m - 1) * window.stride + window.extent - window.span(n) - window.low)
 
 
-def numbers(name: str, what: str, given: Any, over: Sequence[str]) -> dict[str, int]:
+def numbers(name: str, what: str, value: Any, over: Sequence[str]) -> dict[str, int]:
     """One number per dim, from a single number or from numbers by dim name; 1 for a dim not named.
 
     Raises `ShapeError` for a dim without a window, and for anything but integers from 1.
     """
-    by_name: dict[str, Any] = dict.fromkeys(over, given)
-    if isinstance(given, Mapping):
-        by_name = {name_of(d): n for d, n in given.items()}
+    by_name: dict[str, Any] = dict.fromkeys(over, value)
+    if isinstance(value, Mapping):
+        by_name = {name_of(d): n for d, n in value.items()}
     _check_named(name, what, by_name, over)
     for d, n in by_name.items():
         if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
@@ -119,8 +119,8 @@ def numbers(name: str, what: str, given: Any, over: Sequence[str]) -> dict[str, 
     return {d: by_name[d].__index__() if d in by_name else 1 for d in over}
 
 
-def _check_named(name: str, what: str, given: Iterable[str], over: Sequence[str]) -> None:
-    stray = [d for d in given if d not in over]
+def _check_named(name: str, what: str, dims: Iterable[str], over: Sequence[str]) -> None:
+    stray = [d for d in dims if d not in over]
     if stray:
         raise ShapeError(
             f"md.{name} is given a {what} for dim {stray[0]!r}, which is not in its window\n"

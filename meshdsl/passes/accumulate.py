@@ -25,25 +25,25 @@ def sums_begin_with_zero(graph: Graph) -> Graph:
 
 
 def _rewritten(graph: Graph) -> Graph:
-    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         eqn = eqn.map_graphs(_rewritten)
-        eqns += _summed(eqn, eqn.control, made) if isinstance(eqn.control, Scan) else [eqn]
+        eqns += _summed(eqn, eqn.control, producers) if isinstance(eqn.control, Scan) else [eqn]
     return graph.replace(eqns=tuple(eqns))
 
 
-def _summed(eqn: Eqn, loop: Scan, made: dict[Var, Eqn]) -> list[Eqn]:
-    body, held = loop.body, loop.consts
+def _summed(eqn: Eqn, loop: Scan, producers: dict[Var, Eqn]) -> list[Eqn]:
+    body, consts = loop.body, loop.consts
     ins, outs, before, after = list(eqn.ins), list(eqn.outs), list[Eqn](), list[Eqn]()
     for i in range(loop.carries):
-        start, total, step = ins[held + i], outs[i], running_sum(body, body.ins[held + i], body.outs[i])
-        if step is None or not _is_zero(start, made) or _is_constant(start, made):
+        start, total, step = ins[consts + i], outs[i], running_sum(body, body.ins[consts + i], body.outs[i])
+        if step is None or not _is_zero(start, producers) or _is_constant(start, producers):
             continue
-        zero = ins[held + i] = Var(start.shape, start.dtype, start.name)
+        zero = ins[consts + i] = Var(start.shape, start.dtype, start.name)
         params = {"value": 0, "shape": start.shape, "dtype": start.dtype}
-        before.append(Eqn(FULL, (), (zero,), params, made[start].where))
-        if made[start].op is not CONSTANT:
+        before.append(Eqn(FULL, (), (zero,), params, producers[start].where))
+        if producers[start].op is not CONSTANT:
             outs[i] = Var(total.shape, total.dtype, total.name)
             after.append(step.replace(ins=(outs[i], start), outs=(total,)))
     return [*before, eqn.replace(ins=tuple(ins), outs=tuple(outs)), *after]
@@ -58,22 +58,22 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
     return readers[0] if x is not y and x.type == y.type and body.outs.count(out) == 1 else None
 
 
-def _is_constant(v: Var, made: dict[Var, Eqn]) -> bool:
+def _is_constant(v: Var, producers: dict[Var, Eqn]) -> bool:
     """Whether a value is known to be one number in all elements."""
-    eqn = made.get(v)
-    return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], made)))
+    eqn = producers.get(v)
+    return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], producers)))
 
 
-def _is_zero(v: Var, made: dict[Var, Eqn]) -> bool:
+def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
     """Whether a value is zero wherever the values it is computed from are finite."""
-    eqn = made.get(v)
+    eqn = producers.get(v)
     if eqn is None:
         return False
     if eqn.op is FULL:
         return bool(eqn.params["value"] == 0)
     if eqn.op is CONSTANT:
         return not np.any(eqn.params["value"])
-    zeros = [_is_zero(x, made) for x in eqn.ins]
+    zeros = [_is_zero(x, producers) for x in eqn.ins]
     match eqn.operation.linear:
         case Linear.EACH:
             return any(zeros)

@@ -16,7 +16,7 @@ __all__ = ["hoist_casts"]
 
 def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
     """The graph in which loops that only cast an input in `of` to one narrower dtype take the narrow value."""
-    made: dict[tuple[Var, np.dtype], Var] = {}
+    narrowed: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         if isinstance(eqn.control, Scan):
@@ -27,10 +27,10 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
                 if cast is None:
                     continue
                 dtype = cast.outs[0].dtype
-                if (v, dtype) not in made:
-                    made[v, dtype] = Var(v.shape, dtype, v.name)
-                    eqns.append(Eqn(CAST, (v,), (made[v, dtype],), {"dtype": dtype}, cast.where, cast.backward))
-                ins[i], body = made[v, dtype], _without_casts(body, body.ins[i], dtype)
+                if (v, dtype) not in narrowed:
+                    narrowed[v, dtype] = Var(v.shape, dtype, v.name)
+                    eqns.append(Eqn(CAST, (v,), (narrowed[v, dtype],), {"dtype": dtype}, cast.where, cast.backward))
+                ins[i], body = narrowed[v, dtype], _without_casts(body, body.ins[i], dtype)
             eqn = eqn.replace(ins=tuple(ins)).with_control(body=body)
         eqns.append(eqn)
     return verify(graph.replace(eqns=tuple(eqns)), "hoist_casts")
@@ -42,10 +42,10 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
     if v in body.outs or not readers:
         return None
     casts = [_only_cast(body, eqn.outs[0]) if eqn.op is BARRIER else eqn for eqn in readers]  # rematerialised layers
-    found = [eqn for eqn in casts if eqn is not None and eqn.op is CAST]
-    dtypes = {eqn.outs[0].dtype for eqn in found}
-    same = len(found) == len(readers) and len(dtypes) == 1
-    return found[0] if same and min(dtypes).itemsize < v.dtype.itemsize else None
+    narrowing_casts = [eqn for eqn in casts if eqn is not None and eqn.op is CAST]
+    dtypes = {eqn.outs[0].dtype for eqn in narrowing_casts}
+    same = len(narrowing_casts) == len(readers) and len(dtypes) == 1
+    return narrowing_casts[0] if same and min(dtypes).itemsize < v.dtype.itemsize else None
 
 
 def _without_casts(body: Graph, v: Var, dtype: np.dtype) -> Graph:

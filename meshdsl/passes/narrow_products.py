@@ -30,18 +30,18 @@ def narrow_products(graph: Graph) -> Graph:
 
 
 def _rewritten(graph: Graph) -> Graph:
-    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         ins = eqn.ins
         if eqn.operation.linear is Linear.EACH and eqn.operation.reduce is Reduce.SUM:
-            sources = tuple(_source(v, made) for v in ins)
+            sources = tuple(_source(v, producers) for v in ins)
             ins = sources if len({v.dtype for v in sources}) == 1 else ins
         eqns.append(eqn.replace(ins=ins).map_graphs(_rewritten))
     return graph.replace(eqns=tuple(eqns))
 
 
-def _source(v: Var, made: dict[Var, Eqn]) -> Var:
+def _source(v: Var, producers: dict[Var, Eqn]) -> Var:
     """The value of which v is a wider copy, or v itself."""
-    eqn = made.get(v)
+    eqn = producers.get(v)
     return eqn.ins[0] if eqn is not None and eqn.op is CAST and widens(eqn.ins[0].dtype, v.dtype) else v

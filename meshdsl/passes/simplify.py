@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..ir import Call, Eqn, Graph, Var, cse, dce, verify
 from .accumulate import sums_begin_with_zero
 from .narrow_products import narrow_products
-from .unmade import made_inside_loops
+from .unmade import recompute_inside_loops
 
 __all__ = ["inline", "simplify"]
 
@@ -38,5 +38,5 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
 
 def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
-    graph = made_inside_loops(sums_begin_with_zero(narrow_products(inline(graph))))
+    graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(inline(graph))))
     return verify(dce(cse(graph)), "simplify")

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
 
-__all__ = ["made_inside_loops", "unmade_values"]
+__all__ = ["recompute_inside_loops", "unmade_values"]
 
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 
 def unmade_values(graph: Graph) -> dict[Var, Eqn]:
     """The values of a graph that depend on no input, with the equations that compute them."""
-    found: dict[Var, Eqn] = {}
+    unmade: dict[Var, Eqn] = {}
     for eqn in graph.eqns:
-        if not eqn.ins or (isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in found for v in eqn.ins)):
-            found.update((v, eqn) for v in eqn.outs)
-    return found
+        if not eqn.ins or (isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in unmade for v in eqn.ins)):
+            unmade.update((v, eqn) for v in eqn.outs)
+    return unmade
 
 
 def _is_cheap(eqn: Eqn) -> bool:
@@ -35,9 +35,9 @@ def _is_cheap(eqn: Eqn) -> bool:
     return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
 
 
-def made_inside_loops(graph: Graph) -> Graph:
+def recompute_inside_loops(graph: Graph) -> Graph:
     """The graph in which scans compute their constants that depend on no input inside the body."""
-    return verify(_rewritten(graph), "made_inside_loops")
+    return verify(_rewritten(graph), "recompute_inside_loops")
 
 
 def _rewritten(graph: Graph) -> Graph:
@@ -59,13 +59,13 @@ def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn
     before = [_copied(unmade[v], inside) for v in _needed([loop.ins[i] for i in moved], unmade)]
     renamed = {body.ins[i]: inside[loop.ins[i]] for i in moved}
     eqns = [dataclasses.replace(e, ins=tuple(renamed.get(v, v) for v in e.ins)) for e in body.eqns]
-    kept = [i for i in range(len(loop.ins)) if i not in moved]
+    remaining = [i for i in range(len(loop.ins)) if i not in moved]
     new = body.replace(
-        ins=tuple(body.ins[i] for i in kept),
+        ins=tuple(body.ins[i] for i in remaining),
         eqns=(*before, *eqns),
         outs=tuple(renamed.get(v, v) for v in body.outs),
     )
-    inputs = tuple(loop.ins[i] for i in kept)
+    inputs = tuple(loop.ins[i] for i in remaining)
     return loop.replace(ins=inputs).with_control(body=new, consts=consts - len(moved))
 
 

@@ -29,30 +29,32 @@ def time_bars(reports: Mapping[str, Report]) -> str:
     most = max(report.interval[1] for report in reports.values())
     scale = linear(0, most, left, right)
     swatches = [(f"part-{i}", PART_TITLES[part]) for i, part in enumerate(PARTS)]
-    drawn, top = legend([*swatches, ("bound", "lower bound")], 8, 2, WIDTH - 8)
+    legend_svg, top = legend([*swatches, ("bound", "lower bound")], 8, 2, WIDTH - 8)
     top += 8
     bottom = top + 40 * len(names) + 6
-    found = [drawn, axis("bottom", scale, steps(most), seconds, bottom, top)]
+    elements = [legend_svg, axis("bottom", scale, steps(most), seconds, bottom, top)]
     for i, (name, report) in enumerate(zip(names, reports.values(), strict=True)):
         y, done = top + 40 * i + 7, 0.0
-        found.append(text(left - 10, y + 17, name, anchor="end", cls="label"))
+        elements.append(text(left - 10, y + 17, name, anchor="end", cls="label"))
         for k, part in enumerate(PARTS):
             t = report.parts[part]
-            x, wide = scale(done), scale(t) - scale(0)
+            x, bar_width = scale(done), scale(t) - scale(0)
             tip = f"{PART_TITLES[part]}: {seconds(t)}, {percent(t, report.seconds)}"
-            found.append(element("rect", tip=tip, x=x, y=y, width=wide, height=26, cls=f"part-{k}"))
-            if wide > 40:
-                found.append(text(x + wide / 2, y + 17, percent(t, report.seconds), anchor="middle", cls="inside"))
+            elements.append(element("rect", tip=tip, x=x, y=y, width=bar_width, height=26, cls=f"part-{k}"))
+            if bar_width > 40:
+                elements.append(
+                    text(x + bar_width / 2, y + 17, percent(t, report.seconds), anchor="middle", cls="inside")
+                )
             done += t
         low, high = map(scale, report.interval)
         tip = f"{seconds(report.interval[0])} to {seconds(report.interval[1])} likely"
         ends = (element("line", x1=x, x2=x, y1=y + 29, y2=y + 35, cls="interval") for x in (low, high))
-        found += [element("line", tip=tip, x1=low, x2=high, y1=y + 32, y2=y + 32, cls="interval"), *ends]
+        elements += [element("line", tip=tip, x1=low, x2=high, y1=y + 32, y2=y + 32, cls="interval"), *ends]
         bound = scale(report.lower_bound)
         tip = f"at least {seconds(report.lower_bound)}"
-        found.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
-        found.append(text(max(high, scale(report.seconds)) + 8, y + 17, seconds(report.seconds), cls="strong"))
-    return picture(WIDTH, bottom + 24, "time of a step by layout", *found)
+        elements.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
+        elements.append(text(max(high, scale(report.seconds)) + 8, y + 17, seconds(report.seconds), cls="strong"))
+    return picture(WIDTH, bottom + 24, "time of a step by layout", *elements)
 
 
 def memory_over_time(report: Report, width: int = WIDTH, most: float | None = None) -> str:
@@ -63,31 +65,33 @@ def memory_over_time(report: Report, width: int = WIDTH, most: float | None = No
     high = (max(report.limit, most) if near else most) * 1.12 or 1.0
     left, right, bottom = 76, width - 12, 232
     used = [i for i in range(len(CATEGORIES)) if any(moment.by_category[i] for moment in profile)]
-    drawn, top = legend([(f"held-{i}", CATEGORIES[i]) for i in used], left, 2, right - left)
+    legend_svg, top = legend([(f"held-{i}", CATEGORIES[i]) for i in used], left, 2, right - left)
     top, bottom = top + 8, bottom + top
     x, y = linear(0, len(profile), left, right), linear(0, high, bottom, top)
-    found = [drawn, axis("left", y, steps(high, 4), show_bytes, left, right)]
+    elements = [legend_svg, axis("left", y, steps(high, 4), show_bytes, left, right)]
     below = [0.0] * len(profile)
     for i in used:
         above = [b + moment.by_category[i] for b, moment in zip(below, profile, strict=True)]
         tip = f"{CATEGORIES[i]}: {show_bytes(report.memory.at.by_category[i])} at the peak"
-        found.append(element("path", tip=tip, d=_area(above, below, x, y), cls=f"held-{i}"))
+        elements.append(element("path", tip=tip, d=_area(above, below, x, y), cls=f"held-{i}"))
         below = above
     if near:
-        found.append(element("line", x1=left, x2=right, y1=y(report.limit), y2=y(report.limit), cls="limit"))
-        found.append(
+        elements.append(element("line", x1=left, x2=right, y1=y(report.limit), y2=y(report.limit), cls="limit"))
+        elements.append(
             text(right - 4, y(report.limit) - 5, f"limit {show_bytes(report.limit)}", anchor="end", cls="tick")
         )
     for i, moment in enumerate(profile):
         cls = "backward" if moment.backward else "forward"
-        found.append(element("rect", x=x(i), y=bottom + 4, width=x(1) - x(0) + 0.3, height=6, cls=cls))
+        elements.append(element("rect", x=x(i), y=bottom + 4, width=x(1) - x(0) + 0.3, height=6, cls=cls))
     peak = next(i for i, moment in enumerate(profile) if moment.index == report.memory.at.index)
-    at = x(peak + 0.5)
-    found.append(element("line", x1=at, x2=at, y1=top, y2=bottom, cls="peak"))
-    side, shift = ("end", -6) if at > (left + right) / 2 else ("start", 6)
-    found.append(text(at + shift, top + 9, f"peak {show_bytes(report.peak_bytes)}", anchor=side, cls="strong halo"))
+    peak_x = x(peak + 0.5)
+    elements.append(element("line", x1=peak_x, x2=peak_x, y1=top, y2=bottom, cls="peak"))
+    side, shift = ("end", -6) if peak_x > (left + right) / 2 else ("start", 6)
+    elements.append(
+        text(peak_x + shift, top + 9, f"peak {show_bytes(report.peak_bytes)}", anchor=side, cls="strong halo")
+    )
     passes, tall = legend([("forward", "forward, update"), ("backward", "backward")], left, bottom + 18, right - left)
-    return picture(width, bottom + 18 + tall, "memory over the steps of the program", *found, passes)
+    return picture(width, bottom + 18 + tall, "memory over the steps of the program", *elements, passes)
 
 
 def _pooled(profile: tuple[Moment, ...]) -> list[Moment]:
@@ -120,9 +124,9 @@ def roofline_scatter(report: Report, width: int = WIDTH) -> str:
     low_y = min([peak / 1e4, *(p.rate for p in points)]) / 1.6
     x, y = logarithmic(low_x, high_x, left, right), logarithmic(low_y, peak * 3, bottom, top)
     entries = [("kernel-matmul", "products"), ("kernel-vector", "elementwise, reductions")]
-    drawn, _ = legend(entries, left, 2, right - left)
-    found = [
-        drawn,
+    legend_svg, _ = legend(entries, left, 2, right - left)
+    elements = [
+        legend_svg,
         axis("bottom", x, decades(low_x, high_x), lambda v: f"{v:g}", bottom, top),
         axis("left", y, decades(low_y, peak * 3, 6), lambda v: number(v, "FLOP/s"), left, right),
         text((left + right) / 2, bottom + 34, "FLOP for each byte of memory traffic", anchor="middle", cls="label"),
@@ -130,14 +134,14 @@ def roofline_scatter(report: Report, width: int = WIDTH) -> str:
     corner = max(low_x, low_y / machine.hbm_bandwidth)
     roof = [(corner, corner * machine.hbm_bandwidth), (ridge, peak), (high_x, peak)]
     path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in roof)
-    found.append(element("path", d=f"M{path}", cls="roof"))
-    found.append(text(right - 4, y(peak) - 8, f"{peak_name}, {number(peak, 'FLOP/s')}", anchor="end", cls="tick"))
+    elements.append(element("path", d=f"M{path}", cls="roof"))
+    elements.append(text(right - 4, y(peak) - 8, f"{peak_name}, {number(peak, 'FLOP/s')}", anchor="end", cls="tick"))
     for point, spent in sorted(points.items(), key=lambda item: -item[1]):
         radius = max(2.5, 34 * math.sqrt(spent / report.seconds))
         tip = f"{point.name} at {point.where}: {number(point.rate, 'FLOP/s')}, {seconds(spent)} of the step"
-        place = {"cx": x(point.intensity), "cy": y(point.rate), "r": radius}
-        found.append(element("circle", tip=tip, cls=f"kernel-{point.kind}", **place))
-    return picture(width, bottom + 42, "roofline", *found)
+        circle = {"cx": x(point.intensity), "cy": y(point.rate), "r": radius}
+        elements.append(element("circle", tip=tip, cls=f"kernel-{point.kind}", **circle))
+    return picture(width, bottom + 42, "roofline", *elements)
 
 
 class _Point(NamedTuple):
@@ -152,7 +156,7 @@ class _Point(NamedTuple):
 
 def _points(report: Report) -> dict[_Point, float]:
     """Seconds per step of every kernel that computes; kernels with a negligible share are omitted."""
-    found: dict[_Point, float] = {}
+    points: dict[_Point, float] = {}
     for event in report.timeline.events:
         flops = sum(line.flops for line in event.lines)
         moved = sum(line.hbm_bytes for line in event.lines)
@@ -160,38 +164,38 @@ def _points(report: Report) -> dict[_Point, float]:
             kind = "matmul" if any(line.kind in ("matmul", "conv") for line in event.lines) else "vector"
             where = line_of(event.lines[-1].where, 60)
             point = _Point(flops / moved, flops / event.seconds, kind, event.name, where)
-            found[point] = found.get(point, 0.0) + event.seconds * event.trips
-    return {point: t for point, t in found.items() if t > SMALL * report.seconds}
+            points[point] = points.get(point, 0.0) + event.seconds * event.trips
+    return {point: t for point, t in points.items() if t > SMALL * report.seconds}
 
 
 def collective_bars(reports: Mapping[str, Report], top: int = 12) -> str:
     """Collectives of each layout, by dims, axes and kind: exposed time, followed by hidden time."""
-    rows = [(name, sent) for name, report in reports.items() for sent in report.collectives[:top]]
-    labels = [cut(str(sent), 62) for _, sent in rows]
+    rows = [(name, group) for name, report in reports.items() for group in report.collectives[:top]]
+    labels = [cut(str(group), 62) for _, group in rows]
     left, right = label_width(labels) + 16, WIDTH - 110
-    most = max((sent.seconds for _, sent in rows), default=0.0) or 1.0
+    most = max((group.seconds for _, group in rows), default=0.0) or 1.0
     scale = linear(0, most, left, right)
-    drawn, top_y = legend([("part-3", "exposed"), ("hidden", "hidden behind compute")], left, 2, WIDTH - left)
+    legend_svg, top_y = legend([("part-3", "exposed"), ("hidden", "hidden behind compute")], left, 2, WIDTH - left)
     y = top_y + 6
-    found, first = [], y
-    shown = ""
+    elements, first = [], y
+    last_name = ""
     body: list[str] = []
-    for label, (name, sent) in zip(labels, rows, strict=True):
-        if name != shown and len(reports) > 1:
+    for label, (name, group) in zip(labels, rows, strict=True):
+        if name != last_name and len(reports) > 1:
             body.append(text(8, y + 15, name, cls="strong"))
             y += 24
-        shown = name
-        share = percent(sent.exposed, reports[name].seconds)
+        last_name = name
+        share = percent(group.exposed, reports[name].seconds)
         body.append(text(left - 10, y + 14, label, anchor="end", cls="label"))
-        wide = scale(sent.exposed) - left
-        body.append(element("rect", tip=str(sent), x=left, y=y + 2, width=wide, height=16, cls="part-3"))
-        hidden = max(scale(sent.seconds) - left - wide, 0.0)
-        body.append(element("rect", tip=str(sent), x=left + wide, y=y + 2, width=hidden, height=16, cls="hidden"))
-        words = f"{seconds(sent.exposed)}, {share}"
-        body.append(text(left + wide + hidden + 7, y + 14, words, cls="label"))
+        bar_width = scale(group.exposed) - left
+        body.append(element("rect", tip=str(group), x=left, y=y + 2, width=bar_width, height=16, cls="part-3"))
+        hidden = max(scale(group.seconds) - left - bar_width, 0.0)
+        body.append(element("rect", tip=str(group), x=left + bar_width, y=y + 2, width=hidden, height=16, cls="hidden"))
+        words = f"{seconds(group.exposed)}, {share}"
+        body.append(text(left + bar_width + hidden + 7, y + 14, words, cls="label"))
         y += 24
-    found.append(axis("bottom", scale, steps(most), seconds, y + 2, first))
-    return picture(WIDTH, y + 26, "collectives by dim", drawn, *found, *body)
+    elements.append(axis("bottom", scale, steps(most), seconds, y + 2, first))
+    return picture(WIDTH, y + 26, "collectives by dim", legend_svg, *elements, *body)
 
 
 def lanes(report: Report, longest: float) -> str:
@@ -204,15 +208,15 @@ def lanes(report: Report, longest: float) -> str:
     left, right = label_width(names) + 16, WIDTH - 12
     scale = linear(0, longest, left, right)
     bottom = 8 + 30 * len(names)
-    found = [axis("bottom", scale, steps(longest), seconds, bottom, 4)]
+    elements = [axis("bottom", scale, steps(longest), seconds, bottom, 4)]
     for i, lane in enumerate(names):
         y = 8 + 30 * i
-        found.append(text(left - 10, y + 16, cut(lane, 30), anchor="end", cls="label"))
+        elements.append(text(left - 10, y + 16, cut(lane, 30), anchor="end", cls="label"))
         for event in events:
-            wide = scale(event.seconds) - scale(0)
-            if event.lane != lane or wide < 0.3:
+            bar_width = scale(event.seconds) - scale(0)
+            if event.lane != lane or bar_width < 0.3:
                 continue
             cls = "part-3" if lane != COMPUTE else "backward" if any(x.backward for x in event.lines) else "part-1"
             tip = f"{event.name}, {seconds(event.seconds)}, {event.where}"
-            found.append(element("rect", tip=tip, x=scale(event.start), y=y, width=wide, height=22, cls=cls))
-    return picture(WIDTH, bottom + 24, "timeline of a step by lane", *found)
+            elements.append(element("rect", tip=tip, x=scale(event.start), y=y, width=bar_width, height=22, cls=cls))
+    return picture(WIDTH, bottom + 24, "timeline of a step by lane", *elements)

@@ -77,27 +77,27 @@ def compare(reports: Mapping[str, Report], illegal: Mapping[str, str] | None = N
     return Comparison(dict(reports), dict(illegal or {}))
 
 
-def _names(found: Comparison) -> str:
-    first = next(iter(found.reports.values()), None)
+def _names(comparison: Comparison) -> str:
+    first = next(iter(comparison.reports.values()), None)
     lines = []
     if first is not None:
         what = f"{first.title} on " if first.title else ""
         lines.append(f"{what}{first.machine.title}\n")
-    for name, report in found.reports.items():
-        mark = "*" if name == found.best else " "
+    for name, report in comparison.reports.items():
+        mark = "*" if name == comparison.best else " "
         rules = str(report.layout or "").split() or ["nothing is split"]
         text = str(report.mesh) if name == str(report.layout) else f"{name}: {report.mesh}"
         lines.append(wrapped(rules, f"{mark} {text},  ", 6))
-    best = found.best
+    best = comparison.best
     lines.append(f"\n* the fastest that fits: {best}" if best is not None else "\nnone of them fits")
     return "\n".join(lines)
 
 
-def _figures(found: Comparison) -> str:
-    fastest = min(report.seconds for report in found.reports.values())
+def _figures(comparison: Comparison) -> str:
+    fastest = min(report.seconds for report in comparison.reports.values())
     rows = [
         [
-            f"{'*' if name == found.best else ' '} {name}",
+            f"{'*' if name == comparison.best else ' '} {name}",
             seconds(report.seconds),
             f"{report.seconds / fastest:.2f} x",
             *(seconds(report.parts[part]) for part in PARTS),
@@ -105,23 +105,23 @@ def _figures(found: Comparison) -> str:
             show_bytes(report.wire_bytes),
             show_bytes(report.peak_bytes) + ("" if report.fits else "!"),
         ]
-        for name, report in found.reports.items()
+        for name, report in comparison.reports.items()
     ]
     header = ["layout", "step", "", "products", "elementw.", "moves", "exposed", "FLOP", "sent", "peak"]
-    note = "" if all(report.fits for report in found.reports.values()) else "\n  ! more than a device has"
+    note = "" if all(report.fits for report in comparison.reports.values()) else "\n  ! more than a device has"
     return table(header, rows, "<>>>>>>>>>", shrink=0, indent=0) + note
 
 
-def _bars(found: Comparison, width: int = 60) -> str:
+def _bars(comparison: Comparison, width: int = 60) -> str:
     """One bar per layout, as long as its step, divided into its parts."""
-    slowest = max(report.seconds for report in found.reports.values()) or 1.0
+    slowest = max(report.seconds for report in comparison.reports.values()) or 1.0
     rows = []
-    for name, report in found.reports.items():
-        cells, done, drawn = "", 0.0, 0
+    for name, report in comparison.reports.items():
+        cells, done, filled = "", 0.0, 0
         for part in PARTS:
             done += report.parts[part]
             n = round(width * done / slowest)
-            cells, drawn = cells + SHADES[part] * (n - drawn), n
+            cells, filled = cells + SHADES[part] * (n - filled), n
         rows.append([name, cells])
     legend = "   ".join(f"{shade} {part}" for part, shade in SHADES.items())
     return table(["", ""], rows, "<<", shrink=0).lstrip("\n") + f"\n\n  {legend}"
@@ -129,9 +129,9 @@ def _bars(found: Comparison, width: int = 60) -> str:
 
 def _difference(one: tuple[str, Report], other: tuple[str, Report], top: int = 10) -> str:
     (before, a), (after, b) = one, other
-    found = changes(a, b)
+    diffs = changes(a, b)
     title = f"from {before} to {after}: {signed_percent(b.seconds, a.seconds)} time, {signed_bytes(a, b)} peak"
-    if not found:
+    if not diffs:
         return f"{title}\n  the same collectives"
     rows = [
         [
@@ -141,8 +141,8 @@ def _difference(one: tuple[str, Report], other: tuple[str, Report], top: int = 1
             str(change.after or "-"),
             signed_seconds(change.seconds),
         ]
-        for change in found[:top]
+        for change in diffs[:top]
     ]
-    rest = found[top:]
+    rest = diffs[top:]
     more = f"\n  and {len(rest)} more, {signed_seconds(sum(c.seconds for c in rest))}" if rest else ""
     return f"{title}\n" + table(["asked for by", "pass", before, after, "exposed"], rows, "<<<<>", shrink=2) + more

@@ -63,9 +63,9 @@ class LayoutDiff:
     @property
     def at(self) -> Sending:
         """The `after` side; `before` if there is no `after`."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        sending = self.after or self.before
+        assert sending is not None
+        return sending
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -100,8 +100,8 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
     Collectives are paired by source line and pass; within one line by cause and kind, then by cause, then by kind, then
     by order.
     """
-    left, right = sendings(before), sendings(after)
-    found: list[LayoutDiff] = []
+    old_sendings, new_sendings = sendings(before), sendings(after)
+    diffs: list[LayoutDiff] = []
     rules: list[Callable[[Sending], Hashable]] = [
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes, s.bytes, s.count),
         lambda s: (s.where, s.backward, s.cause, s.kind, s.axes),
@@ -111,20 +111,22 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
     ]
     for key in rules:
         waiting: dict[Hashable, list[Sending]] = {}
-        for each in right:
-            waiting.setdefault(key(each), []).append(each)
-        rest: list[Sending] = []
-        for each in left:
-            others = waiting.get(key(each))
-            if others:
-                other = others.pop(0)
-                right.remove(other)
-                found.append(LayoutDiff(each, other))
+        for sending in new_sendings:
+            waiting.setdefault(key(sending), []).append(sending)
+        unmatched: list[Sending] = []
+        for sending in old_sendings:
+            partners = waiting.get(key(sending))
+            if partners:
+                partner = partners.pop(0)
+                new_sendings.remove(partner)
+                diffs.append(LayoutDiff(sending, partner))
             else:
-                rest.append(each)
-        left = rest
-    found += [LayoutDiff(each, None) for each in left] + [LayoutDiff(None, each) for each in right]
-    return sorted((c for c in found if c.what != "same"), key=lambda c: -abs(c.seconds))
+                unmatched.append(sending)
+        old_sendings = unmatched
+    diffs += [LayoutDiff(sending, None) for sending in old_sendings] + [
+        LayoutDiff(None, sending) for sending in new_sendings
+    ]
+    return sorted((c for c in diffs if c.what != "same"), key=lambda c: -abs(c.seconds))
 
 
 def signed_seconds(t: float) -> str:

@@ -39,14 +39,14 @@ def cost(
     larger than the machine, `MachineError` for an unknown machine.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
-    found = ledger(program)
+    costs = ledger(program)
     return Report(
         title=title,
         layout=layout,
         machine=machine,
-        ledger=found,
+        ledger=costs,
         memory=memory(program, donated=donated, categories=categories),
-        timeline=timeline(found, machine, placement),
+        timeline=timeline(costs, machine, placement),
         limit=machine.hbm if limit is None else limit,
         mesh=program.mesh if mesh is None else mesh,
         text=analysis,

@@ -26,24 +26,24 @@ class ExplainError(MeshdslError):
     exit_code = 2
 
 
-def find(report: Report, asked: str) -> list[int]:
-    """The numbers of the requested collectives; `asked` is a number, or `file.py:77` with the path or its end.
+def find(report: Report, query: str) -> list[int]:
+    """The numbers of the requested collectives; `query` is a number, or `file.py:77` with the path or its end.
 
     Raises `ExplainError` if there is no such collective, and lists those of the program.
     """
-    there = report.sends
-    if asked.isdigit():
-        found = [int(asked)] if int(asked) < len(there) else []
+    sends = report.sends
+    if query.isdigit():
+        numbers = [int(query)] if int(query) < len(sends) else []
     else:
-        found = [i for i, cost in enumerate(there) if _is_at(str(cost.line.where), asked)]
-    if not found:
-        lines = list(dict.fromkeys(str(cost.line.where) for cost in there))
-        what = f"{len(there)} collectives, from 0 to {len(there) - 1}, at {', '.join(lines)}" if there else "none"
+        numbers = [i for i, cost in enumerate(sends) if _is_at(str(cost.line.where), query)]
+    if not numbers:
+        lines = list(dict.fromkeys(str(cost.line.where) for cost in sends))
+        listing = f"{len(sends)} collectives, from 0 to {len(sends) - 1}, at {', '.join(lines)}" if sends else "none"
         raise ExplainError(
-            f"there is no collective {asked!r}; one is asked for by its number or by a line such as "
-            f"{lines[0] if lines else 'model.py:7'}\n  there are {what}"
+            f"there is no collective {query!r}; one is asked for by its number or by a line such as "
+            f"{lines[0] if lines else 'model.py:7'}\n  there are {listing}"
         )
-    return found
+    return numbers
 
 
 def dims_behind(report: Report, numbers: Sequence[int]) -> list[str]:
@@ -51,24 +51,28 @@ def dims_behind(report: Report, numbers: Sequence[int]) -> list[str]:
     lines = [report.sends[number].line for number in numbers]
     axes = {axis for line in lines if line.collective is not None for axis in line.collective.axes}
     rules = report.layout.rules if report.layout is not None else {}
-    split = [dim for dim, cut in rules.items() if axes.intersection(cut)]
-    known = dims(report)
-    return [dim for dim in dict.fromkeys([*(name for line in lines for name in dims_of(line)), *split]) if dim in known]
+    split = [dim for dim, dim_axes in rules.items() if axes.intersection(dim_axes)]
+    program_dims = dims(report)
+    return [
+        dim
+        for dim in dict.fromkeys([*(name for line in lines for name in dims_of(line)), *split])
+        if dim in program_dims
+    ]
 
 
 def check_dim(report: Report, name: str) -> str:
     """Return the dim; raises `ExplainError` if the program has no dim of this name."""
-    known = dims(report)
-    if name not in known:
-        raise ExplainError(f"the program has no dim {name!r} to explain; {nearest(name, known)}")
+    program_dims = dims(report)
+    if name not in program_dims:
+        raise ExplainError(f"the program has no dim {name!r} to explain; {nearest(name, program_dims)}")
     return name
 
 
-def _is_at(where: str, asked: str) -> bool:
-    return where == asked or where.endswith("/" + asked)
+def _is_at(where: str, query: str) -> bool:
+    return where == query or where.endswith("/" + query)
 
 
-def collective_text(report: Report, number: int, found: Sequence[LayoutEdit]) -> str:
+def collective_text(report: Report, number: int, edits: Sequence[LayoutEdit]) -> str:
     """Text about one collective: its source line, reason and cost, and the single edits that remove it."""
     cost = report.sends[number]
     line, record = cost.line, record_of(cost.line)
@@ -88,7 +92,7 @@ def collective_text(report: Report, number: int, found: Sequence[LayoutEdit]) ->
     ]  # fmt: skip
     title = f"collective {number}: {record.op} of {record.size}, {times}"
     lines = [title, *(wrapped(text.split(" "), f"  {name:<13} ", 16) for name, text in rows)]
-    removing = [move for move in found if removes(move, line)]
+    removing = [edit for edit in edits if removes(edit, line)]
     lines += ["", *_removed_by(report, line, removing)]
     return "\n".join(lines)
 
@@ -102,7 +106,7 @@ def _because(report: Report, line: Line) -> str:
     record = record_of(line)
     layout, names, axes = report.layout or Layout(), dims_of(line), ",".join(record.axes)
     split = [f"{name} over {','.join(layout.axes(name))}" for name in names if layout.axes(name)]
-    given = f"the layout splits {' and '.join(split)}; " if split else ""
+    intro = f"the layout splits {' and '.join(split)}; " if split else ""
     words = {
         "all_reduce": f"each device has only its part of the result, and all along {axes} need the whole",
         "reduce_scatter": f"each device has only its part of the sum, and keeps one block of it along {axes}",
@@ -112,15 +116,15 @@ def _because(report: Report, line: Line) -> str:
         "those that are filled are sent, and the time is of those expected to be",
         "permute": f"a device needs blocks that another along {axes} has",
     }
-    return given + words.get(record.kind, f"devices along {axes} exchange blocks")
+    return intro + words.get(record.kind, f"devices along {axes} exchange blocks")
 
 
-def removes(move: LayoutEdit, line: Line) -> bool:
+def removes(edit: LayoutEdit, line: Line) -> bool:
     """True if an edit is legal and leaves no collective with this line's source line, pass and dims."""
-    if move.report is None:
+    if edit.report is None:
         return False
     key = (line.where, line.backward, dims_of(line))
-    return all(key != (c.line.where, c.line.backward, dims_of(c.line)) for c in move.report.sends)
+    return all(key != (c.line.where, c.line.backward, dims_of(c.line)) for c in edit.report.sends)
 
 
 def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> Iterator[str]:
@@ -129,28 +133,28 @@ def _removed_by(report: Report, line: Line, removing: Sequence[LayoutEdit]) -> I
         yield f"no single move removes what {what} asks for at this line"
         return
     yield "one dim elsewhere that removes it, the rest of the layout as it is"
-    rows = [[str(move), move.effect] for move in removing[:6]]
+    rows = [[str(edit), edit.effect] for edit in removing[:6]]
     yield table(["move", "effect"], rows, "<<", shrink=0)
 
 
-def dim_text(report: Report, name: str, found: Sequence[LayoutEdit]) -> str:
+def dim_text(report: Report, name: str, edits: Sequence[LayoutEdit]) -> str:
     """Text about one dim: its axes, the arguments with it, the collectives it causes, and possible other axes."""
     layout = report.layout or Layout()
     axes = layout.axes(name)
     size = next((d.size for v in _values(report) for d in v.shape if d.name == name), 0)
     split = f"split over {','.join(axes)} ({size} / {report.mesh.count(axes)})" if axes else "not split"
     having = [v for v in report.program.ins if any(d.name == name for d in v.shape)]
-    held = sum(map(report.program.local_bytes, having))
-    sends = [sent for sent in report.collectives if name in sent.dims]
-    share = sum(sent.exposed for sent in sends)
+    stored = sum(map(report.program.local_bytes, having))
+    sends = [group for group in report.collectives if name in group.dims]
+    share = sum(group.exposed for group in sends)
     lines = [
         f"{name} = {size}, {split}",
-        f"  arguments that have it: {len(having)}, {show_bytes(held)} on each {report.machine.device}",
+        f"  arguments that have it: {len(having)}, {show_bytes(stored)} on each {report.machine.device}",
         f"  what it sends: {percent(share, report.seconds)} of the step, {seconds(share)} exposed",
     ]
     if sends:
         lines += ["", sent_table(report, sends)]
-    return "\n".join([*lines, "", edits_text(found)])
+    return "\n".join([*lines, "", edits_text(edits)])
 
 
 def _values(report: Report) -> Iterator[Any]:
@@ -168,7 +172,7 @@ def binding_text(report: Report) -> str:
     return f"bound by {report.constraint}: {share} of the step waits for it; memory is {room} full"
 
 
-def to_dict(report: Report, numbers: Sequence[int], found: Sequence[LayoutEdit]) -> dict[str, Any]:
+def to_dict(report: Report, numbers: Sequence[int], edits: Sequence[LayoutEdit]) -> dict[str, Any]:
     """The explanation, as plain values for JSON."""
     lines = [(number, report.sends[number]) for number in numbers]
     return plain(
@@ -183,10 +187,10 @@ def to_dict(report: Report, numbers: Sequence[int], found: Sequence[LayoutEdit])
                     "dims": dims_of(cost.line),
                     "seconds": cost.seconds,
                     "exposed": cost.exposed,
-                    "removed_by": [move.to_dict() for move in found if removes(move, cost.line)],
+                    "removed_by": [edit.to_dict() for edit in edits if removes(edit, cost.line)],
                 }
                 for number, cost in lines
             ],
-            "moves": [move.to_dict() for move in found],
+            "moves": [edit.to_dict() for edit in edits],
         }
     )

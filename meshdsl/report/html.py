@@ -73,7 +73,7 @@ def page(reports: Mapping[str, Report]) -> str:
         element("p", html.escape(f"{first.machine.title}. Times are estimates, of one step.")),
         _figures(reports, best),
         element("h2", "Time of a step"),
-        element("p", "Below each bar the interval in which the measured time should lie."),
+        element("p", "Below each bar: the likely interval of the measured time."),
         time_bars(reports),
         element("h2", "Timeline"),
         element("p", "One step of one device; a collective is hidden where it runs above or below computation."),
@@ -134,9 +134,9 @@ def _figures(reports: Mapping[str, Report], best: str | None) -> str:
             percent(report.utilisation, 1),
             report.constraint,
         ]
-        found = [element("td", html.escape(cell), cls="" if i not in (4, 5) or report.fits else "bad")
+        elements = [element("td", html.escape(cell), cls="" if i not in (4, 5) or report.fits else "bad")
                  for i, cell in enumerate(cells)]  # fmt: skip
-        rows.append(element("tr", *found, cls="best" if name == best and len(reports) > 1 else ""))
+        rows.append(element("tr", *elements, cls="best" if name == best and len(reports) > 1 else ""))
     return element("div", element("table", *rows), cls="scroll")
 
 

@@ -71,16 +71,16 @@ class LayoutEdit:
 def options(report: Report) -> list[Axes]:
     """Axes that a dim may be mapped to: none, or any set of axes with more than one device, in mesh order."""
     axes = [axis for axis, n in report.mesh.axes.items() if n > 1]
-    return [found for n in range(len(axes) + 1) for found in itertools.combinations(axes, n)]
+    return [subset for n in range(len(axes) + 1) for subset in itertools.combinations(axes, n)]
 
 
 def dims(report: Report) -> list[str]:
     """The dims that a layout can name, in program order; dims of size 1 cannot be split and are omitted."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for v in (*report.program.ins, *(v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))):
-        found.update((d.name, None) for d in v.shape if d.size > 1)
+        names.update((d.name, None) for d in v.shape if d.size > 1)
     rules = report.layout.rules if report.layout is not None else {}
-    return list(dict.fromkeys([*rules, *found]))
+    return list(dict.fromkeys([*rules, *names]))
 
 
 def layout_edits(
@@ -92,70 +92,70 @@ def layout_edits(
     """Every change of one dim's axes, best first. `recost` returns the report of another layout."""
     layout = report.layout or Layout()
     rules = {dim: axes for dim, axes in layout.on(report.mesh).rules.items() if axes}
-    asked = [
+    candidates = [
         (dim, after)
         for dim in (dims(report) if among is None else among)
         for after in options(report)
         if after != rules.get(dim, ())
     ]
-    found: list[LayoutEdit] = []
-    for done, (dim, after) in enumerate(asked):
-        progress(done, len(asked))
+    edits: list[LayoutEdit] = []
+    for done, (dim, after) in enumerate(candidates):
+        progress(done, len(candidates))
         changed = Layout({**rules, dim: after} if after else _without(rules, dim), overrides=layout.overrides)
         try:
             other, reason = recost(changed), ""
         except LayoutError as error:
             other, reason = None, str(error)
-        found.append(LayoutEdit(dim, rules.get(dim, ()), after, report, other, reason))
-    progress(len(asked), len(asked))
-    return sorted(found, key=lambda move: move.rank)
+        edits.append(LayoutEdit(dim, rules.get(dim, ()), after, report, other, reason))
+    progress(len(candidates), len(candidates))
+    return sorted(edits, key=lambda edit: edit.rank)
 
 
 def _without(rules: Mapping[str, Axes], dim: str) -> dict[str, Axes]:
     return {name: axes for name, axes in rules.items() if name != dim}
 
 
-def edits_text(found: Sequence[LayoutEdit], top: int = 12) -> str:
+def edits_text(edits: Sequence[LayoutEdit], top: int = 12) -> str:
     """Text of the edits, ranked; illegal edits are listed with their reasons."""
-    if not found:
+    if not edits:
         return "there is nowhere else to map it"
-    base = found[0].base
-    legal = [move for move in found if move.report is not None]
-    idle = [move for move in legal if _same(move)]
-    useful = [move for move in legal if not _same(move)]
-    illegal = [move for move in found if move.report is None]
+    base = edits[0].base
+    legal = [edit for edit in edits if edit.report is not None]
+    idle = [edit for edit in legal if _is_idle(edit)]
+    useful = [edit for edit in legal if not _is_idle(edit)]
+    illegal = [edit for edit in edits if edit.report is None]
     lines = [f"one dim elsewhere, the rest as it is (now {seconds(base.seconds)}, peak {show_bytes(base.peak_bytes)})"]
     if useful:
-        rows = [[str(move), *_figures(move)] for move in useful[:top]]
+        rows = [[str(edit), *_figures(edit)] for edit in useful[:top]]
         lines.append(table(["move", "time", "step", "memory", "peak"], rows, "<>>>>", shrink=0))
-    if any(move.report is not None and not move.report.fits for move in useful[:top]):
+    if any(edit.report is not None and not edit.report.fits for edit in useful[:top]):
         lines.append("  ! more than a device has")
     if useful[top:]:
         lines.append(f"  and {len(useful) - top} more")
     if idle:
         lines.append(cut(f"  without effect: {'; '.join(map(str, idle))}", 100))
     if illegal:
-        rows = [[str(move), reason_of(move)] for move in illegal[:top]]
+        rows = [[str(edit), reason_of(edit)] for edit in illegal[:top]]
         lines.append("\n" + table(["illegal", "why"], rows, "<<"))
     if illegal[top:]:
         lines.append(f"  and {len(illegal) - top} more")
     return "\n".join(lines)
 
 
-def _figures(move: LayoutEdit) -> list[str]:
-    report = move.report
+def _figures(edit: LayoutEdit) -> list[str]:
+    report = edit.report
     assert report is not None
     return [
-        signed_percent(report.seconds, move.base.seconds),
+        signed_percent(report.seconds, edit.base.seconds),
         seconds(report.seconds),
-        signed_bytes(move.base, report),
+        signed_bytes(edit.base, report),
         show_bytes(report.peak_bytes) + ("" if report.fits else " !"),
     ]
 
 
-def reason_of(move: LayoutEdit) -> str:
+def reason_of(edit: LayoutEdit) -> str:
     """The conflict, shortened from the error text; for any other error, its first line."""
-    lines = [line.strip() for line in move.reason.splitlines() if line.strip()]
+    lines = [line.strip() for line in edit.reason.splitlines() if line.strip()]
     for line in lines:
         what, maps, rest = line.partition("; the layout maps ")
         if maps:
@@ -163,6 +163,6 @@ def reason_of(move: LayoutEdit) -> str:
     return lines[0] if lines else ""
 
 
-def _same(move: LayoutEdit) -> bool:
-    found = move.report
-    return found is not None and (found.seconds, found.peak_bytes) == (move.base.seconds, move.base.peak_bytes)
+def _is_idle(edit: LayoutEdit) -> bool:
+    report = edit.report
+    return report is not None and (report.seconds, report.peak_bytes) == (edit.base.seconds, edit.base.peak_bytes)

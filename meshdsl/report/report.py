@@ -109,24 +109,24 @@ class Report:
     @cached_property
     def parts(self) -> dict[str, float]:
         """Seconds of a step by kind of instruction; they sum to `seconds`."""
-        found: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        totals: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         for each in self.timeline.costs:
-            found[_PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
-        return found
+            totals[_PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
+        return totals
 
     @cached_property
     def waits(self) -> dict[str, float]:
         """Seconds of a step by limiting resource, largest first; they sum to `seconds`."""
         bounds: dict[Step, str] = {}
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for each in self.timeline.costs:
             step = each.line.step
             if step not in bounds:
-                bounds[step] = self._wait(step, each.line)
-            found[bounds[step]] = found.get(bounds[step], 0.0) + each.blocking
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                bounds[step] = self._limiting_resource(step, each.line)
+            totals[bounds[step]] = totals.get(bounds[step], 0.0) + each.blocking
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
-    def _wait(self, step: Step, line: Line) -> str:
+    def _limiting_resource(self, step: Step, line: Line) -> str:
         if line.collective is not None:
             return f"network along {','.join(line.collective.axes)}"
         assert isinstance(step, Kernel)
@@ -150,8 +150,8 @@ class Report:
         for each in self.sends:
             record = record_of(each.line)
             groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
-        found = (CommGroup(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
-        return tuple(sorted(found, key=lambda sent: (-sent.exposed, -sent.seconds)))
+        merged = (CommGroup(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
+        return tuple(sorted(merged, key=lambda group: (-group.exposed, -group.seconds)))
 
     def problems(self) -> list[str]:
         """Why the program doesn't fit, with the peak's composition; empty if it fits."""
@@ -160,7 +160,7 @@ class Report:
         most = [f"{name} {show_bytes(n)}" for name, n in _largest(self.memory.by_category) if n]
         largest = self.memory.by_tensor[0]
         return [
-            f"the layout needs {show_bytes(self.peak_bytes)} on each device, and {show_bytes(self.limit)} are there\n"
+            f"the layout needs {show_bytes(self.peak_bytes)} per device; only {show_bytes(self.limit)} is available\n"
             f"  the peak is at {self.memory.at.op} ({self.memory.at.where}): {', '.join(most)}\n"
             f"  the largest tensor is {largest.name}, {show_bytes(largest.bytes)}; split another of its dims, "
             f"or use a larger mesh"
@@ -199,7 +199,7 @@ class Report:
                 "parts": self.parts,
                 "waits": self.waits,
                 "constraint": self.constraint,
-                "collectives": [sent.to_dict() for sent in self.collectives],
+                "collectives": [group.to_dict() for group in self.collectives],
                 "instructions": lines,
                 "memory": self.memory.to_dict(),
             }

@@ -82,7 +82,7 @@ def _notes(report: Report) -> list[str]:
     notes = [*report.timeline.placement.notes]
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
-        notes.append(f"{unknown} instructions are in while loops, whose trips nobody knows: one trip is counted")
+        notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
     return notes
 
 
@@ -116,13 +116,13 @@ def where_time_goes(report: Report) -> str:
 
 def collectives(report: Report, top: int) -> str:
     """Collectives by dims and axes, then the lines of the model that cause them."""
-    shown = report.collectives[:top]
+    top_groups = report.collectives[:top]
     rest = report.collectives[top:]
-    lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, shown)]
+    lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, top_groups)]
     if rest:
         lines.append(f"  and {len(rest)} more, {_share(report, rest)} of the step")
     lines.append("")
-    rows = [row for sent in shown[: max(3, top // 2)] for row in _causes(report, sent)]
+    rows = [row for group in top_groups[: max(3, top // 2)] for row in _causes(report, group)]
     lines.append(table(["no.", "asked for by", "pass", "each", "count", "step", "cause"], rows, "><<>>><"))
     return "\n".join(lines)
 
@@ -131,28 +131,28 @@ def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
     """One row for each group of collectives."""
     rows = [
         [
-            sent.label,
-            ",".join(sent.axes),
-            sent.kind,
-            sent.count,
-            sent.sizes,
-            seconds(sent.seconds),
-            seconds(sent.exposed),
-            percent(sent.exposed, report.seconds),
+            group.label,
+            ",".join(group.axes),
+            group.kind,
+            group.count,
+            group.sizes,
+            seconds(group.seconds),
+            seconds(group.exposed),
+            percent(group.exposed, report.seconds),
         ]
-        for sent in sends
+        for group in sends
     ]
     return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>", shrink=0)
 
 
 def _share(report: Report, sends: Sequence[CommGroup]) -> str:
-    return percent(sum(sent.exposed for sent in sends), report.seconds)
+    return percent(sum(group.exposed for group in sends), report.seconds)
 
 
-def _causes(report: Report, sent: CommGroup) -> Iterator[list[object]]:
+def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
     """One row for each line of the model and cause, most exposed first, at most three; then one row for the rest."""
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
-    for cost in sent.costs:
+    for cost in group.costs:
         record = record_of(cost.line)
         groups.setdefault((cost.line.where, cost.line.backward, str(cost.line.cause), record.bytes), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
@@ -165,14 +165,14 @@ def _causes(report: Report, sent: CommGroup) -> Iterator[list[object]]:
             show_bytes(each),
             sum(cost.line.trips for cost in costs),
             percent(sum(cost.exposed for cost in costs), report.seconds),
-            f"{cause} on {','.join(sent.axes)}",
+            f"{cause} on {','.join(group.axes)}",
         ]
     if len(ranked) > 3:
         others = [cost for _, costs in ranked[3:] for cost in costs]
         count = sum(cost.line.trips for cost in others)
         share = percent(sum(cost.exposed for cost in others), report.seconds)
         more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
-        yield ["", more, "", "", count, share, f"{sent.label} on {','.join(sent.axes)}"]
+        yield ["", more, "", "", count, share, f"{group.label} on {','.join(group.axes)}"]
 
 
 SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collective buffers": "collective"}
@@ -188,24 +188,26 @@ def _short(dtype: np.dtype[Any]) -> str:
 
 def memory(report: Report, top: int) -> str:
     """The composition of the memory peak."""
-    found = report.memory
-    where = f" ({line_of(found.at.where)})" if found.at.where.file else ""
+    usage = report.memory
+    where = f" ({line_of(usage.at.where)})" if usage.at.where.file else ""
     rows = [
-        [name, show_bytes(n), percent(n, found.peak), bar(n, found.peak, 40)]
-        for name, n in sorted(found.by_category.items(), key=lambda item: -item[1])
+        [name, show_bytes(n), percent(n, usage.peak), bar(n, usage.peak, 40)]
+        for name, n in sorted(usage.by_category.items(), key=lambda item: -item[1])
         if n
     ]
     groups: dict[tuple[str, ...], list[int]] = {}
-    for held in found.by_tensor:
-        stored = f"{_short(held.dtype)}[{'x'.join(map(str, held.shape))}]"
-        made_by = line_of(held.where) or "argument"
-        groups.setdefault((held.name, stored, SHORT.get(held.category, held.category), made_by), []).append(held.bytes)
+    for tensor in usage.by_tensor:
+        stored = f"{_short(tensor.dtype)}[{'x'.join(map(str, tensor.shape))}]"
+        made_by = line_of(tensor.where) or "argument"
+        groups.setdefault((tensor.name, stored, SHORT.get(tensor.category, tensor.category), made_by), []).append(
+            tensor.bytes
+        )
     ranked = sorted(groups.items(), key=lambda item: -sum(item[1]))[:top]
     tensors = [
-        [name, len(sizes), stored, show_bytes(sum(sizes)), percent(sum(sizes), found.peak), category, made_by]
+        [name, len(sizes), stored, show_bytes(sum(sizes)), percent(sum(sizes), usage.peak), category, made_by]
         for (name, stored, category, made_by), sizes in ranked
     ]
-    title = f"memory of one {report.machine.device} at the peak, in {found.at.op}{where}"
+    title = f"memory of one {report.machine.device} at the peak, in {usage.at.op}{where}"
     return (
         cut(title, WIDTH)
         + "\n"

@@ -30,9 +30,9 @@ def element(tag: str, *content: str, tip: str = "", **attributes: object) -> str
     >>> element("rect", tip="1 < 2", x=1.23456, width=7, cls="part-0")
     '<rect x="1.23" width="7" class="part-0"><title>1 &lt; 2</title></rect>'
     """
-    said = "".join(f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != "")
+    attrs = "".join(f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != "")
     inner = (f"<title>{html.escape(tip)}</title>" if tip else "") + "".join(content)
-    return f"<{tag}{said}>{inner}</{tag}>"
+    return f"<{tag}{attrs}>{inner}</{tag}>"
 
 
 def _name(key: str) -> str:
@@ -95,30 +95,32 @@ def decades(low: float, high: float, most: int = 7) -> list[float]:
     return [10.0**n for n in range(first, last + 1, every)]
 
 
-def axis(side: str, scale: Scale, values: Sequence[float], show: Callable[[float], str], at: float, to: float) -> str:
-    """Grid lines from `at` to `to`, with labels at `at`: below the drawing ("bottom") or to its left."""
-    found: list[str] = []
+def axis(
+    side: str, scale: Scale, values: Sequence[float], show: Callable[[float], str], start: float, end: float
+) -> str:
+    """Grid lines from `start` to `end`, with labels at `start`: below the drawing ("bottom") or to its left."""
+    elements: list[str] = []
     for value in values:
-        place = scale(value)
+        position = scale(value)
         if side == "bottom":
-            found.append(element("line", x1=place, x2=place, y1=at, y2=to, cls="grid"))
-            found.append(text(place, at + 15, show(value), anchor="middle", cls="tick"))
+            elements.append(element("line", x1=position, x2=position, y1=start, y2=end, cls="grid"))
+            elements.append(text(position, start + 15, show(value), anchor="middle", cls="tick"))
         else:
-            found.append(element("line", x1=at, x2=to, y1=place, y2=place, cls="grid"))
-            found.append(text(at - 7, place + 4, show(value), anchor="end", cls="tick"))
-    return "".join(found)
+            elements.append(element("line", x1=start, x2=end, y1=position, y2=position, cls="grid"))
+            elements.append(text(start - 7, position + 4, show(value), anchor="end", cls="tick"))
+    return "".join(elements)
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, width: float) -> tuple[str, float]:
     """Swatches (class, name) in as many rows as needed; returns the drawing and its height."""
-    found: list[str] = []
+    elements: list[str] = []
     left, top = x, y
     for cls, name in entries:
-        wide = 24 + label_width([name]) + 14
-        if left > x and left + wide > x + width:
+        entry_width = 24 + label_width([name]) + 14
+        if left > x and left + entry_width > x + width:
             left, top = x, top + 19
         wide_mark = 3 if cls == "bound" else 12
-        found.append(element("rect", x=left + 6 - wide_mark / 2, y=top, width=wide_mark, height=12, rx=1, cls=cls))
-        found.append(text(left + 18, top + 10.5, name, cls="label"))
-        left += wide
-    return "".join(found), top - y + 19
+        elements.append(element("rect", x=left + 6 - wide_mark / 2, y=top, width=wide_mark, height=12, rx=1, cls=cls))
+        elements.append(text(left + 18, top + 10.5, name, cls="label"))
+        left += entry_width
+    return "".join(elements), top - y + 19

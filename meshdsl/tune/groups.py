@@ -40,11 +40,11 @@ def group_of(mesh: Mesh, spec: GroupSpec) -> dict[str, int]:
     words = spec if isinstance(spec, Mapping) else dict(_words(spec))
     for axis, size in words.items():
         mesh.check_axis(axis)
-        whole = mesh.axes[axis]
-        if size is not None and not (isinstance(size, int) and 0 < size <= whole and whole % size == 0):
-            sizes = ", ".join(str(n) for n in range(1, whole + 1) if whole % n == 0)
+        count = mesh.axes[axis]
+        if size is not None and not (isinstance(size, int) and 0 < size <= count and count % size == 0):
+            sizes = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
             raise LayoutError(
-                f"a group cannot have {size} of the {whole} devices along the mesh axis {axis!r}: groups are equal\n"
+                f"a group cannot have {size} of the {count} devices along the mesh axis {axis!r}: groups are equal\n"
                 f"  give a size that divides: {sizes}"
             )
     group = {axis: words[axis] or n for axis, n in mesh.axes.items() if axis in words}
@@ -95,8 +95,8 @@ class RefinedMesh:
                 axes |= {outer: n // size, inner: size}
                 parts[axis] = outer, inner
                 group.append(inner)
-        made = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
-        return RefinedMesh(mesh, made, parts, tuple(group))
+        refined = Mesh(axes, device_order=mesh.device_order, devices=mesh.devices) if parts else mesh
+        return RefinedMesh(mesh, refined, parts, tuple(group))
 
     def axes(self, axes: Iterable[str]) -> Axes:
         """Coarse axes as axes of the refined mesh, major to minor."""
@@ -134,10 +134,10 @@ class RefinedMesh:
             return coarse
         placed = {axis: tuple(parts) for axis, parts in coarse.parts.items() if axis not in self.parts}
         for axis, (outer, inner) in self.parts.items():
-            cut = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
-            if cut is None:  # sizes that do not divide the hardware's: place it as any mesh of these sizes
+            split_parts = _cut(coarse.parts.get(axis, ()), self.mesh.axes[inner])
+            if split_parts is None:  # sizes that do not divide the hardware's: place it as any mesh of these sizes
                 return place(coarse.network, self.mesh)
-            placed |= {outer: cut[0], inner: cut[1]}
+            placed |= {outer: split_parts[0], inner: split_parts[1]}
         return Placement(coarse.network, self.mesh, placed, coarse.used, coarse.notes)
 
 

@@ -39,28 +39,34 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
     def seconds(kind: str, axes: Axes, size: float) -> float:
         return network.seconds(kind, axes, size) if axes and size else 0.0
 
-    known: dict[UpdateRegion, tuple[int, int, int]] = {}
+    traffic_of: dict[UpdateRegion, tuple[int, int, int]] = {}
 
     def moved(update: Update) -> tuple[int, int, int]:
         """Bytes of the gradient, of the update's reads and writes, and of its results that the rest of the step
         reads.
         """
-        if update.part not in known:
+        if update.part not in traffic_of:
             gradient = placed.bytes(update.sums[0])
             traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-            known[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(update)))
-        return known[update.part]
+            traffic_of[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(update)))
+        return traffic_of[update.part]
 
     def worth(update: Update) -> Verdict:
-        ways, waste = update.format.ways, update.format.waste
+        ways, padding_ratio = update.format.ways, update.format.padding_ratio
         gradient, traffic, gathered = moved(update)
         before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
-        inside = sum(seconds("reduce_scatter", axes, gradient * waste * left) for axes, left in _steps(placed, update))
-        across = seconds("all_reduce", update.across, gradient * waste / ways)
+        inside = sum(
+            seconds("reduce_scatter", axes, gradient * padding_ratio * fraction)
+            for axes, fraction in _steps(placed, update)
+        )
+        across = seconds("all_reduce", update.across, gradient * padding_ratio / ways)
         after = (
             len(update.sums) * (inside + across)
-            + traffic * waste / ways / machine.hbm_bandwidth
-            + sum(seconds("all_gather", axes, gathered * waste * left) for axes, left in _steps(placed, update))
+            + traffic * padding_ratio / ways / machine.hbm_bandwidth
+            + sum(
+                seconds("all_gather", axes, gathered * padding_ratio * fraction)
+                for axes, fraction in _steps(placed, update)
+            )
         )
         saved = before - after
         reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
@@ -72,12 +78,12 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
 def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
     """The axes of each reduce_scatter of a gradient, with the fraction of the gradient that it scatters."""
     cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
-    found: list[tuple[Axes, float]] = []
-    left = 1.0
+    steps: list[tuple[Axes, float]] = []
+    fraction = 1.0
     for axes in stages(placed.mesh, cuts):
-        found.append((axes, left))
-        left /= placed.mesh.count(axes)
-    return found
+        steps.append((axes, fraction))
+        fraction /= placed.mesh.count(axes)
+    return steps
 
 
 def _gathered(update: Update) -> list[Var]:
@@ -95,7 +101,7 @@ def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update])
         for update in updates:
             update = dataclasses.replace(update, pending=refined.axes(update.pending))
             groups = [recut(fine, update, group) for group in all_groups(update.pending)]
-            total += max(0.0, *(worth(one)[1] or 0.0 for one in groups))
+            total += max(0.0, *(worth(candidate)[1] or 0.0 for candidate in groups))
         return total
 
     mesh = placed.mesh
@@ -108,9 +114,9 @@ def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
     """The same graph, with all shardings in the refined mesh's axes."""
     if not refined.parts:
         return placed
-    homes = {v: refined.sharding(home) for v, home in placed.homes.items()}
+    shardings = {v: refined.sharding(sharding) for v, sharding in placed.shardings.items()}
     graph, layout = refined.graph(placed.graph), refined.layout(placed.layout)
-    return dataclasses.replace(placed, graph=graph, homes=homes, mesh=refined.mesh, layout=layout)
+    return dataclasses.replace(placed, graph=graph, shardings=shardings, mesh=refined.mesh, layout=layout)
 
 
 def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refined: RefinedMesh) -> Program:
@@ -121,10 +127,12 @@ def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refine
     """
     network, none = _network(machine, refined), joined(0)
     most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
-    found = {bucketed_tensors(made): made for made in (none, *(joined(most / part) for part in (256, 16, 1)))}
-    if len(found) == 1:
+    programs = {
+        bucketed_tensors(program): program for program in (none, *(joined(most / part) for part in (256, 16, 1)))
+    }
+    if len(programs) == 1:
         return none
-    return min(found.values(), key=lambda made: timeline(ledger(made), machine, network).seconds)
+    return min(programs.values(), key=lambda program: timeline(ledger(program), machine, network).seconds)
 
 
 def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:

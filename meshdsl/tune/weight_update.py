@@ -89,10 +89,10 @@ class UpdateTable:
         rows = [("weight", "shape", "update cut by", "group", "saved", "time", "")]
         for d in self.decisions:
             shape = " ".join(f"{dim.name}={dim.size}" for dim in d.shape)
-            cut = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
+            split = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
             seconds = "" if d.seconds_saved is None else f"{d.seconds_saved * 1e6:.0f} us"
             saved = show_bytes(d.bytes_saved) if d.sharded else ""
-            rows.append((d.weight, shape, cut, _group(d) or "-", saved, seconds, d.reason))
+            rows.append((d.weight, shape, split, _group(d) or "-", saved, seconds, d.reason))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         total = sum(d.bytes_saved for d in self.decisions)
@@ -151,9 +151,9 @@ def shard(
     Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
     """
     hoisted = hoist_casts(graph, graph.ins)
-    homes: dict[Var, Sharding] = {}
-    program = partition(hoisted, mesh, layout, results, gather_limit, homes)
-    placed = ShardedGraph(hoisted, results, homes, mesh, program.extents, layout, request.regather)
+    shardings: dict[Var, Sharding] = {}
+    program = partition(hoisted, mesh, layout, results, gather_limit, shardings)
+    placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
     if request.mode == "sharded" and not any(d.sharded for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
@@ -176,20 +176,20 @@ def _shard(
     if request.group is not None:
         refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
         placed = on_refined(refined, placed)
-        worth = _always if machine is None else by_time(placed, machine, refined)
-        return refined, shard_updates(placed, Policy(_within(refined.group), worth))
+        worth = _always_shard if machine is None else by_time(placed, machine, refined)
+        return refined, shard_updates(placed, Policy(_axes_in_group(refined.group), worth))
     refined = RefinedMesh(mesh, mesh)
     if machine is None:
-        return refined, shard_updates(placed, Policy(_only_all, _always))
-    found: list[Update] = []
+        return refined, shard_updates(placed, Policy(_all_pending_axes, _always_shard))
+    candidates: list[Update] = []
     worth = by_time(placed, machine, refined)
 
     def noted(update: Update) -> Verdict:
-        found.extend([update] if update.group == update.pending and update not in found else [])
+        candidates.extend([update] if update.group == update.pending and update not in candidates else [])
         return worth(update)
 
     split = shard_updates(placed, Policy(all_groups, noted))
-    best = best_mesh(placed, machine, found)
+    best = best_mesh(placed, machine, candidates)
     if not best.parts:
         return refined, split
     placed = on_refined(best, placed)
@@ -203,14 +203,14 @@ def bucket(program: Program, request: WeightUpdate, machine: Machine | None, ref
     collective sends in the time of its latency. Raises `LayoutError` if a limit joins nothing.
     """
     if request.bucket_bytes is not None:
-        made = _below(program, request.bucket_bytes)
-        if request.bucket_bytes and not bucketed_tensors(made):
+        bucketed = _below(program, request.bucket_bytes)
+        if request.bucket_bytes and not bucketed_tensors(bucketed):
             raise LayoutError(
                 f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
                 "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
                 "  use a larger limit, or 0 for no buckets"
             )
-        return made
+        return bucketed
     if machine is None:
         return bucket_collectives(program)
     return fastest_buckets(lambda limit: _below(program, limit), machine, refined)
@@ -222,13 +222,13 @@ def _below(program: Program, limit: float) -> Program:
     return bucket_collectives(program, lambda kind, axes, sizes: bisect_left(sizes, limit))
 
 
-def _only_all(pending: Axes) -> Sequence[Axes]:
+def _all_pending_axes(pending: Axes) -> Sequence[Axes]:
     return [pending]
 
 
-def _within(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
-    return lambda pending: [mine] if (mine := tuple(axis for axis in pending if axis in group)) else []
+def _axes_in_group(group: Axes) -> Callable[[Axes], Sequence[Axes]]:
+    return lambda pending: [shared] if (shared := tuple(axis for axis in pending if axis in group)) else []
 
 
-def _always(update: Update) -> Verdict:
+def _always_shard(update: Update) -> Verdict:
     return True, None, ""

@@ -47,7 +47,7 @@ def test_a_name_finds_it(measured: tuple[Path, list[str]], monkeypatch: pytest.M
 
 
 def test_too_few_devices(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"64 CPU devices are to be measured, and JAX has 8\n  call md.host_devices"):
+    with pytest.raises(MachineError, match=r"calibration needs 64 CPU devices; JAX has 8\n  call md.host_devices"):
         calibrate(tmp_path / "cpu.toml", devices=64)
     assert not list(tmp_path.iterdir())
 

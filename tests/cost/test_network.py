@@ -233,7 +233,7 @@ def test_everything_wrong_with_an_assignment_at_once():
         place(NODES, md.Mesh("data:2 model:8 expert:2"), {"dat": "node", "data": "nod:2", "model": "gpu:3 node:2"})
     assert str(error.value).splitlines()[1:] == [
         "  the mesh has no axis 'dat' of more than one device; did you mean 'data'? there are: data, model, expert",
-        "  mesh axes without a place: expert; say where each lies",
+        "  mesh axes without a place: expert; assign each to hardware axes",
         "  mesh axis 'data': the machine has no hardware axis 'nod'; did you mean 'node'? there are: gpu, node",
         "  mesh axis 'model' has 8 devices, the parts 'gpu:3 node:2' make 6",
     ]

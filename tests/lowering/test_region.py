@@ -90,5 +90,5 @@ def test_what_a_region_refuses() -> None:
     md.compile(four, "r:2").program(X)
     with pytest.raises(md.ShapeError, match=r"returned \[b=4 c=6\], and out= asks for \[b=2 c=6\]"):
         md.compile(four, "r:2", "b:r").program(X)
-    with pytest.raises(md.TraceError, match="holds no loops or branches, and this is scan"):
+    with pytest.raises(md.TraceError, match="must contain no loops or branches, and this is scan"):
         md.local(lambda x: md.scan(lambda c, r: (c + r, None), 0.0, x, over="b")[0], md.tensor([1.0], "b"), out="")

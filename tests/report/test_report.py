@@ -85,14 +85,14 @@ def test_a_loop_of_unknown_length_is_noted():
         return md.while_loop(lambda y: md.sum(y) < 10.0, lambda y: y * 2, x)
 
     found = md.compile(f, "rows:2", "batch:rows").cost(md.spec("batch:8"))
-    assert "in while loops, whose trips nobody knows: one trip is counted" in " ".join(str(found).split())
+    assert "in while loops, whose trip counts are unknown: one trip is counted" in " ".join(str(found).split())
 
 
 def test_over_memory_says_what_the_peak_is_made_of():
     tight = report("data_model", limit=1e6)
     assert not tight.fits and tight.constraint == "memory"
     (problem,) = tight.problems()
-    assert "saved activations" in problem and "1.00 MB are there" in problem
+    assert "saved activations" in problem and "only 1.00 MB is available" in problem
     assert "DOES NOT FIT" in str(tight)
     assert report("data_model").problems() == []
 

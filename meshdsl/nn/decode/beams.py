@@ -107,15 +107,15 @@ def _continuations(
     """
     if vocab.size < 2:
         raise md.ShapeError(f"beam search needs a vocabulary of at least two tokens, got {vocab!r}")
-    each = md.Dim("continuation", min(into.size, vocab.size))
-    value, token = (md.flatten(x, [beam, each], "choice") for x in md.top_k(total, vocab, each))
+    continuation = md.Dim("continuation", min(into.size, vocab.size))
+    value, token = (md.flatten(x, [beam, continuation], "choice") for x in md.top_k(total, vocab, continuation))
     value, choice = md.top_k(value, "choice", into)
-    return value, choice // each.size, md.take(token, choice, "choice")
+    return value, choice // continuation.size, md.take(token, choice, "choice")
 
 
-def _select(x: md.Tensor, which: md.Tensor, over: md.Dim) -> md.Tensor:
+def _select(x: md.Tensor, index: md.Tensor, over: md.Dim) -> md.Tensor:
     """The slices of x along `over` at the indices `which`; the dims of `which` come first."""
-    return md.take(md.rename(x, **{over.name: "picked_from"}), which, "picked_from")
+    return md.take(md.rename(x, **{over.name: "picked_from"}), index, "picked_from")
 
 
 def _move_to_parent(x: md.Tensor, parent: md.Tensor, beam: md.Dim) -> md.Tensor:

@@ -20,7 +20,7 @@ class ShardedGraph:
 
     graph: Graph
     results: Sequence[str]  # the paths of the results
-    homes: Mapping[Var, Sharding]
+    shardings: Mapping[Var, Sharding]
     mesh: Mesh
     extents: Extents
     layout: Layout
@@ -28,7 +28,7 @@ class ShardedGraph:
 
     def bytes(self, v: Var) -> int:
         """The bytes of a value that one device stores."""
-        sizes = self.extents.local_shape(v.shape, self.homes[v].whole(), self.mesh)
+        sizes = self.extents.local_shape(v.shape, self.shardings[v].whole(), self.mesh)
         return math.prod(sizes) * v.dtype.itemsize
 
 
@@ -39,41 +39,43 @@ class Sums:
     `loops` has the sums inside loop bodies, by loop and result number.
     """
 
-    here: tuple[Var, ...] = ()
+    in_graph: tuple[Var, ...] = ()
     loops: tuple[tuple[Eqn, int, Sums], ...] = ()
 
     def all(self) -> Iterator[Var]:
         """Iterate over every pending sum."""
-        yield from self.here
+        yield from self.in_graph
         for _, _, inner in self.loops:
             yield from inner.all()
 
 
 def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     """The first pending sums of the same dims from which a value is computed element by element, also through loops."""
-    made = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     queue, seen = [out], {out}
-    here: list[Var] = []
+    sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []
     while queue:
         v = queue.pop()
-        eqn = made.get(v)
-        same = [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
-        same = list(dict.fromkeys(same))  # a square reads one value twice
-        home = placed.homes.get(v, Sharding())
-        pending = home.partial and home.kind == "sum"
+        eqn = producers.get(v)
+        same_dims = (
+            [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
+        )
+        same_dims = list(dict.fromkeys(same_dims))  # a square reads one value twice
+        sharding = placed.shardings.get(v, Sharding())
+        pending = sharding.partial and sharding.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
             i, body = eqn.outs.index(v), eqn.control.body
             inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.control.carries else Sums()
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue
-        if pending and not any(placed.homes.get(x, Sharding()).partial for x in same):
-            here.append(v)
+        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same_dims):
+            sums.append(v)
             continue
-        queue += [x for x in same if x not in seen]
-        seen.update(same)
-    return Sums(_together(placed, graph, here), tuple(loops))
+        queue += [x for x in same_dims if x not in seen]
+        seen.update(same_dims)
+    return Sums(_together(placed, graph, sums), tuple(loops))
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
@@ -83,18 +85,18 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
     """
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
-    found = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
+    totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
     for eqn in graph.eqns:
-        ours = [found[x] for x in set(eqn.ins) if x in found]
-        if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in found):
+        ours = [totals[x] for x in set(eqn.ins) if x in totals]
+        if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in totals):
             continue
         out = eqn.outs[0]
-        home = placed.homes.get(out, Sharding())
-        if home.partial and home.kind == "sum" and set(out.shape) == set(sums[0].shape):
+        sharding = placed.shardings.get(out, Sharding())
+        if sharding.partial and sharding.kind == "sum" and set(out.shape) == set(sums[0].shape):
             for x in set(eqn.ins):
-                found.pop(x, None)
-            found[out] = out if len(ours) > 1 else ours[0]
-    return tuple(found.values())
+                totals.pop(x, None)
+            totals[out] = out if len(ours) > 1 else ours[0]
+    return tuple(totals.values())
 
 
 def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
@@ -102,5 +104,5 @@ def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
 
     If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
     """
-    places = list(mesh.axes)
-    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(places.index, axes))))
+    axis_order = list(mesh.axes)
+    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(axis_order.index, axes))))

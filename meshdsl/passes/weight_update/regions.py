@@ -29,7 +29,7 @@ class Format:
     """How an update is split: each split dim, its private name, and all axes that split it."""
 
     dims: tuple[tuple[Dim, Dim, Axes], ...]
-    waste: float  # stored elements per real element
+    padding_ratio: float  # stored elements per real element
     ways: int  # number of shards
 
     def renamed(self, shape: Shape) -> Shape:
@@ -79,11 +79,11 @@ class Region:
         sums: Sums,
         group: Axes,
         pairs: Sequence[tuple[Var, Var]],
-        taken: Mapping[Eqn, str],  # equations of other updates -> the name of their weight
+        owners: Mapping[Eqn, str],  # equations of other updates -> the name of their weight
     ):
         self.placed, self.graph, self.form, self.sums, self.group = placed, graph, form, sums, group
         self.replaced = dict(pairs)
-        self.taken = taken
+        self.owners = owners
         self.eqns: set[Eqn] = set()
         self.inner: set[Var] = set()
         self.carried: list[Var] = []
@@ -94,41 +94,45 @@ class Region:
         Raises `CannotShardError` if the update cannot be split.
         """
         graph = self.graph
-        made, readers = uses(graph)
+        producers, readers = uses(graph)
         loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
         stacked = [eqn.outs[i] for eqn, i, _ in loops]
         self.inner.update(stacked)
-        queue = [*self.sums.here, *stacked]
+        queue = [*self.sums.in_graph, *stacked]
         while queue:
             for eqn in readers[queue.pop()] - self.eqns:
                 queue += self.take(eqn)
         while True:
-            needed = {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.here)
+            needed = (
+                {v for eqn in self.eqns for v in eqn.ins if self.form.cuts(v)} - self.inner - set(self.sums.in_graph)
+            )
             inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
-            own = {made[v] for v in needed if v in made and readers[v] <= self.eqns and v not in graph.outs}
-            own = {eqn for eqn in own if eqn.control is None}
-            for eqn in own:
-                if any(set(self.placed.homes.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
+            inner_producers = {
+                producers[v] for v in needed if v in producers and readers[v] <= self.eqns and v not in graph.outs
+            }
+            inner_producers = {eqn for eqn in inner_producers if eqn.control is None}
+            for eqn in inner_producers:
+                if any(set(self.placed.shardings.get(v, Sharding()).varying) & set(self.group) for v in eqn.outs):
                     raise CannotShardError(f"{eqn.op} at {eqn.where} differs between the devices of its group")
                 self.take(eqn)
             self.carried += inputs
             self.inner.update(inputs)
-            if not inputs and not own:
+            if not inputs and not inner_producers:
                 break
         for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
                 if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
                     self.take(eqn)
-        return UpdateRegion(self.sums.here, frozenset(self.eqns), frozenset(self.inner), loops)
+        return UpdateRegion(self.sums.in_graph, frozenset(self.eqns), frozenset(self.inner), loops)
 
     def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
         """The part of a loop body that computes one of its stacked results."""
         assert isinstance(loop.control, Scan)
         body = loop.control.body
-        part = Region(self.placed, body, self.form, sums, self.group, (), self.taken).grow()
+        part = Region(self.placed, body, self.form, sums, self.group, (), self.owners).grow()
         out = body.outs[i]
-        others = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
-        if out not in part.inner | set(part.sums) or others & part.inner:
+        other_reads = {v for eqn in body.eqns if eqn not in part.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if out not in part.inner | set(part.sums) or other_reads & part.inner:
             raise CannotShardError(f"the loop at {loop.where} reads its gradient")
         return part
 
@@ -136,13 +140,13 @@ class Region:
         """Add an equation; returns its results that have a split dim."""
         if eqn.control is not None:
             raise CannotShardError(f"its update is inside a {eqn.op.name} at {eqn.where}")
-        if eqn in self.taken:
-            raise CannotShardError(f"it is computed together with the update of {self.taken[eqn]} at {eqn.where}")
+        if eqn in self.owners:
+            raise CannotShardError(f"it is computed together with the update of {self.owners[eqn]} at {eqn.where}")
         renamed(eqn, self.form)
         self.eqns.add(eqn)
-        cut = [v for v in eqn.outs if self.form.cuts(v)]
-        self.inner.update(cut)
-        return cut
+        split_outs = [v for v in eqn.outs if self.form.cuts(v)]
+        self.inner.update(split_outs)
+        return split_outs
 
 
 def renamed(eqn: Eqn, form: Format) -> Eqn:

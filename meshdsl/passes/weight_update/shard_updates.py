@@ -46,16 +46,16 @@ class Decision:
     pending: Axes = ()  # all axes over which the gradient is summed; outside the group, shards of it are summed
 
 
-def _renaming(x: Type, *, shape: Shape, split: Any) -> Type:
+def _renamed_type(x: Type, *, shape: Shape, split: Any) -> Type:
     return Type(shape, x.dtype)
 
 
-def _never(*_: Any, **__: Any) -> Any:
+def _unreachable_kernel(*_: Any, **__: Any) -> Any:
     raise InternalError("partition replaces a cut by a rename and a collective")
 
 
 RESHARD_TO_PRIVATE_DIM = Op(
-    "cut", type=_renaming, kernel=_never
+    "cut", type=_renamed_type, kernel=_unreachable_kernel
 )  # a sum under private names, scattered over the axes of `split`
 
 
@@ -88,8 +88,8 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     looped, in_loops, updated = _in_loops(placed, policy)
     around = dataclasses.replace(placed, graph=looped, layout=_with_rules(placed.layout, _private(in_loops)))
     names = {v: v.name for v in placed.graph.ins}
-    left = [(v, out) for v, out in weights if v.name not in updated]  # not updated in a loop
-    chosen, decisions = _decide(around, pairs, left, policy, names)
+    remaining = [(v, out) for v, out in weights if v.name not in updated]  # not updated in a loop
+    chosen, decisions = _decide(around, pairs, remaining, policy, names)
     decisions = (*(d for d in updated.values() if d is not None), *decisions)
     _check_decided(weights, decisions, chosen, updated)
     if not in_loops and not chosen:
@@ -126,19 +126,23 @@ def _decide(
         if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
             continue
         try:
-            taken = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
-            update = find_update(placed, v, out, pairs, taken, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
+            owners = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
+            update = find_update(placed, v, out, pairs, owners, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
         except CannotShardError as problem:
             decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
             continue
-        wanted, seconds, reason = policy.worth(update)
+        sharded, seconds, reason = policy.worth(update)
         form = update.format
-        saved = sum(n - int(n * form.waste / form.ways) for n in map(placed.bytes, update.carried)) if wanted else 0
+        saved = (
+            sum(n - int(n * form.padding_ratio / form.ways) for n in map(placed.bytes, update.carried))
+            if sharded
+            else 0
+        )
         split = tuple((old.name, axes) for old, _, axes in form.dims)
         decisions.append(
-            Decision(names[v], v.shape, update.group, split, wanted, reason, saved, seconds, update.pending)
+            Decision(names[v], v.shape, update.group, split, sharded, reason, saved, seconds, update.pending)
         )
-        if wanted:
+        if sharded:
             chosen.append(update)
     return chosen, decisions
 
@@ -157,16 +161,16 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         if not isinstance(eqn.control, Scan) or eqn.backward:
             eqns.append(eqn)
             continue
-        held, n, body = eqn.control.consts, eqn.control.carries, eqn.control.body
+        consts, n, body = eqn.control.consts, eqn.control.carries, eqn.control.body
         outer = dict(zip(body.ins, eqn.ins, strict=True))
         pairs = [
             (v, out)
-            for v, out in zip(body.ins[held : held + n], body.outs[:n], strict=True)
-            if v.shape and v.type == out.type and not placed.homes.get(out, Sharding()).partial
+            for v, out in zip(body.ins[consts : consts + n], body.outs[:n], strict=True)
+            if v.shape and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
-        gradients = {v for step in body.eqns for v in step.outs if _differentiates(step)}
+        gradients = {v for step in body.eqns for v in step.outs if _has_backward(step)}
         weights = [
             (v, out)
             for v, out in pairs
@@ -180,7 +184,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
     return placed.graph.replace(eqns=tuple(eqns)), every, updated
 
 
-def _differentiates(eqn: Eqn) -> bool:
+def _has_backward(eqn: Eqn) -> bool:
     """Whether an equation belongs to a backward pass, or contains one."""
     return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
@@ -189,26 +193,26 @@ def _cut_around(
     loop: Eqn, scan: Scan, inside: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
 ) -> list[Eqn]:
     """A loop with split updates in its body, with renames that split its carries before it and gather them after it."""
-    body, held = _rewritten(inside, pairs, chosen), scan.consts
+    body, consts = _rewritten(inside, pairs, chosen), scan.consts
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
-        if not held <= i < held + scan.carries or v.shape == ins[i].shape:
+        if not consts <= i < consts + scan.carries or v.shape == ins[i].shape:
             continue
-        cut = dataclasses.replace(v, name=ins[i].name)
-        before.append(Eqn(RENAME, (ins[i],), (cut,), {"shape": v.shape}, loop.where))
-        ins[i], whole = cut, outs[i - held]
-        outs[i - held] = Var(v.shape, v.dtype, whole.name)
-        cause = _cause(Because.WEIGHT_OUT_OF_LOOP, cut.name, whole.shape, cut.shape)
-        after.append(Eqn(RENAME, (outs[i - held],), (whole,), {"shape": whole.shape}, loop.where, False, cause))
-    made = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
-    return [*before, made, *after]
+        private_in = dataclasses.replace(v, name=ins[i].name)
+        before.append(Eqn(RENAME, (ins[i],), (private_in,), {"shape": v.shape}, loop.where))
+        ins[i], full_out = private_in, outs[i - consts]
+        outs[i - consts] = Var(v.shape, v.dtype, full_out.name)
+        cause = _cause(Because.WEIGHT_OUT_OF_LOOP, private_in.name, full_out.shape, private_in.shape)
+        after.append(Eqn(RENAME, (outs[i - consts],), (full_out,), {"shape": full_out.shape}, loop.where, False, cause))
+    new_loop = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
+    return [*before, new_loop, *after]
 
 
 def _rewritten(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
-    cut = {v for update in chosen for v in update.carried}
-    kept = {out for v, out in pairs if v in cut}
+    split_inputs = {v for update in chosen for v in update.carried}
+    sharded_outs = {out for v, out in pairs if v in split_inputs}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.homes, cut, kept, placed.regather).graph()
+    return _Rewrite(placed.graph, parts, placed.shardings, split_inputs, sharded_outs, placed.regather).graph()
 
 
 class _Rewrite:
@@ -218,13 +222,13 @@ class _Rewrite:
         self,
         graph: Graph,
         parts: Sequence[tuple[Format, UpdateRegion]],
-        homes: Mapping[Var, Sharding],
+        shardings: Mapping[Var, Sharding],
         carried: Collection[Var] = (),
-        kept: Collection[Var] = (),
+        sharded_outs: Collection[Var] = (),
         regather: bool = False,
     ):
-        self.old, self.homes = graph, homes
-        self.of = {eqn: found for found in parts for eqn in found[1].eqns}
+        self.old, self.shardings = graph, shardings
+        self.of = {eqn: pair for pair in parts for eqn in pair[1].eqns}
         self.sums = {v: form for form, part in parts for v in part.sums}
         self.owner = {v: form for form, part in parts for v in part.inner}
         self.loops: dict[Eqn, list[tuple[int, Format, UpdateRegion]]] = defaultdict(list)
@@ -232,12 +236,12 @@ class _Rewrite:
             for eqn, i, inner in part.loops:
                 self.loops[eqn].append((i, form, inner))
         self.carried = set(carried)  # inputs that are split
-        self.kept = set(kept)  # results that are split
+        self.sharded_outs = set(sharded_outs)  # results that are split
         self.regather = regather
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
         self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
-        self.again: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
+        self.regathered: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
 
     def graph(self) -> Graph:
         old = self.old
@@ -245,13 +249,13 @@ class _Rewrite:
         for eqn in old.eqns:
             if eqn in self.of:
                 form, _ = self.of[eqn]
-                made = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
-                for v, new in zip(eqn.outs, made.outs, strict=True):
+                new_eqn = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+                for v, new in zip(eqn.outs, new_eqn.outs, strict=True):
                     if v in self.owner:
                         self.inside[v, form] = new
                     else:
                         self.outside[v] = new
-                self.eqns.append(made)
+                self.eqns.append(new_eqn)
             else:
                 if eqn in self.loops:
                     eqn = eqn.with_control(body=self.body(eqn))
@@ -264,7 +268,7 @@ class _Rewrite:
         return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
 
     def result(self, v: Var, last: Eqn) -> Var:
-        if v not in self.kept:
+        if v not in self.sharded_outs:
             return self.leave(v, last)
         return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
 
@@ -277,7 +281,9 @@ class _Rewrite:
     def body(self, loop: Eqn) -> Graph:
         body = _scan_of(loop).body
         parts = [(form, part) for _, form, part in self.loops[loop]]
-        return _Rewrite(body, parts, self.homes, kept=[body.outs[i] for i, _, _ in self.loops[loop]]).graph()
+        return _Rewrite(
+            body, parts, self.shardings, sharded_outs=[body.outs[i] for i, _, _ in self.loops[loop]]
+        ).graph()
 
     def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
         """A value as an update reads it: a pending sum is scattered, a replicated value is sliced."""
@@ -288,7 +294,7 @@ class _Rewrite:
             cause = _cause(Because.UPDATE, v.name, v.shape, shape)
             if self.sums.get(v) == form:
                 split = {to.name: axes for _, to, axes in form.dims}
-                split |= {d: axes for d, axes in self.homes[v].split if any(e.name == d for e in shape)}
+                split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
                 params = {"shape": shape, "split": tuple(split.items())}
                 self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)
             else:
@@ -298,12 +304,12 @@ class _Rewrite:
     def leave(self, v: Var, eqn: Eqn) -> Var:
         """A value as the rest of the graph reads it: gathered over the group."""
         if self.regather and eqn.backward and v in self.owner:
-            if v not in self.again:
+            if v not in self.regathered:
                 source = self.inside[v, self.owner[v]]
-                kept = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
-                cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, kept.shape)
-                self.again[v] = self.rename(kept, v.shape, eqn, cause)
-            return self.again[v]
+                copy = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
+                cause = _cause(Because.WEIGHT_AGAIN, v.name, v.shape, copy.shape)
+                self.regathered[v] = self.rename(copy, v.shape, eqn, cause)
+            return self.regathered[v]
         if v in self.owner and v not in self.outside:
             source = self.inside[v, self.owner[v]]
             cause = _cause(Because.WEIGHT_READ, v.name, v.shape, source.shape)
@@ -324,9 +330,9 @@ class _Rewrite:
         return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
 
     def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: Cause, params: Mapping[str, Any]) -> Var:
-        made = Var(to, v.dtype, v.name)
-        self.eqns.append(Eqn(op, (v,), (made,), params, eqn.where, eqn.backward, cause))
-        return made
+        result = Var(to, v.dtype, v.name)
+        self.eqns.append(Eqn(op, (v,), (result,), params, eqn.where, eqn.backward, cause))
+        return result
 
 
 def _cause(kind: Because, weight: str, whole: Shape, cut: Shape) -> Cause:
@@ -377,8 +383,8 @@ def _with_private(placed: ShardedGraph, chosen: Sequence[Update]) -> Layout:
     overrides: dict[str, dict[str, Axes]] = {}
     for path, shape in named:
         rules = placed.layout.for_path(path)
-        there = renamed[path].renamed(shape) if path in renamed else shape
-        own = {d.name: rules.get(d.name, ()) for d in there if d.name not in private}
+        dims = renamed[path].renamed(shape) if path in renamed else shape
+        own = {d.name: rules.get(d.name, ()) for d in dims if d.name not in private}
         changed = {d: axes for d, axes in own.items() if axes != placed.layout.axes(d)}
         if changed:
             overrides[glob.escape(path)] = changed

@@ -51,19 +51,21 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     results = list(zip(placed.results, placed.graph.outs, strict=True))
     arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
     inputs = [v for v in placed.graph.ins if v.shape]
-    found: dict[Var, Var] = {}
+    matches: dict[Var, Var] = {}
     for v in inputs:
         argument, _, tail = v.name.partition("/")
-        same = {path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type}
-        own = [same[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in same]
-        if tail and (own or len(same) == 1):
-            found[v] = (own or list(same.values()))[0]
-    single = [out for path, out in results if "/" not in path and out not in found.values()]
+        candidates = {
+            path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type
+        }
+        by_path = [candidates[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in candidates]
+        if tail and (by_path or len(candidates) == 1):
+            matches[v] = (by_path or list(candidates.values()))[0]
+    single = [out for path, out in results if "/" not in path and out not in matches.values()]
     for v in inputs:
-        if "/" not in v.name and (alike := [out for out in single if out.type == v.type]):
-            found[v] = alike[0]
-            single.remove(alike[0])
-    return [(v, found[v]) for v in inputs if v in found]
+        if "/" not in v.name and (same_type := [out for out in single if out.type == v.type]):
+            matches[v] = same_type[0]
+            single.remove(same_type[0])
+    return [(v, matches[v]) for v in inputs if v in matches]
 
 
 def find_update(
@@ -71,22 +73,22 @@ def find_update(
     v: Var,
     out: Var,
     pairs: Sequence[tuple[Var, Var]],
-    taken: Mapping[Eqn, str],
+    owners: Mapping[Eqn, str],
     groups: Callable[[Axes], Sequence[Axes]],
-    saved: Callable[[Update], float],
+    seconds_saved: Callable[[Update], float],
 ) -> Update:
     """The update of one weight, split over the group of its pending axes that saves the most.
 
     Raises `CannotShardError` if no group can split it.
     """
-    found = pending_sums(placed, placed.graph, out)
-    sums = tuple(found.all())
+    pending_gradient = pending_sums(placed, placed.graph, out)
+    sums = tuple(pending_gradient.all())
     if not sums:
-        made = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
-        if made is not None and made.control is not None:
-            raise CannotShardError(f"its update is inside a {made.op.name} at {made.where}")
+        producer = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
+        if producer is not None and producer.control is not None:
+            raise CannotShardError(f"its update is inside a {producer.op.name} at {producer.where}")
         raise CannotShardError("its gradient is not a sum over devices")
-    pending = {placed.homes[g].partial for g in sums}
+    pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
     axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
@@ -95,21 +97,21 @@ def find_update(
         raise CannotShardError("it has no dim to cut")
 
     def cut(group: Axes) -> Update:
-        form = _format(placed, dims, group, placed.homes[sums[0]])
-        region = Region(placed, placed.graph, form, found, group, pairs, taken)
+        form = _format(placed, dims, group, placed.shardings[sums[0]])
+        region = Region(placed, placed.graph, form, pending_gradient, group, pairs, owners)
         return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
 
-    first, *others = groups(axes) or [()]
+    first, *other_groups = groups(axes) or [()]
     if not first:
         raise CannotShardError(f"its gradient is a sum over {', '.join(axes)}, and no axis of the group is among them")
     update = cut(first)
-    best = max((update, *(recut(placed, update, group) for group in others)), key=saved)
+    best = max((update, *(recut(placed, update, group) for group in other_groups)), key=seconds_saved)
     return update if best is update else cut(best.group)
 
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
     """The update split over another group, for counting bytes only: its equations are not checked."""
-    form = _format(placed, _dims(update.weight, update.sums), group, placed.homes[update.sums[0]])
+    form = _format(placed, _dims(update.weight, update.sums), group, placed.shardings[update.sums[0]])
     return dataclasses.replace(update, group=group, format=form)
 
 
@@ -118,7 +120,7 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
 
 
-def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> Format:
+def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) -> Format:
     """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
     A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
@@ -128,19 +130,19 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, home: Sharding) -> F
     def name(d: Dim, by: Axes) -> Dim:
         return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
 
-    def cut(places: Sequence[Dim]) -> tuple[int, Format]:
+    def cut(assignment: Sequence[Dim]) -> tuple[int, Format]:
         cuts: dict[Dim, Axes] = {}
-        for axis, d in zip(axes, places, strict=True):
-            cuts[d] = (*cuts.get(d, home.axes(d)), axis)
+        for axis, d in zip(axes, assignment, strict=True):
+            cuts[d] = (*cuts.get(d, sharding.axes(d)), axis)
         stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
-        moved = sum(bool(home.axes(d)) and n != extents.padded(d) for d, n in stored.items())
-        waste = math.prod(n / max(d.size, 1) for d, n in stored.items())
+        moved = sum(bool(sharding.axes(d)) and n != extents.padded(d) for d, n in stored.items())
+        padding_ratio = math.prod(n / max(d.size, 1) for d, n in stored.items())
         dims = tuple((d, name(d, by), by) for d, by in cuts.items())
-        return moved, Format(dims, waste, mesh.count(axes))
+        return moved, Format(dims, padding_ratio, mesh.count(axes))
 
     for d in shape:
         moved, form = cut([d] * len(axes))
-        if not moved and form.waste == 1:
+        if not moved and form.padding_ratio == 1:
             return form
-    every = (cut(places) for places in product(shape, repeat=len(axes)))
-    return min(every, key=lambda found: (found[0], found[1].waste, len(found[1].dims)))[1]
+    every = (cut(assignment) for assignment in product(shape, repeat=len(axes)))
+    return min(every, key=lambda option: (option[0], option[1].padding_ratio, len(option[1].dims)))[1]
