@@ -25,18 +25,18 @@ from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.partition.demand import Demand
+from ..lowering.partition.equation import lower
 from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import (
     add_input,
     assemble,
     extents_of,
-    lower,
     lower_graph,
     preferences,
     shard_splits,
 )
-from ..lowering.partition.row_dims import row_dims
 from ..lowering.partition.scope import Scope, Setting
+from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
 from .bound import RuleBound, loops
 
@@ -65,7 +65,7 @@ class Screen:
         self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
         self.dims = tuple(dict.fromkeys(d.name for v in _values(self.cone) for d in v.shape))
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
-        self.rows = row_dims(graph)
+        self.rows = whole_dims(graph)
         self.demand = Demand(graph)
         self.costs: dict[Program, tuple[float, float]] = {}  # loop body -> seconds and bytes sent
         self.bounds: dict[Any, float] = {}

@@ -48,7 +48,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     gather_limit: float | None  # if a gathered operand exceeds these bytes, a contraction sends it around a ring
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
-    row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
+    whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
 
@@ -204,13 +204,16 @@ class Scope:
         return made
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
-        """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing."""
+        """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing.
+
+        Dims that every reader needs whole stay unsplit.
+        """
         home = self.default_sharding[v]
         split = dict(home.split)
-        scanned = self.setting.row_dims.get(v, frozenset[str]())
+        whole = self.setting.whole_dims.get(v, frozenset[str]())
         for d in v.shape:
             axes = self.setting.layout.axes(d.name)
-            if d.name in split or d.name in scanned:
+            if d.name in split or d.name in whole:
                 continue
             if not any(axis in cut for cut in split.values() for axis in axes):
                 split[d.name] = axes
