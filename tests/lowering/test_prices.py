@@ -7,7 +7,7 @@ import pytest
 import meshdsl as md
 from models.transformer import lm
 
-SMALL = {"layers": 3, "d_model": 64, "heads": 4, "d_head": 16, "d_ff": 128, "length": 256, "batch": 4, "vocab": 128}
+SMALL = {"layers": 3, "d_model": 64, "heads": 4, "d_head": 16, "d_ff": 256, "length": 256, "batch": 4, "vocab": 128}
 
 
 def test_prices_gather_the_activation_that_three_weight_gradients_read() -> None:
