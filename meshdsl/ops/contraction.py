@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Local, letters
 from ..dims import DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Fuses, Linear, Op, Product, Reduce, Type
+from ..ir import Bounded, Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .dtypes import as_dtype, cast, check_ordered, kind, promote
@@ -354,6 +354,7 @@ BROADCAST = Op(
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

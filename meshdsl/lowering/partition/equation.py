@@ -15,6 +15,7 @@ from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
+from ...ops.masking import ON_FIRST
 from ...ops.reshape import RENAME
 from ...trace import FULL
 from ..labels import apply, labels_of, vanishing
@@ -22,7 +23,7 @@ from . import placement_ops as views
 from .choose import Claims, choose
 from .claims import claims_of, region_blocks, settle_conflicts
 from .control import lower_control
-from .demand import may_stay_pending
+from .demand import ADDITIONS
 from .expansions import EXPANSIONS
 from .index_map import lower_index_map
 from .prices import later_bytes, reduction_bytes
@@ -80,17 +81,20 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty if their sums are reduced first."""
     op = eqn.operation
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
-    if not all(may_stay_pending(eqn, v) for v in waiting) or not any(scope.should_defer(v, eqn) for v in waiting):
+    if not all(scope.demand.may_stay_pending(eqn, v) for v in waiting):
+        return ()
+    if not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
     axes = scope.default_sharding[waiting[0]].partial
     if any(scope.default_sharding[v].partial != axes for v in waiting):
         return ()
     others = [v for v in eqn.ins if v not in waiting]
-    if op.linear in (Linear.JOINT, Linear.PADDED) and not all(scope.is_zero(v) for v in others):
+    joins = op.linear in (Linear.JOINT, Linear.PADDED) and op not in ADDITIONS
+    if joins and not all(scope.is_zero(v) for v in others):
         return ()
     if op.linear is Linear.BRANCHES and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
         return ()
-    if op.linear in (Linear.EACH, Linear.FIRST, Linear.SECOND) and len(waiting) > 1:
+    if op.linear in (Linear.EACH, Linear.FIRST, Linear.RATIO, Linear.SECOND) and len(waiting) > 1:
         return ()
     split = {
         axis
@@ -99,6 +103,13 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
         for axis in scope.default_sharding[v].split_axes + scope.default_sharding[v].partial
     }
     return () if split & set(axes) else axes
+
+
+def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
+    """A complete value as a pending sum to which only the first device along the axes contributes."""
+    made = Var(x.shape, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
+    scope.eqns.append(Eqn(ON_FIRST, (x,), (made,), {"axes": axes}, eqn.where, eqn.backward))
+    return made
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
@@ -132,6 +143,8 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         if ring is not None and k == ring.operand:
             continue
         x = scope.get(v, demanded(v, names, assigned), eqn)
+        if op in ADDITIONS and pending and not x.sharding.partial:
+            x = _on_first(scope, x, pending, eqn)
         if op.mask is not None:
             x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), op.mask, eqn)
         ins.append(x)
@@ -147,7 +160,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             cause = Cause(Because.REDUCES, op.name, over, what=op.reduce)
             scope.reasons[v] = (cause, eqn.where, eqn.backward)
         elif pending:
-            scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons)
+            scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons and scope.is_pending(x))
     if ring is not None:
         around = demanded(eqn.ins[ring.operand], labels.ins[ring.operand], assigned)
         multiply_around(scope, eqn, ring, ins, around, outs[0], mask=True)
