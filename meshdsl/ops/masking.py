@@ -1,7 +1,4 @@
-"""`MASK` replaces padding by the identity of the reduction that reads it, `ON_FIRST` keeps a value on one device.
-
-Only lowering creates them.
-"""
+"""`MASK` replaces padding by the identity of the reduction that reads it. Only lowering creates it."""
 
 from __future__ import annotations
 
@@ -13,11 +10,9 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Shape
-from ..ir import Eqn, Fuses, Linear, Op
-from ..layouts import Sharding
-from ..layouts.sharding import Axes
+from ..ir import Fuses, Linear, Op
 
-__all__ = ["MASK", "ON_FIRST", "identity"]
+__all__ = ["MASK", "identity"]
 
 
 def identity(fill: Any, dtype: np.dtype) -> Any:
@@ -44,23 +39,3 @@ def _mask_kernel(c: Local, x: Any, *, over: Shape, fill: Any) -> Any:
 
 
 MASK = Op("mask", type=lambda x, *, over, fill: x, kernel=_mask_kernel, linear=Linear.JOINT, fuses=Fuses.MAP)
-
-
-def _on_first_kernel(c: Local, x: Any, *, axes: Axes) -> Any:
-    return c.xp.where(c.index(axes) == 0, x, c.xp.zeros((), x.dtype))
-
-
-def _on_first_sharding(eqn: Eqn) -> list[Sharding]:
-    before = eqn.ins[0].sharding
-    return [Sharding.of(dict(before.split), (*before.partial, *eqn.params["axes"]))]
-
-
-# A complete value as a partial sum: the value on the first device along the axes, and zeros on the others.
-ON_FIRST = Op(
-    "on_first",
-    type=lambda x, *, axes: x,
-    kernel=_on_first_kernel,
-    shardings=_on_first_sharding,
-    fuses=Fuses.MAP,
-    inside_blocks=True,
-)

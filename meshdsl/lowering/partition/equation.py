@@ -13,9 +13,9 @@ from ...control.region import LOCAL
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
+from ...ops.blocks import ON_FIRST
 from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
-from ...ops.masking import ON_FIRST
 from ...ops.reshape import RENAME
 from ...trace import FULL
 from ..labels import apply, labels_of, vanishing
