@@ -155,6 +155,19 @@ def ledger(program: Program) -> Ledger:
     return Ledger(program, tuple(found), top)
 
 
+class LazyLedger(Ledger):
+    """A ledger without loop bodies, whose lines are computed when a step's lines are read."""
+
+    def __init__(self, program: Program):
+        super().__init__(program, (), steps(program))
+        object.__setattr__(self, "_order", {eqn: i for i, eqn in enumerate(program.eqns)})
+
+    def of(self, step: Step) -> tuple[Line, ...]:
+        """The lines of one kernel or collective, in program order."""
+        order: dict[Eqn, int] = self.__dict__["_order"]
+        return tuple(sorted(_lines(self.program, (step,), 1, False, order), key=lambda line: line.index))
+
+
 def _lines(
     program: Program, among: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:

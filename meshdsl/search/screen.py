@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..cost.lanes import Schedule
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
@@ -39,6 +38,7 @@ from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
 from .bound import RuleBound, loops
+from .clock import Clock
 
 __all__ = ["ILLEGAL", "Screen"]
 
@@ -67,7 +67,7 @@ class Screen:
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
-        self.costs: dict[Program, tuple[float, float]] = {}  # loop body -> seconds and bytes sent
+        self.clock = Clock(machine, placement)
         self.bounds: dict[Any, float] = {}
 
     def bound(self, layout: Layout, rules: RuleBound, used: int, objective: str, enough: float) -> float:
@@ -120,10 +120,8 @@ class Screen:
             least = self._after_loops(program)
             if least >= enough:
                 return least
-        lines = ledger(bucket_collectives(program))
-        if objective == "wire_bytes":
-            return lines.wire_bytes
-        return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps).seconds
+        program = bucket_collectives(program)
+        return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
     def _after_loops(self, program: Program) -> float:
         """Seconds of the loops, one after another, plus those of the later collectives that depend on the last loop.
@@ -155,12 +153,8 @@ class Screen:
         """Seconds and bytes sent of the loop that was lowered last."""
         loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
         assert isinstance(body, Program)
-        if body not in self.costs:
-            lines = ledger(body)
-            span = Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps)
-            self.costs[body] = span.seconds, lines.wire_bytes
-        seconds, sent = self.costs[body]
-        return seconds * loop.trips, sent * loop.trips
+        once, sent = self.clock.body(body)
+        return once.seconds * loop.trips, sent * loop.trips
 
 
 def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:
