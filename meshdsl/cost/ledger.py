@@ -156,11 +156,11 @@ def ledger(program: Program) -> Ledger:
 
 
 class LazyLedger(Ledger):
-    """A ledger without loop bodies, whose lines are computed when a step's lines are read."""
+    """A ledger whose lines are computed when those of a step are read; `lines` is empty."""
 
     def __init__(self, program: Program):
         super().__init__(program, (), steps(program))
-        object.__setattr__(self, "_order", {eqn: i for i, eqn in enumerate(program.eqns)})
+        object.__setattr__(self, "_order", {eqn: i for i, (eqn, _) in enumerate(walk(program))})
 
     def of(self, step: Step) -> tuple[Line, ...]:
         """The lines of one kernel or collective, in program order."""

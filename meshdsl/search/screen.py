@@ -117,31 +117,37 @@ class Screen:
             return ILLEGAL
         program = assemble(scope, ins, outs)
         if objective == "seconds":
-            least = self._after_loops(program)
+            least = self._serial(program)
             if least >= enough:
                 return least
         program = bucket_collectives(program)
         return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
-    def _after_loops(self, program: Program) -> float:
-        """Seconds of the loops, one after another, plus those of the later collectives that depend on the last loop.
+    def _serial(self, program: Program) -> float:
+        """Seconds of the loops and of the collectives outside them that cannot run at the same time.
 
-        Collectives of single numbers do not count, because they may be bucketed.
+        These are the loops with all collectives that occupy the compute lane, or with the later collectives on one set
+        of axes that depend on the last loop. Collectives of single numbers do not count, because they may be bucketed.
         """
         at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
         last = at[-1] if at else len(program.eqns)
         after: set[Var] = set()
         lanes: dict[tuple[str, ...], float] = defaultdict(float)
-        for i, eqn in enumerate(program.eqns[last:]):
-            if i and after.isdisjoint(eqn.ins):
+        computing = 0.0
+        for i, eqn in enumerate(program.eqns):
+            if i == last or not after.isdisjoint(eqn.ins):
+                after.update(eqn.outs)
+            if not eqn.sends or not eqn.ins[0].shape:
                 continue
-            after.update(eqn.outs)
-            if eqn.sends and eqn.ins[0].shape:
-                record = program.record(eqn, 1)
-                size = full_bytes(record, self.mesh.count(record.axes))
-                lanes[record.axes] += self.placement.seconds(record.op.timed_as, record.axes, size)
+            record = program.record(eqn, 1)
+            size = full_bytes(record, self.mesh.count(record.axes))
+            seconds = self.placement.seconds(record.op.timed_as, record.axes, size)
+            if not after.isdisjoint(eqn.outs):
+                lanes[record.axes] += seconds
+            if record.op.timed_as not in self.machine.overlapped_by_compiler:
+                computing += seconds
         loops_take = sum(self._loop([program.eqns[i]])[0] for i in at)
-        return loops_take + max(lanes.values(), default=0.0)
+        return loops_take + max(computing, max(lanes.values(), default=0.0))
 
     def _input(self, scope: Scope, v: Var) -> None:
         rules = scope.setting.layout.for_path(v.name)
