@@ -83,7 +83,7 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
         raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
-        born = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        split = apply(names, {**born, **assigned})
+        fresh = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
+        split = apply(names, {**fresh, **assigned})
         results.append(Sharding.of(dict(split.split), {*pending, *gone}, next(iter(kinds), "sum")))
     return results

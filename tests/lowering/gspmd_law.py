@@ -43,7 +43,10 @@ SLACK = 64  # bytes: XLA may leave out a number, or send one with another
 # device, and each computes all experts, so that their weights' gradients need no reduction. Both layouts send the same
 # 68 MB, because one all-reduce of the tokens sends as much as the two all-gathers under `experts`.
 EXCEPTIONS = {
-    ("gpt_moe", "data"): "GSPMD sums the tokens of every expert onto all devices and repeats the experts' products there",
+    (
+        "gpt_moe",
+        "data",
+    ): "GSPMD sums the tokens of every expert onto all devices and repeats the experts' products there",
     ("moe", "data"): "as gpt_moe",
 }
 

@@ -30,9 +30,8 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in fresh:
                 claims.add(label, brought.axes(d))
-        if (
-            brought.partial and brought.kind == "sum" and not pending
-        ):  # a reduce-scatter may split dims as the layout requests
+        if brought.partial and brought.kind == "sum" and not pending:
+            # a reduce-scatter may split dims as the layout requests
             for d, label in names.items():
                 axes = layout.axes(d)
                 if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
@@ -51,12 +50,12 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
     """Whether the axes divide every dim with this label, and whether its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
-    there = [d for v, names in pairs for d in v.shape if names[d.name] == label]
-    if any(extents.padded(d) % n for d in there):
+    dims = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    if any(extents.padded(d) % n for d in dims):
         return False
     if label in labels.must_divide and label not in labels.from_layout_if_ruled:
-        return not any(extents.is_padded(d) for d in there)
-    return label not in labels.from_layout or len({extents.padded(d) for d in there}) == 1
+        return not any(extents.is_padded(d) for d in dims)
+    return label not in labels.from_layout or len({extents.padded(d) for d in dims}) == 1
 
 
 def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:

@@ -61,8 +61,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
     if eqn.control is not None:
         lower_control(scope, eqn, eqn.control, lower)
     elif op is BROADCAST and eqn.ins[0] in scope.unmaterialized and scope.unmaterialized[eqn.ins[0]].op is FULL:
-        born = scope.unmaterialized[eqn.ins[0]]
-        params = {**born.params, "shape": eqn.outs[0].shape}
+        full = scope.unmaterialized[eqn.ins[0]]
+        params = {**full.params, "shape": eqn.outs[0].shape}
         scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
     elif op is CAST and scope.is_zero(eqn.ins[0]):
         params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}

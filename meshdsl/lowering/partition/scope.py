@@ -138,19 +138,19 @@ class Scope:
         return x
 
     def _sources(self, v: Var, target: Sharding) -> list[Var]:
-        there = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]
-        if not there:
+        sources = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]
+        if not sources:
             raise InternalError(f"no version of {v} can become {target}: {[x.sharding for x in self.versions[v]]}")
-        return there
+        return sources
 
     def _cost(self, x: Var, target: Sharding) -> int:
         return cost(x.sharding, target, x.shape, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
 
     def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader) -> Var:
         sharding = step.step(x.sharding, self.setting.mesh)
-        for there in self.versions[v]:
-            if there.sharding == sharding:
-                return there
+        for version in self.versions[v]:
+            if version.sharding == sharding:
+                return version
         made = Var(v.shape, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
         if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
