@@ -55,6 +55,105 @@ def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:
         scope.unmaterialized[out] = scope.unmaterialized[v]
         return
     x = scope.get(v, target(v), eqn)
+    scope.versions[out] = [x]
+    scope.default_sharding[out] = x.sharding
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+
+
+def keep(scope: Scope, eqn: Eqn) -> None:
+    """Choose between a kept value and its recomputation.
+
+    The kept value is used if the recomputation would send something or leave a sum to reduce; otherwise the recomputed
+    one.
+    """
+    kept, again = eqn.ins
+    chosen = kept if again in scope.required_collectives else again
+    if again in scope.default_sharding and scope.default_sharding[again].partial:
+        chosen = again if scope.is_pending(again) and scope.should_defer(again, eqn) else kept
+    (out,) = eqn.outs
+    if chosen in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[chosen]
+        return
+    scope.versions[out] = scope.versions[chosen]
+    scope.default_sharding[out] = scope.default_sharding[chosen]
+    if chosen in scope.reasons:
+        scope.reasons[out] = scope.reasons[chosen]
+
+
+def cut(scope: Scope, eqn: Eqn) -> None:
+    """Reduce-scatter a sum, then rename its dims; in the other order if the new names are padded differently."""
+    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
+    split: dict[str, Axes] = dict(eqn.params["split"])
+    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
+    home = scope.default_sharding[v]
+    if all(alike.values()):
+        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
+        target = Sharding.of(axes)
+    else:
+        target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
+    x = _scattered(scope, v, target, eqn)
+    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
+    made = scope.define(out, renamed)
+    scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+    scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
+
+
+def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
+    """Reduce-scatter a sum to a sharding, within the groups first, so that only shards are reduced across groups."""
+    home, mesh = scope.default_sharding[v], scope.setting.mesh
+    cuts = {d: tuple(axis for axis in axes if axis in home.partial) for d, axes in target.split}
+    order = stages(mesh, filter(None, cuts.values())) if home.kind == "sum" else []
+    split = {d: tuple(axis for axis in axes if axis not in home.partial) for d, axes in target.split}
+    left = set(home.partial)
+    for axes in order:
+        left -= set(axes)
+        split |= {d: target.axes(d) for d, cut in cuts.items() if cut == axes}
+        scope.get(v, Sharding.of(split, left, home.kind), eqn)
+    return scope.get(v, target, eqn)
+
+
+def mark(scope: Scope, eqn: Eqn) -> None:
+    """A marked value keeps its sharding and its pending sums; its counts get the same sharding."""
+    (v, counts), (out,) = eqn.ins, eqn.outs
+    if v in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[v]
+        return
+    home = scope.default_sharding[v]
+    x = next(x for x in scope.versions[v] if x.sharding == home)
+    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
+    made = scope.define(out, home, v.name)
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(made,)))
+    if v in scope.reasons:
+        scope.reasons[out] = scope.reasons[v]
+
+
+def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
+    """Whether a rename moves an axis from another dim to a new name that is padded differently; see `rename_first`."""
+    (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
+    if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
+        return False
+    home, wanted = scope.whole_version(v) or scope.default_sharding[v], _wanted(scope, eqn)
+    unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
+    if any(home.axes(d.name) for d, _ in unlike):
+        return False
+    asked = [axis for axes in wanted.values() for axis in axes]
+    taken = any(axis in home.split_axes for _, to in unlike for axis in wanted[to.name])
+    return taken and len(set(asked)) == len(asked)
+
+
+def rename_first(scope: Scope, eqn: Eqn) -> None:
+    """Rename the value in its current sharding, then reshard it: an all-to-all instead of an all-gather."""
+    (v,), (out,) = eqn.ins, eqn.outs
+    home = scope.whole_version(v) or scope.default_sharding[v]
+    x = scope.get(v, home, eqn)
+    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
+    requested = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
     scope.versions[out] = [requested, *(x for x in scope.versions[out] if x is not requested)]
     scope.default_sharding[out] = requested.sharding
 
