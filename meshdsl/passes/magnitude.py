@@ -53,7 +53,7 @@ def _bound(eqn: Eqn, found: Mapping[Var, float]) -> float:
 
 def _largest(value: Any) -> float:
     numbers = np.abs(np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64))
-    return float(np.nanmax(numbers, initial=0.0))
+    return float(np.max(numbers, initial=0.0, where=~np.isnan(numbers)))
 
 
 def _is_integer(v: Var) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +154,9 @@ def test_demand_adds_a_complete_value_to_one_part_and_reduces_once() -> None:
 
     args = spec("batch:8 model:16"), *[spec("model:16 d_ff:32"), spec("d_ff:32 model:16")] * 2
     assert sent(f, "all:4", "d_ff:all", *args) == ["all_reduce(sum) over all [8, 16]"]
+
+
+def test_demand_takes_constants_that_are_all_nan() -> None:
+    nan = np.full(4, np.nan, np.float32)
+    compiled = md.compile(lambda x: md.sum(x, "in") * md.tensor(nan, "n"), "all:2", "in:all")
+    assert np.isnan(compiled(md.tensor([1.0, 2.0], "in")).numpy()).all()
