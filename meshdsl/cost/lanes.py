@@ -113,9 +113,13 @@ class Schedule:
         self.pipelined = pipelined
 
     def span(self, steps: Sequence[Step], depth: int = 0) -> Span:
+        return self.summed(self.ran(steps, depth), depth)
+
+    def ran(self, steps: Sequence[Step], depth: int = 0) -> list[_Item]:
+        """The items of the steps, with their starts and ends."""
         items, _ = self.items(steps, depth, {})
         _run(items, self.machine.overlap_slowdown)
-        return self.summed(items, depth)
+        return items
 
     def items(
         self, steps: Sequence[Step], depth: int, makers: Mapping[Var, _Item]
@@ -163,10 +167,14 @@ class Schedule:
         elif self.pipelined and isinstance(step.eqn.control, Scan) and step.trips > 1:
             inner = self.pipeline(step, step.eqn.control, depth + 1)
         else:
-            inner = _repeated(self.span(step.body, depth + 1), step.trips)
+            inner = self.repeated(step, depth)
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
         share = inner.compute / inner.seconds if inner.seconds else 0.0
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
+
+    def repeated(self, loop: Loop, depth: int) -> Span:
+        """The span of a loop whose trips do not overlap."""
+        return _repeated(self.span(loop.body, depth + 1), loop.trips)
 
     def pipeline(self, loop: Loop, scan: Scan, depth: int) -> Span:
         """Time a loop whose trips overlap: schedule three trips and extrapolate to the rest."""

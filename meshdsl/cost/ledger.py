@@ -155,6 +155,19 @@ def ledger(program: Program) -> Ledger:
     return Ledger(program, tuple(lines), top)
 
 
+class LazyLedger(Ledger):
+    """A ledger whose lines are computed when those of a step are read; `lines` is empty."""
+
+    def __init__(self, program: Program):
+        super().__init__(program, (), steps(program))
+        object.__setattr__(self, "_order", {eqn: i for i, (eqn, _) in enumerate(walk(program))})
+
+    def of(self, step: Step) -> tuple[Line, ...]:
+        """The lines of one kernel or collective, in program order."""
+        order: dict[Eqn, int] = self.__dict__["_order"]
+        return tuple(sorted(_lines(self.program, (step,), 1, False, order), key=lambda line: line.index))
+
+
 def _lines(
     program: Program, body_steps: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:

@@ -5,11 +5,11 @@ from .cause import NO_CAUSE, Because, Cause
 from .clean import cse, dce
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs
 from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, walk
-from .op import Fuses, Labels, Linear, Op, Product, Reduce, Type
+from .op import Bounded, Fuses, Labels, Linear, Op, Product, Reduce, Type
 from .verify import verify
 
 __all__ = [
-    "NO_CAUSE", "Because", "Blocks", "Border", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond", "Control",
-    "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Product", "Reduce", "Scan", "Type", "Var", "While",
-    "borders", "cse", "dce", "format_graph", "operations", "predicates", "verify", "walk",
+    "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
+    "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Product", "Reduce", "Scan", "Type", "Var",
+    "While", "borders", "cse", "dce", "format_graph", "operations", "predicates", "verify", "walk",
 ]  # fmt: skip

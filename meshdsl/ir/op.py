@@ -14,7 +14,7 @@ import numpy as np
 from ..dims import Shape, check_shape, show
 from ..layouts import Sharding
 
-__all__ = ["Fuses", "Labels", "Linear", "Op", "Params", "Product", "Reduce", "Type"]
+__all__ = ["Bounded", "Fuses", "Labels", "Linear", "Op", "Params", "Product", "Reduce", "Type"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Linear(StrEnum):
 
     NONE = ""
     JOINT = "joint"  # all operands together
-    EACH = "each"  # any single operand
+    EACH = "each"  # any single operand, as a factor of a product
     FIRST = "first"  # only the first operand
+    RATIO = "ratio"  # only the first operand, which is divided by the second
     SECOND = "second"  # only the second operand
     BRANCHES = "branches"  # all operands but the first, together
     PADDED = "padded"  # all operands together, if the fill value is zero
@@ -81,6 +82,14 @@ class Product(StrEnum):
     NONE = ""
     MATMUL = "matmul"  # product of the first two operands
     CONV = "conv"
+
+
+class Bounded(StrEnum):
+    """How large the elements of a floating-point result can be, if they are not NaN."""
+
+    NO = ""
+    BY_ONE = "one"  # at most 1
+    BY_OPERANDS = "operands"  # no larger than an element of an operand
 
 
 class Reduce(StrEnum):
@@ -122,12 +131,14 @@ class Op:
     product: Product = Product.NONE
     transcendental: bool = False  # slower than other elementwise operations on some machines
     cheap: bool = False  # recomputing it in a backward loop costs less than storing it for every trip
+    bounded: Bounded = Bounded.NO
     literal: bool = False  # every element of the result equals the parameter `value`
     stops_gradient: bool = False  # differentiation treats its results as constants
     effects: bool = False  # `cse` never merges it with an equal equation
 
     def __post_init__(self):
-        for field, kind in (("fuses", Fuses), ("linear", Linear), ("reduce", Reduce), ("product", Product)):
+        kinds = {"fuses": Fuses, "linear": Linear, "reduce": Reduce, "product": Product, "bounded": Bounded}
+        for field, kind in kinds.items():
             kind(getattr(self, field))  # raises ValueError for a non-member
 
     def __repr__(self) -> str:

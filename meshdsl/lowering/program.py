@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -47,6 +48,10 @@ class Program(Graph):
     def __str__(self) -> str:
         return format_graph(self, self.show, f"program on {self.mesh or 'one device'}", self.note)
 
+    @cached_property
+    def _shapes(self) -> dict[Var, tuple[int, ...]]:
+        return {}  # the cost model asks for every value's shape several times
+
     def show(self, var: Var) -> str:
         """A value's dtype, local sizes, and the axes that split each dim."""
         sizes = self.local_shape(var)
@@ -66,7 +71,10 @@ class Program(Graph):
 
     def local_shape(self, var: Var) -> tuple[int, ...]:
         """The stored sizes of a value on one device."""
-        return self.extents.local_shape(var.shape, var.sharding, self.mesh)
+        shape = self._shapes.get(var)
+        if shape is None:
+            shape = self._shapes[var] = self.extents.local_shape(var.shape, var.sharding, self.mesh)
+        return shape
 
     def local_bytes(self, var: Var) -> int:
         """The stored bytes of a value on one device."""

@@ -12,12 +12,15 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Fuses, Labels, Linear, Op, Type
+from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
 from .index_map import one_label, replaced
 from .reshape import refill
 
 __all__ = [
-    "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "PICK", "RELABEL",
+    "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "ON_FIRST",
+    "PICK", "RELABEL",
 ]  # fmt: skip
 
 
@@ -204,6 +207,26 @@ FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are
     kernel=_filled,
     rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
     flops=lambda *_, **__: 0,
+    fuses=Fuses.MAP,
+    inside_blocks=True,
+)
+
+
+def _on_first_kernel(c: Local, x: Any, *, axes: Axes) -> Any:
+    return c.xp.where(c.index(axes) == 0, x, c.xp.zeros((), x.dtype))
+
+
+def _on_first_sharding(eqn: Eqn) -> list[Sharding]:
+    before = eqn.ins[0].sharding
+    return [Sharding.of(dict(before.split), (*before.partial, *eqn.params["axes"]))]
+
+
+# A complete value as a partial sum: the value on the first device along the axes, and zeros on the others.
+ON_FIRST = Op(
+    "on_first",
+    type=lambda x, *, axes: x,
+    kernel=_on_first_kernel,
+    shardings=_on_first_sharding,
     fuses=Fuses.MAP,
     inside_blocks=True,
 )

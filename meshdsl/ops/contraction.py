@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local, letters
 from ..dims import DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
-from ..ir import Fuses, Linear, Op, Product, Reduce, Type
+from ..ir import Bounded, Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .dtypes import as_dtype, cast, check_ordered, kind, promote
@@ -101,7 +102,21 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
         raise at(ShapeError("md.einsum needs at least one tensor"), caller())
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
-    return bind1(EINSUM, *xs, out=shape, dtype=located(lambda: as_dtype(dtype or xs[0].dtype)))
+    dtype = located(lambda: as_dtype(dtype or xs[0].dtype))
+    if len(xs) > 1 and kind(xs[0].dtype) in "fc":
+        xs = promote(*(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs)))
+    return bind1(EINSUM, *xs, out=shape, dtype=dtype)
+
+
+def _without_alone(x: Tensor, others: Sequence[Tensor], out: Shape, dtype: np.dtype) -> Tensor:
+    """x summed over the dims that no other operand and not the result has, in the dtype of the sum if that is wider.
+
+    An infinite factor then multiplies the complete sum, under every layout.
+    """
+    kept = {d.name for d in out} | {d.name for y in others for d in y.dims}
+    alone = [d for d in x.dims if d.name not in kept]
+    wide = np.dtype(jnp.promote_types(x.dtype, dtype)) if kind(x.dtype) == kind(dtype) else x.dtype
+    return sum(cast(x, wide), alone) if alone else x
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
@@ -356,6 +371,7 @@ BROADCAST = Op(
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

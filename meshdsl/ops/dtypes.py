@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import ShapeError, at, caller, located
-from ..ir import Fuses, Linear, Op, Type
+from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -71,6 +71,7 @@ CAST = Op(
     linear=Linear.WIDENING,
     fuses=Fuses.MAP,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import merge, show
 from ..errors import ShapeError, at, caller
-from ..ir import Fuses, Linear, Op, Type
+from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .dtypes import cast, check_kind, float_for, kind, promote, takes
@@ -72,6 +72,7 @@ def _unary(
     cheap: bool = False,
     slow: bool = False,
     stops_gradient: bool = False,
+    bounded: Bounded = Bounded.NO,
     shown: bool = True,  # public in the package
 ) -> Callable[[Any], Tensor]:
     """Make the function of an elementwise operation with one operand."""
@@ -94,6 +95,7 @@ def _unary(
         cheap=cheap,
         transcendental=slow,
         stops_gradient=stops_gradient,
+        bounded=bounded,
     )
     widens = "f" in kinds and "i" not in kinds
 
@@ -127,16 +129,28 @@ sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),)
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci", cheap=True)
 negative = _unary(
-    "negative", lambda xp: xp.negative, lambda ct, x: (-ct,), kinds="fci", linear=Linear.JOINT, shown=False, cheap=True
+    "negative",
+    lambda xp: xp.negative,
+    lambda ct, x: (-ct,),
+    kinds="fci",
+    linear=Linear.JOINT,
+    shown=False,
+    cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
-abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi")
-sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi")
+abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi", bounded=Bounded.BY_OPERANDS)
+sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi", bounded=Bounded.BY_ONE)
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
-sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),), slow=True)
-cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),), slow=True)
-tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),), slow=True)
+sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),), slow=True, bounded=Bounded.BY_ONE)
+cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),), slow=True, bounded=Bounded.BY_ONE)
+tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),), slow=True, bounded=Bounded.BY_ONE)
 erf = _unary(
-    "erf", lambda xp: xp.erf, lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),), kinds="f", slow=True
+    "erf",
+    lambda xp: xp.erf,
+    lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),),
+    kinds="f",
+    slow=True,
+    bounded=Bounded.BY_ONE,
 )
 erf_inv = _unary(
     "erf_inv",
@@ -146,8 +160,21 @@ erf_inv = _unary(
     slow=True,
     shown=False,
 )
-sigmoid = _unary("sigmoid", lambda xp: xp.logistic, lambda ct, x, out: (ct * out * (1 - out),), kinds="f", slow=True)
-relu = _unary("relu", lambda xp: lambda x: xp.maximum(x, 0), lambda ct, x, out: (where(out > 0, ct, 0),), kinds="fi")
+sigmoid = _unary(
+    "sigmoid",
+    lambda xp: xp.logistic,
+    lambda ct, x, out: (ct * out * (1 - out),),
+    kinds="f",
+    slow=True,
+    bounded=Bounded.BY_ONE,
+)
+relu = _unary(
+    "relu",
+    lambda xp: lambda x: xp.maximum(x, 0),
+    lambda ct, x, out: (where(out > 0, ct, 0),),
+    kinds="fi",
+    bounded=Bounded.BY_OPERANDS,
+)
 floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
 ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
@@ -164,6 +191,7 @@ stop_gradient = _unary(
     flops=0,
     cheap=True,
     stops_gradient=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 
@@ -180,6 +208,7 @@ def _binary(
     inexact: bool = False,
     cheap: bool = False,
     slow: bool = False,
+    bounded: Bounded = Bounded.NO,
     kinds: str = "fcib",
     shown: bool = False,  # public in the package
 ) -> Callable[[Any, Any], Tensor]:
@@ -190,7 +219,15 @@ def _binary(
         return _same_dtype(x, y, dtype=dtype)
 
     op = _RECORDS[name] = Op(
-        name, infer, _aligned(function), vjp, linear=linear, fuses=Fuses.MAP, cheap=cheap, transcendental=slow
+        name,
+        infer,
+        _aligned(function),
+        vjp,
+        linear=linear,
+        fuses=Fuses.MAP,
+        cheap=cheap,
+        transcendental=slow,
+        bounded=bounded,
     )
 
     def public(x: Any, y: Any) -> Tensor:
@@ -223,15 +260,25 @@ multiply = _binary(
     "multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear=Linear.EACH, cheap=True
 )
 divide = _binary(
-    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear=Linear.FIRST, inexact=True
+    "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear=Linear.RATIO, inexact=True
 )
 floor_divide = _binary("floor_divide", lambda xp: xp.floor_divide, lambda ct, x, y: (None, None), kinds="fi")
 remainder = _binary("remainder", lambda xp: xp.remainder, lambda ct, x, y: (ct, -ct * floor_divide(x, y)), kinds="fi")
 maximum = _binary(
-    "maximum", lambda xp: xp.maximum, lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)), kinds="fib", shown=True
+    "maximum",
+    lambda xp: xp.maximum,
+    lambda ct, x, y: (ct * _wins(x, y), ct * _wins(y, x)),
+    kinds="fib",
+    shown=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 minimum = _binary(
-    "minimum", lambda xp: xp.minimum, lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)), kinds="fib", shown=True
+    "minimum",
+    lambda xp: xp.minimum,
+    lambda ct, x, y: (ct * _wins(y, x), ct * _wins(x, y)),
+    kinds="fib",
+    shown=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 _power = _binary(
     "power",
@@ -317,6 +364,7 @@ WHERE = Op(
     linear=Linear.BRANCHES,
     fuses=Fuses.MAP,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..dims import DimLike, find
-from ..ir import Fuses, Linear, Op
+from ..ir import Bounded, Fuses, Linear, Op
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .contraction import located
@@ -26,6 +26,7 @@ PREFER = Op(
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 
@@ -48,6 +49,7 @@ SHARD = Op(
     vjp=lambda ct, x, split: (bind1(SHARD, ct, split=split),),
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

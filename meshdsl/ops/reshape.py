@@ -14,7 +14,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
 from ..errors import ShapeError, located
-from ..ir import Fuses, Labels, Linear, Op, Type
+from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 
@@ -59,6 +59,7 @@ RENAME = Op(
     rule=lambda x, *, shape: _rename_rule(x, shape),
     fuses=Fuses.VIEW,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 
@@ -110,6 +111,7 @@ TRANSPOSE = Op(
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 
@@ -193,6 +195,7 @@ RESHAPE = Op(
     rule=_reshape_rule,
     fuses=Fuses.VIEW,
     cheap=True,
+    bounded=Bounded.BY_OPERANDS,
 )
 
 

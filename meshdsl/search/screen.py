@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..cost.lanes import Schedule
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
@@ -25,20 +24,21 @@ from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.partition.demand import Demand
+from ..lowering.partition.equation import lower
 from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import (
     add_input,
     assemble,
     extents_of,
-    lower,
     lower_graph,
     preferences,
     shard_splits,
 )
-from ..lowering.partition.row_dims import row_dims
 from ..lowering.partition.scope import Scope, Setting
+from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
 from .bound import RuleBound, loops
+from .clock import Clock
 
 __all__ = ["ILLEGAL", "Screen"]
 
@@ -65,9 +65,9 @@ class Screen:
         self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
         self.dims = tuple(dict.fromkeys(d.name for v in _values(self.cone) for d in v.shape))
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
-        self.rows = row_dims(graph)
+        self.rows = whole_dims(graph)
         self.demand = Demand(graph)
-        self.costs: dict[Program, tuple[float, float]] = {}  # loop body -> seconds and bytes sent
+        self.clock = Clock(machine, placement)
         self.bounds: dict[Any, float] = {}
 
     def bound(self, layout: Layout, rules: RuleBound, used: int, objective: str, enough: float) -> float:
@@ -117,33 +117,37 @@ class Screen:
             return ILLEGAL
         program = assemble(scope, ins, outs)
         if objective == "seconds":
-            least = self._after_loops(program)
+            least = self._serial(program)
             if least >= enough:
                 return least
-        lines = ledger(bucket_collectives(program))
-        if objective == "wire_bytes":
-            return lines.wire_bytes
-        return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps).seconds
+        program = bucket_collectives(program)
+        return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
-    def _after_loops(self, program: Program) -> float:
-        """Seconds of the loops, one after another, plus those of the later collectives that depend on the last loop.
+    def _serial(self, program: Program) -> float:
+        """Seconds of the loops and of the collectives outside them that cannot run at the same time.
 
-        Collectives of single numbers do not count, because they may be bucketed.
+        These are the loops with all collectives that occupy the compute lane, or with the later collectives on one set
+        of axes that depend on the last loop. Collectives of single numbers do not count, because they may be bucketed.
         """
         at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
         last = at[-1] if at else len(program.eqns)
         after: set[Var] = set()
         lanes: dict[tuple[str, ...], float] = defaultdict(float)
-        for i, eqn in enumerate(program.eqns[last:]):
-            if i and after.isdisjoint(eqn.ins):
+        computing = 0.0
+        for i, eqn in enumerate(program.eqns):
+            if i == last or not after.isdisjoint(eqn.ins):
+                after.update(eqn.outs)
+            if not eqn.sends or not eqn.ins[0].shape:
                 continue
-            after.update(eqn.outs)
-            if eqn.sends and eqn.ins[0].shape:
-                record = program.record(eqn, 1)
-                size = full_bytes(record, self.mesh.count(record.axes))
-                lanes[record.axes] += self.placement.seconds(record.op.timed_as, record.axes, size)
+            record = program.record(eqn, 1)
+            size = full_bytes(record, self.mesh.count(record.axes))
+            seconds = self.placement.seconds(record.op.timed_as, record.axes, size)
+            if not after.isdisjoint(eqn.outs):
+                lanes[record.axes] += seconds
+            if record.op.timed_as not in self.machine.overlapped_by_compiler:
+                computing += seconds
         loops_take = sum(self._loop([program.eqns[i]])[0] for i in at)
-        return loops_take + max(lanes.values(), default=0.0)
+        return loops_take + max(computing, max(lanes.values(), default=0.0))
 
     def _input(self, scope: Scope, v: Var) -> None:
         rules = scope.setting.layout.for_path(v.name)
@@ -155,12 +159,8 @@ class Screen:
         """Seconds and bytes sent of the loop that was lowered last."""
         loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
         assert isinstance(body, Program)
-        if body not in self.costs:
-            lines = ledger(body)
-            span = Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps)
-            self.costs[body] = span.seconds, lines.wire_bytes
-        seconds, sent = self.costs[body]
-        return seconds * loop.trips, sent * loop.trips
+        once, sent = self.clock.body(body)
+        return once.seconds * loop.trips, sent * loop.trips
 
 
 def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:

@@ -38,9 +38,15 @@ MESHES = ["x:8", "x:2 y:4", "x:4 y:2", "x:2 y:2 z:2"]
 SIZES = [16, 32, 64]
 SLACK = 64  # bytes: XLA may leave out a number, or send one with another
 
-# Where GSPMD sends less, by workload and layout, and why.
+# Where GSPMD sends less, by workload and layout, and why. One device computes 15.9 GFLOP of `moe` under `data` and 4.1
+# under `experts` (XLA's cost analysis, loop bodies once): the dispatched tokens f32[16,8,16,256] are summed onto every
+# device, and each computes all experts, so that their weights' gradients need no reduction. Both layouts send the same
+# 68 MB, because one all-reduce of the tokens sends as much as the two all-gathers under `experts`.
 EXCEPTIONS = {
-    ("gpt_moe", "data"): "GSPMD gathers the tokens of every expert and repeats the experts' products on all devices",
+    (
+        "gpt_moe",
+        "data",
+    ): "GSPMD sums all tokens onto every device and repeats the experts' products there",
     ("moe", "data"): "as gpt_moe",
 }
 

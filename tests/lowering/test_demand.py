@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,3 +115,48 @@ def test_a_gated_decoder_sends_at_most_what_gspmd_sends() -> None:
     step = md.compile(md.grad(workload.loss(workload.config)), "rows:2 cols:4", "batch:rows; model:cols")
     program = step.program(params, batch)
     assert our_bytes(program) <= gspmd_bytes(step.graph(params, batch), program) + SLACK
+
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("f", "factor", "expected"),
+    [
+        (lambda x, y: md.einsum(x, y, out="out"), INF, INF),
+        (lambda x, y: md.sum(x, "in") * y, INF, INF),
+        (lambda x, y: md.sum(x, "in") / y, 0.0, INF),
+        (lambda x, y: md.sum(x, "in") * md.tanh(y), INF, 1.0),
+        (lambda x, y: md.sum(x, "in") * 2 / 4 + y, INF, INF),
+        (lambda x, y: y - md.sum(x, "in"), INF, INF),
+    ],
+)
+def test_demand_keeps_infinities_of_factors_and_terms(f: Any, factor: float, expected: float) -> None:
+    x, y = md.tensor([2.0, -1.0], "in"), md.tensor([factor], "out")
+    assert float(md.compile(f, "all:2", "in:all")(x, y).numpy()[0]) == expected
+
+
+def test_demand_passes_products_with_finite_factors() -> None:
+    def f(x: md.Tensor, mask: md.Tensor, gate: md.Tensor) -> md.Tensor:
+        return md.sum(md.sum(x, "in") * md.cast(mask, "float32") * md.sigmoid(gate) * 0.5 / 3, "n")
+
+    args = spec("in:8 n:16"), spec("n:16", "bool"), spec("n:16")
+    assert sent(f, "all:4", "in:all", *args) == ["all_reduce(sum) over all []"]
+
+
+def test_demand_adds_a_complete_value_to_one_part_and_reduces_once() -> None:
+    def f(x: md.Tensor, *weights: md.Tensor) -> md.Tensor:
+        h = [md.einsum(md.tanh(md.einsum(x, w, out="batch d_ff")), v, out="batch model") for w, v in pairs(weights)]
+        return x + h[0] + h[1]
+
+    def pairs(weights: tuple[md.Tensor, ...]) -> list[tuple[md.Tensor, md.Tensor]]:
+        return list(zip(weights[::2], weights[1::2], strict=True))
+
+    args = spec("batch:8 model:16"), *[spec("model:16 d_ff:32"), spec("d_ff:32 model:16")] * 2
+    assert sent(f, "all:4", "d_ff:all", *args) == ["all_reduce(sum) over all [8, 16]"]
+
+
+def test_demand_takes_constants_that_are_all_nan() -> None:
+    nan = np.full(4, np.nan, np.float32)
+    compiled = md.compile(lambda x: md.sum(x, "in") * md.tensor(nan, "n"), "all:2", "in:all")
+    assert np.isnan(compiled(md.tensor([1.0, 2.0], "in")).numpy()).all()

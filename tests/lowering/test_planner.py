@@ -229,8 +229,8 @@ def test_the_example_of_a_scratch_dim():
     ("source", "target", "message"),
     [
         (Sharding(), Sharding.of({"x": "b"}), "stored size 8 does not divide by 3"),
-        (Sharding(), Sharding.of({}, "a"), "can be finished on the way, not made"),
-        (Sharding.of({}, "ab", "max"), Sharding.of({}, "a", "sum"), "not made or changed"),
+        (Sharding(), Sharding.of({}, "a"), "can reduce a pending sum, max or min, but not create"),
+        (Sharding.of({}, "ab", "max"), Sharding.of({}, "a", "sum"), "but not create or change one"),
         (Sharding(), Sharding.of({"xx": "a"}), "no dim 'xx' to split over a; did you mean 'x'"),
         (Sharding(), Sharding.of({"x": "q"}), "the mesh has no axis 'q'"),
     ],

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from ...control import KEEP
 from ...dims import Shape
@@ -21,16 +23,19 @@ from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
 from ...layouts import Extents, Layout, Mesh
 from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
+from ...ops.elementwise import ADD, SUBTRACT
+from ...passes.magnitude import magnitudes
 from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL
 from ..labels import labels_of, vanishing
 from .min_cut import INFINITE, FlowGraph
 
-__all__ = ["Body", "Demand", "may_stay_pending"]
+__all__ = ["ADDITIONS", "Body", "Demand"]
 
 AxisSet = frozenset[str]
 NONE: AxisSet = frozenset()
+ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
 UNIT = 4  # capacity of one byte; each additional collective counts as one more byte
 
 
@@ -93,21 +98,46 @@ class Demand:
         self.graph, self.body = graph, body
         self.zero = set(zero)
         self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
+        self.bounds = magnitudes(graph)
+        self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
         self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
         self.users: dict[Var, list[Eqn]] = {}
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
                 self.users.setdefault(v, []).append(eqn)
-            if self._is_zero(eqn):
+            number = self._number(eqn)
+            if number is not None:
+                self.numbers[eqn.outs[0]] = number
+            if number == 0:
                 self.zero.update(eqn.outs)
         self._regions: dict[Var, _Region] | None = None
         self._estimates: dict[object, _Estimate] = {}
         self._bodies: dict[Eqn, Demand] = {}
 
-    def _is_zero(self, eqn: Eqn) -> bool:
+    def _number(self, eqn: Eqn) -> Any:
+        """The number that all elements of an equation's result equal, if it is known."""
         if eqn.op is FULL:
-            return bool(eqn.params["value"] == 0)
-        return eqn.op in (BROADCAST, CAST) and eqn.ins[0] in self.zero
+            return np.asarray(eqn.params["value"]).astype(eqn.outs[0].dtype)[()]
+        if eqn.op not in (BROADCAST, CAST):
+            return None
+        number = 0 if eqn.ins[0] in self.zero else self.numbers.get(eqn.ins[0])
+        return None if number is None else np.asarray(number).astype(eqn.outs[0].dtype)[()]
+
+    def may_stay_pending(self, eqn: Eqn, v: Var) -> bool:
+        """Whether an operation may take this operand as a pending sum, as far as the graph tells.
+
+        The operation must be linear in it. The other factors of a product must be finite, and a divisor not zero:
+        otherwise the parts may add up to NaN where the complete sum gives infinity.
+        """
+        if not _is_linear(eqn, v):
+            return False
+        match eqn.operation.linear:
+            case Linear.EACH:
+                return all(x in self.bounds for x in eqn.ins if x is not v)
+            case Linear.RATIO:
+                return self.numbers.get(eqn.ins[1], 0) != 0
+            case _:
+                return True
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
         """Whether to leave v pending for the operations that accept it pending.
@@ -183,7 +213,7 @@ class Demand:
             return v
 
         for eqn in self.graph.eqns:
-            through = [v for v in dict.fromkeys(eqn.ins) if v in leader and may_stay_pending(eqn, v)]
+            through = [v for v in dict.fromkeys(eqn.ins) if v in leader and self.may_stay_pending(eqn, v)]
             if through or eqn.operation.reduce is Reduce.SUM or eqn.control is not None:
                 for v in eqn.outs:
                     leader[v] = find(through[0]) if through else v
@@ -272,14 +302,17 @@ class _Estimate:
 
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
         """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
-        can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and may_stay_pending(eqn, v)]
+        can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.demand.may_stay_pending(eqn, v)]
         if not can:
             return ()
         linear = eqn.operation.linear
         if linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
             others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins
-            alike = len({self.axes[v] for v in can}) == 1
-            return tuple(can) if alike and all(v in can or v in self.demand.zero for v in others) else ()
+            if len({self.axes[v] for v in can}) > 1:
+                return ()
+            rest = [v for v in others if v not in can and v not in self.demand.zero]
+            joins = eqn.op in ADDITIONS and not any(self.axes[can[0]] & self._split(v.shape) for v in rest)
+            return tuple(can) if joins or not rest else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
         axes = self.axes[chosen]
         others = [v for v in eqn.ins if v is not chosen and v not in self.demand.unmade]
@@ -341,8 +374,8 @@ def _ignores(eqn: Eqn, v: Var) -> bool:
     return eqn.op is KEEP and eqn.ins[1] is not v
 
 
-def may_stay_pending(eqn: Eqn, v: Var) -> bool:
-    """Whether the operation is linear in this operand, as far as the graph tells."""
+def _is_linear(eqn: Eqn, v: Var) -> bool:
+    """Whether the operation is linear in this operand."""
     match eqn.operation.linear:
         case Linear.JOINT:
             return True
@@ -350,7 +383,7 @@ def may_stay_pending(eqn: Eqn, v: Var) -> bool:
             return eqn.params["value"] == 0
         case Linear.EACH:
             return sum(x is v for x in eqn.ins) == 1
-        case Linear.FIRST:
+        case Linear.FIRST | Linear.RATIO:
             return eqn.ins[0] is v and v not in eqn.ins[1:]
         case Linear.SECOND:
             return eqn.ins[1] is v and eqn.ins[0] is not v

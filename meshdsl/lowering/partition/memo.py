@@ -2,8 +2,8 @@
 
 The lowering of an equation depends on the equation, on the axes of the dims that it mentions, and on the state of its
 operands: their versions, default sharding, whether they are unmaterialized, and whether a pending sum should be
-deferred. It changes only the scope. A memo records that change and replays it. The layouts share program variables, so
-states compare by identity.
+deferred. That of a product also depends on the operands of later products that read the same value. It changes only the
+scope. A memo records that change and replays it. The layouts share program variables, so states compare by identity.
 
 Requires that the layouts differ only in their rules (same overrides, `gather_limit` and hints), and that the graph has
 no operation that reads other state; see `memoisable`. The first problem of a layout stops its lowering with
@@ -22,6 +22,7 @@ from ...ir import Eqn, Graph, Var, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.ragged import RAGGED
+from .prices import later_products
 from .scope import Scope
 
 __all__ = ["IllegalError", "Memo", "memoisable"]
@@ -59,6 +60,7 @@ class Memo:
         self._changes: dict[Any, _Change | None] = {}
         self._names: dict[Eqn, tuple[str, ...]] = {}
         self._operands: dict[Eqn, tuple[Var, ...]] = {}
+        self._beside: dict[Eqn, tuple[Var, ...]] = {}
 
     def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T:
         """The result of `make`, computed once for each key; raises `IllegalError` if `make` reports a problem."""
@@ -90,6 +92,14 @@ class Memo:
             found = self._operands[eqn] = tuple(values)
         return found
 
+    def beside(self, scope: Scope, eqn: Eqn) -> tuple[Var, ...]:
+        """The other operands of later products that share an operand with this one; they decide what it gathers."""
+        found = self._beside.get(eqn)
+        if found is None:
+            others = (x for v, other in later_products(scope.demand, eqn) for x in other.ins if x is not v)
+            found = self._beside[eqn] = tuple(dict.fromkeys(others))
+        return found
+
     def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None:
         """Lower an equation, or replay the recorded change if it was lowered from the same state before.
 
@@ -99,8 +109,10 @@ class Memo:
             _legal(scope, lambda: lower(scope, eqn))
             return
         defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]
-        states = [_state(scope, v) for v in self.operands(scope, eqn)]
-        key = (eqn, self.rules(eqn, scope.setting.layout), *defers, *states)
+        beside = self.beside(scope, eqn)
+        states = [_state(scope, v) for v in (*self.operands(scope, eqn), *beside)]
+        rules = [scope.setting.layout.rules.get(d.name) for v in beside for d in v.shape]
+        key = (eqn, self.rules(eqn, scope.setting.layout), *rules, *defers, *states)
         if key not in self._changes:
             self._changes[key] = None
             self._changes[key] = _watched(scope, eqn, (*self.operands(scope, eqn), *eqn.outs), lower)

@@ -153,9 +153,9 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
     made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
-    lies = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
-    scope.versions[out] = [lies, *(x for x in scope.versions[out] if x is not lies)]  # requested version first
-    scope.default_sharding[out] = lies.sharding
+    requested = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
+    scope.versions[out] = [requested, *(x for x in scope.versions[out] if x is not requested)]
+    scope.default_sharding[out] = requested.sharding
 
 
 def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:

@@ -117,7 +117,7 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
     if made or (target.partial and target.kind != source.kind):
         raise LayoutError(
             f"cannot take a value from {source} to {target}\n"
-            f"  a pending sum, max or min can be finished on the way, not made or changed"
+            f"  a plan can reduce a pending sum, max or min, but not create or change one"
         )
 
 

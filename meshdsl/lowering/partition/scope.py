@@ -48,7 +48,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     gather_limit: float | None  # if a gathered operand exceeds these bytes, a contraction sends it around a ring
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
-    row_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # dims that loops scan
+    whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
 
@@ -138,19 +138,19 @@ class Scope:
         return x
 
     def _sources(self, v: Var, target: Sharding) -> list[Var]:
-        there = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]
-        if not there:
+        sources = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]
+        if not sources:
             raise InternalError(f"no version of {v} can become {target}: {[x.sharding for x in self.versions[v]]}")
-        return there
+        return sources
 
     def _cost(self, x: Var, target: Sharding) -> int:
         return cost(x.sharding, target, x.shape, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
 
     def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader) -> Var:
         sharding = step.step(x.sharding, self.setting.mesh)
-        for there in self.versions[v]:
-            if there.sharding == sharding:
-                return there
+        for version in self.versions[v]:
+            if version.sharding == sharding:
+                return version
         made = Var(v.shape, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
         if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
@@ -204,13 +204,16 @@ class Scope:
         return made
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
-        """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing."""
+        """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing.
+
+        Dims that every reader needs whole stay unsplit.
+        """
         home = self.default_sharding[v]
         split = dict(home.split)
-        scanned = self.setting.row_dims.get(v, frozenset[str]())
+        whole = self.setting.whole_dims.get(v, frozenset[str]())
         for d in v.shape:
             axes = self.setting.layout.axes(d.name)
-            if d.name in split or d.name in scanned:
+            if d.name in split or d.name in whole:
                 continue
             if not any(axis in cut for cut in split.values() for axis in axes):
                 split[d.name] = axes

@@ -46,8 +46,8 @@ def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
     def side(kernel: str) -> str:
         if not kernel or eqn.ins[1] in scope.unmaterialized:
             return "out"
-        there = scope.whole_version(eqn.ins[1]) or scope.default_sharding[eqn.ins[1]]
-        return "kernel" if there.axes(kernel) else "out"
+        kernel_sharding = scope.whole_version(eqn.ins[1]) or scope.default_sharding[eqn.ins[1]]
+        return "kernel" if kernel_sharding.axes(kernel) else "out"
 
     return tuple(side(kernel) for kernel in _kernels(eqn))
 

@@ -1,0 +1,105 @@
+"""The axes that operands and the layout request for the labels of one equation, and the conflicts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...dims import Dim, show
+from ...errors import MeshdslError, at
+from ...ir import Eqn, Labels, Type, Var
+from ...layouts.sharding import Axes
+from .choose import Claims, Conflict
+from .legality import report_conflict
+from .scope import Scope
+
+__all__ = ["claims_of", "region_blocks", "settle_conflicts"]
+
+
+def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
+    """The axes that operands and the layout request for each label, without those that are unavailable.
+
+    Labels that first appear in the result, and renamed dims, take the layout's axes.
+    """
+    layout, claims = scope.setting.layout, Claims()
+    fresh = labels.from_layout | {label for label in labels.from_layout_if_ruled if label in layout.rules}
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        if v in scope.unmaterialized:
+            continue
+        home = scope.default_sharding[v]
+        brought = home if home.partial and pending else scope.whole_version(v) or home
+        for d, label in names.items():
+            if label is not None and label not in fresh:
+                claims.add(label, brought.axes(d))
+        if brought.partial and brought.kind == "sum" and not pending:
+            # a reduce-scatter may split dims as the layout requests
+            for d, label in names.items():
+                axes = layout.axes(d)
+                if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
+                    claims.add(label, axes)
+    known = set(claims.options) - fresh
+    for names in labels.outs:
+        for d, label in names.items():
+            if label is not None and label not in known:
+                claims.add(label, layout.axes(d))
+    for label, options in claims.options.items():
+        claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
+    return claims.without(frozenset(pending))
+
+
+def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
+    """Whether the axes divide every dim with this label, and whether its blocks match where the label requires it."""
+    n, extents = scope.setting.mesh.count(axes), scope.setting.extents
+    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
+    dims = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    if any(extents.padded(d) % n for d in dims):
+        return False
+    if label in labels.must_divide and label not in labels.from_layout_if_ruled:
+        return not any(extents.is_padded(d) for d in dims)
+    return label not in labels.from_layout or len({extents.padded(d) for d in dims}) == 1
+
+
+def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
+    """The splits of the operands of an `md.local` region; its gradient uses the same blocks as the region itself."""
+    setting, key = scope.setting, eqn.params["key"]
+    if eqn.params["follows"]:
+        assigned = setting.regions.get(key, assigned)
+    setting.regions[key] = assigned
+    extents, mesh = setting.extents, setting.mesh
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        for d in v.shape:
+            axes = assigned.get(names[d.name] or "", ())
+            if axes and (extents.is_padded(d) or d.size % mesh.count(axes)):
+                setting.problems.setdefault(
+                    f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
+                    f"  an operand has shape {show(v.shape)}; {d.name} is stored as {extents.padded(d)} to have equal "
+                    f"blocks, and the function would see the padding\n"
+                    f"  take it whole, md.local(..., whole={d.name!r}), or give the dim a size that divides",
+                    eqn.where,
+                )
+                assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
+
+    def block(v: Var, names: Mapping[str, str | None]) -> Type:
+        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.shape)
+        return Type(tuple(Dim(d.name, n) for d, n in zip(v.shape, sizes, strict=True)), v.dtype)
+
+    types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
+    try:
+        eqn.operation.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+    except MeshdslError as error:
+        raise at(error, eqn.where) from None
+    return assigned
+
+
+def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
+    """The labels that win by `md.prefer`; unresolved conflicts are reported."""
+    hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
+    preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
+    for conflict in claims.contested():
+        pair = {conflict.first, conflict.second}
+        tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
+        alike = any(pair <= set(names.values()) for names in labels.ins)
+        if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
+            by_label = {label: d for names in labels.outs for d, label in names.items()}
+            named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
+            report_conflict(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
+    return preferred

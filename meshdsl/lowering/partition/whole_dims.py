@@ -1,0 +1,70 @@
+"""Find dims that every reader of a value needs unsplit, in this graph or in loops around and inside it.
+
+A scan reads its rows unsplit, and `dynamic_update_slice` the written dim of its update. If every device has such a dim
+whole, it is not split as the layout says: the readers would gather it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
+from ..labels import labels_of
+from .expansions import EXPANSIONS
+
+__all__ = ["whole_dims"]
+
+WholeDims = dict[Var, frozenset[str]]
+NONE: frozenset[str] = frozenset()
+
+
+def whole_dims(graph: Graph) -> Mapping[Var, frozenset[str]]:
+    """For values of a graph and of its loops, the dims that all their readers need whole; others are absent.
+
+    >>> import meshdsl as md
+    >>> def write(cache, x, position):
+    ...     return md.dynamic_update_slice(cache, x * 2, "memory", position)
+    >>> args = md.spec("memory:8 head:2"), md.spec("memory:1 head:2"), md.spec("", "int32")
+    >>> {v.name: set(dims) for v, dims in whole_dims(md.compile(write, "all:2").graph(*args)).items() if v.name}
+    {'x': {'memory'}}
+    """
+    found: WholeDims = {}
+    _collect(graph, dict.fromkeys(graph.outs, NONE), found)
+    return {v: dims for v, dims in found.items() if dims}
+
+
+def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], found: WholeDims) -> None:
+    """Add the values of one graph, given the dims that the readers of its results need whole."""
+    found.update(results)
+    for eqn in reversed(graph.eqns):
+        for i, v in enumerate(eqn.ins):
+            dims = _read_by_loop(eqn, eqn.control, i, found) if isinstance(eqn.control, Scan) else _read(eqn, i, found)
+            found[v] = found.get(v, dims) & dims
+
+
+def _read(eqn: Eqn, i: int, found: WholeDims) -> frozenset[str]:
+    """The dims of operand i that an operation needs whole; elementwise ones pass on the needs of their result."""
+    op = eqn.op
+    if eqn.control is not None or not isinstance(op, Op) or op in EXPANSIONS or op.moves is not None:
+        return NONE
+    labels = labels_of(eqn)
+    passed: set[str | None] = {None}
+    if op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1:
+        passed |= {labels.outs[0][d] for d in found.get(eqn.outs[0], NONE)}
+    return frozenset(d for d, label in labels.ins[i].items() if label in passed)
+
+
+def _read_by_loop(loop: Eqn, scan: Scan, i: int, found: WholeDims) -> frozenset[str]:
+    """The dims of operand i that a scan reads row by row, or that its body needs whole."""
+    body, carried = scan.body, scan.consts + scan.carries
+    if body.ins and i == 0:
+        n = scan.carries
+        results = dict.fromkeys(body.outs[:n], NONE)
+        for v, out in zip(body.outs[n:], loop.outs[n:], strict=True):
+            dims = found.get(out, NONE)
+            results[v] = results.get(v, dims) & dims
+        _collect(body, results, found)
+    inside = found.get(body.ins[i], NONE)
+    if i >= carried:
+        return inside | {scan.dim.name}
+    return inside if i < scan.consts else NONE
