@@ -20,7 +20,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "dims": ("Dim", "dims"),
     "values": ("Tensor", "spec", "tensor"),
-    "trace": ("platform",),
+    "target": ("platform",),
     "ops.elementwise": (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
         "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square",

@@ -24,6 +24,7 @@ ORDER = [
     ["errors"],
     ["units"],
     ["primitives"],
+    ["target"],
     ["dims"],
     ["layouts"],
     ["backend"],

@@ -10,7 +10,7 @@ import meshdsl as md
 TITLES = {
     "values": "Values",
     "dims": "Dims",
-    "trace": "Programs",
+    "target": "Programs",
     "ops.elementwise": "Elementwise operations",
     "ops.activations": "Elementwise operations",
     "ops.dtypes": "Elementwise operations",
