@@ -94,8 +94,8 @@ def performed(text: str) -> tuple[Performed, ...]:
 def estimated_cycles(text: str) -> int | None:
     """The sum of the TPU compiler's estimates for every instruction that one device runs, without communication.
 
-    >>> estimated_cycles("ENTRY %main (p: f32[4]) -> f32[4] {\n  %p = f32[4] parameter(0)\n"
-    ...                  '  ROOT %f = f32[4] fusion(%p), backend_config={"estimated_cycles":"128"}\n}')
+    >>> estimated_cycles("ENTRY %main (p: f32[4]) -> f32[4] {\\n  %p = f32[4] parameter(0)\\n"
+    ...                  '  ROOT %f = f32[4] fusion(%p), backend_config={"estimated_cycles":"128"}\\n}')
     128
 
     The body of a loop counts once per trip, each branch of a conditional once. None if the trips of a loop with

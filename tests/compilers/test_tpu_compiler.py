@@ -25,7 +25,8 @@ SUM = STEP.program(*SPECS)  # one all_reduce of float32[4, 32] over cols
 RATIOS = {
     "two_layer": {"handwritten": 1.0},
     "convolution": {"handwritten": 1.0, "gspmd": 0.97},
-    "moe_layer": {"handwritten": 0.96},
+    "moe_layer": {"handwritten": 0.83, "gspmd": 1.057},
+    "language_model": {"handwritten": 1.008},
 }
 
 
@@ -92,4 +93,4 @@ def test_tpu_cycles_are_at_most_the_recorded_ratio(name: str) -> None:
     ratios = json.loads(done.stdout.splitlines()[-1])
     for other, recorded in RATIOS[name].items():
         assert ratios[f"cycles_to_{other}"] <= recorded, ratios
-        assert other == "gspmd" or ratios[f"sent_to_{other}"] == 1, ratios
+        assert ratios[f"sent_to_{other}"] <= 1, ratios
