@@ -60,7 +60,7 @@ def gspmd(step: md.Compiled, args: tuple[Any, ...], on: list[Any]) -> jax.stages
 def _on_chips(step: md.Compiled, on: list[Any]) -> md.Compiled:
     axes = step.mesh.axes
     grid = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=on).devices
-    return step.under(step.mesh.on(grid), step.layout)
+    return step.under(step.mesh.on([*grid.flat]), step.layout)
 
 
 def workloads(on: list[Any]) -> dict[str, Candidates]:
@@ -141,12 +141,12 @@ def figures(executable: jax.stages.Compiled) -> dict[str, int]:
     """Cycles, bytes sent and peak memory of one device, as the compiler states them."""
     text = executable.as_text()
     assert text is not None
-    cycles = estimated_cycles(text)
-    assert cycles is not None, "a loop with unknown trips"
+    cycles, memory = estimated_cycles(text), executable.memory_analysis()
+    assert cycles is not None and memory is not None, "a loop with unknown trips, or no figures of memory"
     return {
         "cycles": cycles,
         "sent": round(sum(map(sent, performed(text)))),
-        "peak": executable.memory_analysis().peak_memory_in_bytes,
+        "peak": memory.peak_memory_in_bytes,
     }
 
 
