@@ -1,32 +1,42 @@
 # `make demo` and `make test` set everything up themselves; they need Python 3.11 or newer with venv, and make.
 
 VENV := .venv
+AOT  := .venv-aot
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP   = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 ARGS ?=
 CASES ?= 20000
 PROGRAMS ?= 1000
-# The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here.
+# The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here. Those that need
+# the TPU compiler (tpu_cycles, tpu_memory, update_memory) run in $(AOT): make bench-aot.
 BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables moe_family overlap overlap_dense
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs doctest lint format fuzz bench clean
+AOT_BENCH ?= tpu_cycles tpu_memory update_memory
+
+.PHONY: help demo test test-aot docs doctest lint format fuzz bench bench-aot clean
 
 help:
 	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
 	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
+	@echo "make test-aot the tests that need the TPU compiler, in their own environment, without a TPU"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
 	@echo "make docs     HTML documentation, warnings are errors    (make doctest: its snippets through Sphinx)"
 	@echo "make fuzz     the long property tests                    (CASES=20000 PROGRAMS=1000 ARGS='-k layout_law')"
 	@echo "make bench    every benchmark, as JSON lines             (BENCH=two_layer)"
-	@echo "make clean    remove .venv and everything built"
+	@echo "make bench-aot  the benchmarks of the TPU compiler       (AOT_BENCH=tpu_cycles)"
+	@echo "make clean    remove the environments and everything built"
 
 demo: $(VENV)/.core
 	$(BIN)/python -m meshdsl.demo $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+# libtpu has an environment of its own, because JAX looks for TPUs on every start where it is installed.
+test-aot: $(AOT)/.aot
+	$(AOT)/bin/python -m pytest -q -n $(JOBS) -m aot $(ARGS) tests/compilers
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
@@ -51,8 +61,11 @@ fuzz: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
+bench-aot: $(AOT)/.aot
+	@set -e; for name in $(AOT_BENCH); do $(AOT)/bin/python -m benchmarks.$$name $(ARGS); done
+
 clean:
-	rm -rf $(VENV) docs/_build build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT) docs/_build build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # A stamp file says what is installed; it is out of date when pyproject.toml is newer.
 $(VENV)/.core: pyproject.toml | $(BIN)/pip
@@ -65,11 +78,18 @@ $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/pip
 	@$(PIP) -e '.[$*]'
 	@touch $@
 
+$(AOT)/.aot: pyproject.toml | $(AOT)/bin/pip
+	@echo "installing meshdsl[aot] into $(AOT) (a minute or two the first time) ..." >&2
+	@$(PIP) -e '.[aot,aot-test]' || { \
+	  echo "make: the TPU compiler could not be installed; the index needs libtpu of the version in pyproject.toml" >&2; \
+	  exit 1; }
+	@touch $@
+
 # pip is the last thing that venv writes, so its presence says that the environment is complete.
-$(BIN)/pip:
+$(VENV)/bin/pip $(AOT)/bin/pip:
 	@for python in python3.11 python3; do \
 	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
-	  $$python -m venv $(VENV) && exit 0; \
+	  $$python -m venv $(@D:/bin=) && exit 0; \
 	  echo "make: $$python cannot create a virtual environment; install its venv module (Debian: python3.11-venv)" >&2; \
 	  exit 1; \
 	done; \

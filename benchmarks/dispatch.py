@@ -1,9 +1,10 @@
-"""Dispatch by index compared with dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--router top2]
+"""Dispatch by index compared with dispatch by masks: python -m benchmarks.dispatch [--rounds 11] [--tpu]
 
 One device routes one group (capacity factor 2), sends its tokens to slots and receives them, forward and backward,
 without experts. Prints a JSON line for each size and method: seconds, floating-point operations and temporary memory.
 The last line is the crossing point, which "auto" uses: the smallest mask size (tokens x experts x capacity) from which
-dispatch by index took less CPU time at every measured size.
+dispatch by index took less CPU time at every measured size. With `--tpu`, the TPU compiler's cycles are compared
+instead (needs the extra `aot`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from benchmarks import hlo, ratio
+from benchmarks import hlo, ratio, tpu_cycles
+from meshdsl.compilers.hlo import estimated_cycles
 from meshdsl.nn.moe import INDEX_FROM, assign, capacity_of, dispatch_by
 
 TOKENS, EXPERTS = (8, 16, 32, 64, 256, 1024, 2048), (4, 16, 64)
 
 
-def executable(method: str, tokens: int, experts: int, capacity: int, model: int, router: str) -> jax.stages.Compiled:
+def executable(
+    method: str, tokens: int, experts: int, capacity: int, model: int, router: str, mesh: md.Mesh | str = "one:1"
+) -> jax.stages.Compiled:
     """The compiled gradient of the sum of squares of the received values, with respect to gates and values."""
     token, expert, slot = md.Dim("token", tokens), md.Dim("expert", experts), md.Dim("slot", capacity)
 
@@ -34,7 +38,19 @@ def executable(method: str, tokens: int, experts: int, capacity: int, model: int
         return md.sum(md.square(dispatch.receive(dispatch.send(x))))
 
     specs = md.spec([token, expert]), md.spec([token, md.Dim("model", model)])
-    return md.compile(md.grad(loss, argnums=(0, 1)), "one:1", "").lower(*specs).compile()
+    return md.compile(md.grad(loss, argnums=(0, 1)), mesh, "").lower(*specs).compile()
+
+
+def estimated(router: str, tokens: int, experts: int, model: int, chip: Any) -> dict[str, Any]:
+    """The TPU compiler's cycles of both methods for one size."""
+    capacity = capacity_of(tokens, experts, factor=2.0, formula="mesh_tf")
+    mesh = md.Mesh("one:1").on([chip])
+    cycles = {
+        name: estimated_cycles(executable(name, tokens, experts, capacity, model, router, mesh).as_text() or "")
+        for name in ("einsum", "index")
+    }
+    size = {"router": router, "tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
+    return {"figure": "dispatch_cycles", **size, "mask": tokens * experts * capacity, **cycles}
 
 
 def measured(router: str, tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:
@@ -62,11 +78,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--router", default="top2")
+    parser.add_argument("--tpu", action="store_true", help="cycles of the TPU compiler instead of CPU time")
     parser.add_argument("--model", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--experts", type=int, nargs="*", default=EXPERTS)
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
+    if args.tpu:
+        chip, *_ = tpu_cycles.chips()
+        for tokens in args.tokens:
+            for experts in args.experts:
+                print(json.dumps(estimated(args.router, tokens, experts, args.model, chip)), flush=True)
+        return 0
     index_wins: dict[int, bool] = {}
     for tokens in args.tokens:
         for experts in args.experts:
@@ -76,7 +99,7 @@ def main() -> int:
             mask_size = tokens * experts * figures["index"]["capacity"]
             index_wins[mask_size] = index_wins.get(mask_size, True) and figures["index"]["cpu_ratio"] < 1
     always_faster = [n for n in index_wins if all(faster for m, faster in index_wins.items() if m >= n)]
-    crossing = {"index_is_faster_from": min(always_faster, default=None), "auto_takes_index_from": INDEX_FROM}
+    crossing = {"index_is_faster_from": min(always_faster, default=None), "auto_takes_index_from": INDEX_FROM["cpu"]}
     print(json.dumps({"figure": "crossing", "router": args.router, "model": args.model, **crossing}))
     return 0
 

@@ -17,6 +17,17 @@ from benchmarks import hlo, ratio
 from benchmarks.handwritten import halo as baseline
 
 
+def compiled() -> tuple[md.Compiled, md.Tensor, md.Tensor]:
+    """The same convolution written with meshdsl, and its arguments."""
+    arrays = baseline.arrays()
+    step = md.compile(
+        lambda x, w: md.conv(x, w, window={"height": "kh", "width": "kw"}, out="batch height width feature"),
+        "rows:2 cols:4",
+        "batch:rows; height:cols",
+    )
+    return step, md.tensor(arrays["x"], "batch height width io"), md.tensor(arrays["w"], "kh kw io feature")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds; 0: no timing")
@@ -24,16 +35,9 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     by_hand, at = baseline.handwritten()
-    arrays = baseline.arrays()
-    x = md.tensor(arrays["x"], "batch height width io")
-    w = md.tensor(arrays["w"], "kh kw io feature")
-    compiled = md.compile(
-        lambda x, w: md.conv(x, w, window={"height": "kh", "width": "kw"}, out="batch height width feature"),
-        "rows:2 cols:4",
-        "batch:rows; height:cols",
-    )
-    ours = compiled.lower(x, w).compile()
-    placed = [jax.device_put(arrays[name], at[name]) for name in ("x", "w")]
+    step, *tensors = compiled()
+    ours = step.lower(*tensors).compile()
+    placed = [jax.device_put(array, at[name]) for name, array in baseline.arrays().items()]
     programs = {"handwritten": (by_hand, by_hand), "meshdsl": (ours, lambda *xs: ours(*xs)[0])}
     results = {name: np.asarray(run(*placed)) for name, (_, run) in programs.items()}
     agree = bool(np.allclose(results["handwritten"], results["meshdsl"], rtol=1e-5, atol=1e-5))

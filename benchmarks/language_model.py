@@ -49,8 +49,8 @@ PATHS = {
 }
 
 
-def from_meshdsl() -> Candidate:
-    """The train step of models/transformer.py with the benchmark's sizes and the baseline's arrays."""
+def compiled() -> tuple[md.Compiled, tuple, dict]:
+    """The train step of models/transformer.py with the benchmark's sizes, its state and its batch."""
     workload = transformer.benchmark
     arrays = baseline.arrays()
     params, moments, batch = workload.specs()
@@ -65,8 +65,11 @@ def from_meshdsl() -> Candidate:
         params, moments, metrics = train_step(*state, batch)
         return (params, moments), metrics["loss"]
 
-    compiled = md.compile(step, *workload.layouts["data_model"], donate=0)
-    candidate = Candidate.of_meshdsl(compiled, (values, state), tokens)
+    return md.compile(step, *workload.layouts["data_model"], donate=0), (values, state), tokens
+
+
+def from_meshdsl() -> Candidate:
+    candidate = Candidate.of_meshdsl(*compiled())
     host = candidate.host
 
     def baseline_names(state: object) -> dict[str, np.ndarray]:

@@ -28,8 +28,8 @@ def from_executable(cut: bool) -> Candidate:
     return Candidate(executable, placed, lambda state: executable(state, *rest))
 
 
-def from_meshdsl(mode: str) -> Candidate:
-    """The same model and optimizer written with meshdsl; only `weight_update=` differs between the modes."""
+def compiled(mode: str) -> tuple[md.Compiled, dict, md.Tensor, md.Tensor]:
+    """The same model and optimizer written with meshdsl, and its arguments; only `weight_update=` differs by mode."""
     adam = md.optim.adam(baseline.RATE, baseline.B1, baseline.B2, baseline.EPS)
 
     def loss(params: Any, x: md.Tensor, target: md.Tensor) -> md.Tensor:
@@ -50,9 +50,13 @@ def from_meshdsl(mode: str) -> Candidate:
         else md.tensor(tree, ())
         for key, tree in arrays.items()
     }
-    compiled = md.compile(step, "all:8", "batch:all", donate=0, weight_update=mode)
+    step_on_mesh = md.compile(step, "all:8", "batch:all", donate=0, weight_update=mode)
     x, target = md.tensor(batch_arrays["x"], "batch in"), md.tensor(batch_arrays["target"], "batch out")
-    return Candidate.of_meshdsl(compiled, state, x, target)
+    return step_on_mesh, state, x, target
+
+
+def from_meshdsl(mode: str) -> Candidate:
+    return Candidate.of_meshdsl(*compiled(mode))
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ def from_executable(executable: jax.stages.Compiled, at: dict) -> Candidate:
     return Candidate(executable, params, lambda params: executable(params, x, target))
 
 
-def from_meshdsl(layout: str) -> Candidate:
+def compiled(layout: str) -> tuple[md.Compiled, dict, dict]:
     """The loss of models/mlp.py, differentiated and updated with meshdsl, under a layout of its table."""
     config = mlp.Config(baseline.BATCH, baseline.IO, baseline.HIDDEN, baseline.LEARNING_RATE)
     loss = mlp.loss(config)
@@ -38,8 +38,11 @@ def from_meshdsl(layout: str) -> Candidate:
     arrays = {name: md.tensor(array, baseline.DIMS[name]) for name, array in baseline.arrays().items()}
     params = {name: arrays[name] for name in baseline.PARAMETERS}
     batch = {"x": arrays["x"], "target": arrays["target"]}
-    compiled = md.compile(step, *mlp.LAYOUTS[layout], donate=0)
-    return Candidate.of_meshdsl(compiled, params, batch)
+    return md.compile(step, *mlp.LAYOUTS[layout], donate=0), params, batch
+
+
+def from_meshdsl(layout: str) -> Candidate:
+    return Candidate.of_meshdsl(*compiled(layout))
 
 
 def candidates(layout: str) -> dict[str, Candidate]:

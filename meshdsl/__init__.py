@@ -20,6 +20,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "dims": ("Dim", "dims"),
     "values": ("Tensor", "spec", "tensor"),
+    "target": ("platform",),
     "ops.elementwise": (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
         "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square",
@@ -29,9 +30,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.dtypes": ("cast",),
     "ops.mapping": ("map",),
     "ops.contraction": (
-        "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean",
-        "min", "prod", "softmax", "sum", "var",
+        "all", "any", "broadcast", "dot", "einsum", "max", "mean", "min", "prod", "sum", "var",
     ),
+    "ops.softmax": ("log_softmax", "logsumexp", "softmax"),
     "ops.extremes": ("argmax", "argmin"),
     "ops.reshape": ("flatten", "rename", "reshape", "transpose", "unflatten"),
     "ops.slicing": (

@@ -60,13 +60,10 @@ from .ops.contraction import any as any
 from .ops.contraction import broadcast as broadcast
 from .ops.contraction import dot as dot
 from .ops.contraction import einsum as einsum
-from .ops.contraction import log_softmax as log_softmax
-from .ops.contraction import logsumexp as logsumexp
 from .ops.contraction import max as max
 from .ops.contraction import mean as mean
 from .ops.contraction import min as min
 from .ops.contraction import prod as prod
-from .ops.contraction import softmax as softmax
 from .ops.contraction import sum as sum
 from .ops.contraction import var as var
 from .ops.conv import conv as conv
@@ -129,6 +126,9 @@ from .ops.slicing import reverse as reverse
 from .ops.slicing import roll as roll
 from .ops.slicing import shift as shift
 from .ops.slicing import slice as slice
+from .ops.softmax import log_softmax as log_softmax
+from .ops.softmax import logsumexp as logsumexp
+from .ops.softmax import softmax as softmax
 from .params import Model as Model
 from .params import eval_shape as eval_shape
 from .params import model as model
@@ -137,6 +137,7 @@ from .params import scope as scope
 from .report.report import Report as Report
 from .search import search as search
 from .search import search_overrides as search_overrides
+from .target import platform as platform
 from .tune.overlap.values import Overlap as Overlap
 from .tune.weight_update import WeightUpdate as WeightUpdate
 from .values import Tensor as Tensor

@@ -48,6 +48,24 @@ class History:
         return {stage.name: stage.graph for stage in self.stages}[name]
 
 
+def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
+    """The platform that a function is traced for; None: JAX's default backend."""
+    if machine is not None:
+        return machine.platform
+    return mesh.devices[0].platform if mesh.devices else None
+
+
+def _check_machine(options: Options, traced: Traced) -> None:
+    """Raise `LayoutError` if the machine decides nothing."""
+    updates, plan = options.weight_update.mode, options.overlap.mode
+    if options.machine is not None and not traced.target.asked and updates != "auto" and plan == "none":
+        raise LayoutError(
+            f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"
+            "  it decides what 'auto' leaves open and when things overlap, and this model does not ask md.platform()\n"
+            "  to cost a program, give it to .cost()"
+        )
+
+
 class Compiled:
     """A function on a mesh, under a layout; the result of `md.compile`. Call it, or read its stages.
 
@@ -96,9 +114,13 @@ class Compiled:
                     )
             key = (structure, types)
             if key not in self._stages:
-                if key not in self._traced:
-                    self._traced[key] = Traced(self.function, structure, types, labels)
-                self._stages[key] = Stages(self._traced[key], self.mesh, self.layout, self.donate, self.options)
+                platform = _platform(self.mesh, self.options.machine)
+                for_platform = (*key, platform)
+                if for_platform not in self._traced:
+                    self._traced[for_platform] = Traced(self.function, structure, types, labels, platform)
+                traced = self._traced[for_platform]
+                _check_machine(self.options, traced)
+                self._stages[key] = Stages(traced, self.mesh, self.layout, self.donate, self.options)
             return self._stages[key], leaves
         except MeshdslError as error:
             raise at(error, caller()) from None
@@ -270,25 +292,23 @@ def compile(
     `md.Overlap`. "auto": the fastest of these on `machine` (default "tpu-v5e") that fits its memory.
     `print(compiled.overlap)` shows the plan.
 
+    `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
+    experts; without it, this is the platform of the devices.
+
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Every overlap plan unrolls too.
 
     Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
-    nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing).
+    nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing, a machine that decides
+    nothing).
     """
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
         plan = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
-        needs_machine = updates.mode == "auto" or plan.mode != "none"
-        if machine is not None and not needs_machine:
-            raise LayoutError(
-                f"machine={machine!r} has no effect with weight_update={updates.mode!r} and overlap={plan.mode!r}\n"
-                "  it decides what 'auto' leaves open and when things overlap; to cost a program, give it to .cost()"
-            )
         cost_machine = None
-        if needs_machine:
+        if machine is not None or updates.mode == "auto" or plan.mode != "none":
             cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)

@@ -18,6 +18,7 @@ from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import check_platform, emit, partition_spec
 from .pipeline import Options, Stage, State, begin, run
+from .target import Target, tracing_for
 from .trace import trace, tree
 from .values import Tensor, spec_of
 
@@ -27,14 +28,23 @@ __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument
 class Traced:
     """The trace of one signature of a function; all meshes and layouts share it."""
 
-    def __init__(self, function: Callable[..., Any], structure: Any, types: Sequence[Type], paths: Sequence[str]):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        structure: Any,
+        types: Sequence[Type],
+        paths: Sequence[str],
+        platform: str | None,
+    ):
         self.structure = structure
+        self.target = Target(platform)
 
         def flat(*xs: Tensor) -> Any:
             return function(*tree.tree_unflatten(structure, xs))
 
         try:
-            traced, captures, self.result = trace(flat, types, paths)
+            with tracing_for(self.target):
+                traced, captures, self.result = trace(flat, types, paths)
         except MeshdslError:
             raise
         except Exception as error:  # an error of the function itself, for example a KeyError: add the argument types

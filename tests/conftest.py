@@ -17,6 +17,8 @@ jax.config.update("jax_enable_x64", True)
 import hypothesis
 import pytest
 
+from meshdsl.compilers.aot import available
+
 GOLDEN = Path(__file__).parent / "golden"
 
 # JAX compiles on the first call of each shape, so one example's time is meaningless: no deadline
@@ -27,6 +29,16 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of the TPU compiler where it is missing; `make test-aot` looks for them in one folder."""
+    missing = available()
+    for item in (item for item in items if item.get_closest_marker("aot")):
+        if item.path.parent.name != "compilers":
+            raise pytest.UsageError(f"{item.nodeid} is marked aot: move it to tests/compilers")
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=missing))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ ORDER = [
     ["units"],
     ["boundary"],
     ["primitives"],
+    ["target"],
     ["dims"],
     ["layouts"],
     ["backend"],
@@ -141,7 +142,10 @@ def public_problem(item: Import) -> str | None:
 
 
 def public_problems(root: Path) -> list[str]:
-    """What models/ and benchmarks/ import beyond meshdsl's public names; models/ knows no benchmark."""
+    """What models/ and benchmarks/ import beyond meshdsl's public names; models/ knows no benchmark.
+
+    Benchmarks may also import meshdsl.compilers, which reads the texts of compilers.
+    """
     found: list[str] = []
     for path in sorted([*(root / "models").rglob("*.py"), *(root / "benchmarks").rglob("*.py")]):
         relative = path.relative_to(root)
@@ -150,6 +154,8 @@ def public_problems(root: Path) -> list[str]:
         for item in imports(path.read_text(encoding="utf-8"), module, is_package=is_package):
             top = item.module.split(".")[0]
             problem = public_problem(item) if top == "meshdsl" else None
+            if relative.parts[0] == "benchmarks" and item.module.startswith("meshdsl.compilers."):
+                problem = None  # readers of compilers' texts
             if top == "tests" or (top == "benchmarks" and relative.parts[0] == "models"):
                 problem = f"{relative.parts[0]}/ may not import {top}/"
             if problem:

@@ -25,7 +25,7 @@ of exponentials, target logit) + 1 unembedding backward + 8 backward + 1 of all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+Devices = Sequence[jax.Device] | None  # None: those of this machine
 
 BATCH, LENGTH, MODEL, HEADS, HEAD, D_FF, LAYERS, VOCAB = 16, 128, 256, 8, 32, 1024, 4, 8192
 EPSILON = 1e-5
@@ -75,8 +77,8 @@ def spec(dims: tuple[str, ...]) -> P:
     return P(*(RULES.get(dim) for dim in dims))
 
 
-def make_mesh() -> jax.sharding.Mesh:
-    return jax.make_mesh((2, 4), ("rows", "cols"), axis_types=(AxisType.Auto,) * 2)
+def make_mesh(devices: Devices = None) -> jax.sharding.Mesh:
+    return jax.make_mesh((2, 4), ("rows", "cols"), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
@@ -299,22 +301,24 @@ def whole_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[dict
     return adam(state, grads), loss
 
 
-def handwritten(one_device: Callable = handwritten_step) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
+def handwritten(
+    one_device: Callable = handwritten_step, devices: Devices = None
+) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
     """The compiled step, the shardings of its state, and the sharding of tokens and targets."""
     specs = _state_specs()
     step = jax.shard_map(
         one_device,
-        mesh=make_mesh(),
+        mesh=make_mesh(devices),
         in_specs=(specs, spec(TOKENS), spec(TOKENS)),
         out_specs=(specs, P()),
         check_vma=True,
     )
-    return _compile(step)
+    return _compile(step, devices)
 
 
-def gspmd() -> tuple[jax.stages.Compiled, dict, NamedSharding]:
+def gspmd(devices: Devices = None) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
     """The same, partitioned by GSPMD."""
-    return _compile(whole_step)
+    return _compile(whole_step, devices)
 
 
 def _state_specs() -> dict:
@@ -322,8 +326,8 @@ def _state_specs() -> dict:
     return {"params": specs, "m": specs, "v": specs, "step": P()}
 
 
-def _compile(step: Callable) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
-    mesh = make_mesh()
+def _compile(step: Callable, devices: Devices) -> tuple[jax.stages.Compiled, dict, NamedSharding]:
+    mesh = make_mesh(devices)
     state = jax.tree.map(lambda s: NamedSharding(mesh, s), _state_specs(), is_leaf=lambda s: isinstance(s, P))
     tokens = NamedSharding(mesh, spec(TOKENS))
     jitted = jax.jit(

@@ -13,7 +13,7 @@ products. The backward pass is derived by hand; weight gradients are products in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+Devices = Sequence[jax.Device] | None  # None: those of this machine
 
 GROUPS, TOKENS, MODEL, HIDDEN, EXPERTS, CAPACITY = 8, 128, 256, 1024, 8, 32
 LEARNING_RATE, AUX = 0.1, 0.01
@@ -38,8 +40,8 @@ STATE = ("gate", "wi", "wo", "x")  # includes x, because in a model the layer be
 SPECS = {"gate": P(), "wi": P("rows"), "wo": P("rows"), "x": P("rows"), "target": P("rows")}
 
 
-def make_mesh() -> jax.sharding.Mesh:
-    return jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
+def make_mesh(devices: Devices = None) -> jax.sharding.Mesh:
+    return jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
@@ -167,17 +169,17 @@ def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Ar
     return {name: state[name] - LEARNING_RATE * grads[name] for name in STATE}, loss
 
 
-def handwritten() -> tuple[jax.stages.Compiled, dict]:
+def handwritten(devices: Devices = None) -> tuple[jax.stages.Compiled, dict]:
     """The compiled step, and the sharding of each array by name."""
-    mesh = make_mesh()
+    mesh = make_mesh(devices)
     state = {name: SPECS[name] for name in STATE}
     step = jax.shard_map(device, mesh=mesh, in_specs=(state, SPECS["target"]), out_specs=(state, P()))
     return _compile(step, mesh)
 
 
-def gspmd(annotated: bool) -> tuple[jax.stages.Compiled, dict]:
+def gspmd(annotated: bool, devices: Devices = None) -> tuple[jax.stages.Compiled, dict]:
     """The same, partitioned by GSPMD, with or without the three annotations."""
-    mesh = make_mesh()
+    mesh = make_mesh(devices)
     with jax.set_mesh(mesh):
         return _compile(lambda state, target: whole(state, target, annotated), mesh)
 

@@ -9,7 +9,7 @@ moments. A weight is all-gathered where the forward pass reads it, once for both
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+Devices = Sequence[jax.Device] | None  # None: those of this machine
 
 BATCH = 16
 SIZES = {"w1": (2048, 4096), "w2": (4096, 2048), "w3": (2048, 4096)}
@@ -71,9 +73,11 @@ def sharded(state: dict[str, Any], x: Any, target: Any) -> tuple[dict[str, Any],
     return _adam(state, grads), lax.psum(loss, "all") / (BATCH * SIZES["w3"][1])
 
 
-def compiled(step: Callable[..., Any], cut: bool) -> tuple[jax.stages.Compiled, Any, NamedSharding]:
+def compiled(
+    step: Callable[..., Any], cut: bool, devices: Devices = None
+) -> tuple[jax.stages.Compiled, Any, NamedSharding]:
     """The compiled step, the shardings of its state, and those of its batch."""
-    mesh = jax.make_mesh((8,), ("all",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("all",), axis_types=(AxisType.Auto,), devices=devices)
     weights = {n: P("all") if cut else P() for n in SIZES}
     specs = {"params": weights, "m": weights, "v": weights, "step": P()}
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, P("all"), P("all")), out_specs=(specs, P()))

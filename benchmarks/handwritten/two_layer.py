@@ -17,7 +17,7 @@ All-reduce per device and step: 33.57 MB under data (dw, dv, dbias, loss), 2.10 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -26,6 +26,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+Devices = Sequence[jax.Device] | None  # None: those of this machine
 
 BATCH, IO, HIDDEN = 512, 1024, 4096
 LEARNING_RATE = 0.1
@@ -47,9 +49,9 @@ class Layout:
     mesh: dict[str, int]
     rules: dict[str, str]
 
-    def make_mesh(self) -> jax.sharding.Mesh:
+    def make_mesh(self, devices: Devices = None) -> jax.sharding.Mesh:
         sizes = tuple(self.mesh.values())
-        return jax.make_mesh(sizes, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(sizes))
+        return jax.make_mesh(sizes, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
 
     def spec(self, name: str) -> P:
         return P(*(self.rules.get(dim) for dim in DIMS[name]))
@@ -158,17 +160,17 @@ def whole(params: dict, x: jax.Array, target: jax.Array) -> tuple[dict, jax.Arra
     return update(params, grads), loss
 
 
-def handwritten(name: str) -> tuple[jax.stages.Compiled, dict]:
+def handwritten(name: str, devices: Devices = None) -> tuple[jax.stages.Compiled, dict]:
     """The compiled step of one layout, and the sharding of each array by name."""
-    layout, mesh = LAYOUTS[name], LAYOUTS[name].make_mesh()
+    layout, mesh = LAYOUTS[name], LAYOUTS[name].make_mesh(devices)
     inputs = ({n: layout.spec(n) for n in PARAMETERS}, layout.spec("x"), layout.spec("target"))
     step = jax.shard_map(STEPS[name], mesh=mesh, in_specs=inputs, out_specs=(inputs[0], P()), check_vma=True)
     return _compile(step, layout, mesh)
 
 
-def gspmd(name: str) -> tuple[jax.stages.Compiled, dict]:
+def gspmd(name: str, devices: Devices = None) -> tuple[jax.stages.Compiled, dict]:
     """The same, partitioned by GSPMD."""
-    return _compile(whole, LAYOUTS[name], LAYOUTS[name].make_mesh())
+    return _compile(whole, LAYOUTS[name], LAYOUTS[name].make_mesh(devices))
 
 
 def _compile(step: Callable, layout: Layout, mesh: jax.sharding.Mesh) -> tuple[jax.stages.Compiled, dict]:

@@ -10,11 +10,13 @@ import meshdsl as md
 TITLES = {
     "values": "Values",
     "dims": "Dims",
+    "target": "Programs",
     "ops.elementwise": "Elementwise operations",
     "ops.activations": "Elementwise operations",
     "ops.dtypes": "Elementwise operations",
     "ops.mapping": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
+    "ops.softmax": "Contractions, reductions and broadcasting",
     "ops.extremes": "Contractions, reductions and broadcasting",
     "ops.reshape": "Shape",
     "ops.slicing": "Slices and moves along a dim",

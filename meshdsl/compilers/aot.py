@@ -34,7 +34,7 @@ from ..lowering.asynchrony import Start
 from ..lowering.emit import emit, partition_spec
 from ..units import show_bytes
 from .diff import CompilerDiff, changes
-from .hlo import Performed, performed
+from .hlo import Performed, estimated_cycles, performed
 from .windows import CompiledWindow, compiled_windows
 
 __all__ = ["Compilation", "CompiledMemory", "CompilerError", "available", "compile_for"]
@@ -105,6 +105,7 @@ class Compilation:
     changes: tuple[CompilerDiff, ...]  # comparison with the program's own, by kind and mesh axes
     windows: tuple[CompiledWindow, ...]  # of an overlap plan
     seconds: float  # compilation time
+    cycles: int | None = None  # the compiler's estimate of one run, without communication; None if it has none
 
     @property
     def over(self) -> int:
@@ -200,6 +201,7 @@ def compile_for(
         changes=changes(program, collectives),
         windows=found_windows,
         seconds=found["seconds"],
+        cycles=estimated_cycles(text),
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import InternalError
 
-__all__ = ["Instruction", "Performed", "bodies_of", "called", "performed"]
+__all__ = ["Instruction", "Performed", "bodies_of", "called", "estimated_cycles", "performed"]
 
 KINDS = {
     "all-reduce": "all_reduce",
@@ -34,6 +34,7 @@ LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
+CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -88,6 +89,37 @@ def performed(text: str) -> tuple[Performed, ...]:
     if not entry:
         raise InternalError("the compiled text has no ENTRY computation, so its collectives cannot be read")
     return tuple(_performed(bodies, entry, 1, True))
+
+
+def estimated_cycles(text: str) -> int | None:
+    """The sum of the TPU compiler's estimates for every instruction that one device runs, without communication.
+
+    >>> estimated_cycles("ENTRY %main (p: f32[4]) -> f32[4] {\\n  %p = f32[4] parameter(0)\\n"
+    ...                  '  ROOT %f = f32[4] fusion(%p), backend_config={"estimated_cycles":"128"}\\n}')
+    128
+
+    The body of a loop counts once per trip, each branch of a conditional once. None if the trips of a loop with
+    estimates are unknown. Raises `InternalError` for a text without an entry.
+    """
+    bodies, entry = bodies_of(text)
+    if not entry:
+        raise InternalError("the compiled text has no ENTRY computation, so its cycles cannot be read")
+    return _cycles(bodies, entry)
+
+
+def _cycles(bodies: dict[str, list[Instruction]], name: str) -> int | None:
+    total = 0
+    for one in bodies[name]:
+        if stated := CYCLES.search(one.attributes):  # of a fusion as a whole
+            total += int(stated[1])
+            continue
+        trips = _trips(bodies, one) if one.opcode == "while" else 1
+        for callee in called(one):
+            inside = _cycles(bodies, callee) if callee in bodies else 0
+            if inside is None or (inside and trips is None):
+                return None
+            total += inside * (trips or 0)
+    return total
 
 
 def bodies_of(text: str) -> tuple[dict[str, list[Instruction]], str]:
@@ -201,17 +233,41 @@ def _itemsize(element: str) -> int:
 
 
 def _groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
-    """Groups of `{{0,1},{2,3}}`, or of `[2,2]<=[2,2]T(1,0)`: the rows of a transposed grid of device numbers."""
+    """Groups of `{{0,1},{2,3}}`, of `[2,2]<=[2,2]T(1,0)` (rows of a transposed grid), or of `mesh['a'=2] {'a'}`."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[^=]*?\})\}", instruction.attributes):
         rows = [re.findall(r"\d+", row) for row in re.findall(r"\{([^}]*)\}", listed[1])]
         return tuple(sorted(tuple(map(int, row)) for row in rows))
     if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", instruction.attributes):
-        sizes = [int(n) for n in grid[3].split(",")]
-        numbers = np.arange(math.prod(sizes)).reshape(sizes)
-        if grid[4]:
-            numbers = numbers.transpose([int(n) for n in grid[4].split(",")])
+        numbers = _grid(grid[3], grid[4])
         return tuple(sorted(tuple(map(int, row)) for row in numbers.reshape(int(grid[1]), int(grid[2]))))
+    ids = r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\]" + ids + r" \{([^}]*)\}", instruction.attributes):
+        return _groups_of_axes(named[1], _grid(named[2], named[3]) if named[2] else None, named[4])
     raise InternalError(
         "a collective of the compiled text without groups that meshdsl can read: "
         f"{instruction.name} {instruction.attributes[:200]}"
     )
+
+
+def _grid(sizes: str, transposed: str | None) -> np.ndarray:
+    """Device numbers as a grid of sizes "2,4", with its dims in the order "1,0"."""
+    shape = [int(n) for n in sizes.split(",")]
+    numbers = np.arange(math.prod(shape)).reshape(shape)
+    return numbers.transpose([int(n) for n in transposed.split(",")]) if transposed else numbers
+
+
+def _groups_of_axes(mesh: str, devices: np.ndarray | None, axes: str) -> tuple[tuple[int, ...], ...]:
+    """Groups along axes of a mesh; `'a':(2)4` is a part of axis a, of size 4, after one of size 2."""
+    sizes: list[int] = []
+    reduced: list[int] = []  # positions in `sizes`
+    wanted = {name: (pre, size) for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)}
+    for name, whole in re.findall(r"'([^']+)'=(\d+)", mesh):
+        pre, size = wanted.get(name, ("", ""))
+        before, inside = (int(pre), int(size)) if size else (1, int(whole))
+        if name in wanted:
+            reduced.append(len(sizes) + 1)
+        sizes += [before, inside, int(whole) // (before * inside)]
+    devices = np.arange(math.prod(sizes)) if devices is None else devices
+    numbers = np.moveaxis(devices.reshape(sizes), reduced, range(-len(reduced), 0))
+    rows = numbers.reshape(-1, math.prod(sizes[i] for i in reduced))
+    return tuple(sorted(tuple(int(n) for n in row) for row in rows))

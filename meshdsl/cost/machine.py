@@ -60,6 +60,11 @@ class Machine:
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> source of its figure
     file: str = ""
 
+    @property
+    def platform(self) -> str:
+        """JAX's name of the devices' kind: "gpu", "tpu" or "cpu"."""
+        return {"GPU": "gpu", "chip": "tpu", "core": "tpu"}.get(self.device, "cpu")
+
     def __str__(self) -> str:
         return f"{self.name}: {self.title}; {self.network}"
 

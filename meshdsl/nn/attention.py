@@ -80,15 +80,15 @@ def multi_head_attention(
         if memory is None:
             k, v = (md.rename(y, **{length_dim.name: memory_length}) for y in (k, v))
         memory_dim = dim_of(k, memory_length)
-        scores = precision.einsum(q, k, out=[*outer, heads, *groups, length_dim, memory_dim]) * (
-            1 / math.sqrt(head.size)
-        )
+        # TPUs store products of queries and keys with the queries innermost; in this order of dims a loop over layers
+        # saves and reads the weights without a copy
+        scores = precision.einsum(k, q, out=[*outer, heads, *groups, memory_dim, length_dim])
+        scores = scores * (1 / math.sqrt(head.size))
         if causal:
-            allowed = md.broadcast(md.iota(length_dim), [heads, length_dim, memory_dim]) >= md.iota(memory_dim)
-            scores = md.where(md.prefer(allowed, heads), scores, MASKED_SCORE)
+            scores = _causal(scores, length_dim, memory_dim, gradient_is_masked=mask is not None)
         if mask is not None:
             scores = md.where(mask, scores, MASKED_SCORE)
-        weights = drop(md.cast(attention_weights(scores, memory_dim), precision.compute), dropout, key)
+        weights = drop(md.softmax(scores, memory_dim, precision.compute), dropout, key)
         values = md.prefer(precision.einsum(weights, v, out=[*outer, length_dim, heads, *groups, head]), heads)
         values = md.cast(values, precision.compute)
         w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
@@ -119,15 +119,17 @@ def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 1
     return md.concat([a * cos - b * sin, a * sin + b * cos], head_dim.name)
 
 
-def attention_weights(scores: md.Tensor, over: md.Dim) -> md.Tensor:
-    """Softmax whose backward pass saves only the result p: the gradient is p (ct - sum(ct p))."""
+def _causal(scores: md.Tensor, length: md.Dim, memory: md.Dim, gradient_is_masked: bool) -> md.Tensor:
+    """The scores, masked where a key follows its query.
 
-    def forward(x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-        e = md.exp(x - md.stop_gradient(md.max(x, over)))
-        p = e / md.sum(e, over)
-        return p, p
+    The softmax of a row with an allowed key is zero where it is masked, and so is its gradient. Masking the gradient
+    again costs a pass over the scores on TPUs; `gradient_is_masked` is for rows that another mask may empty.
+    """
 
-    def backward(p: md.Tensor, ct: md.Tensor) -> tuple[md.Tensor]:
-        return (p * (ct - md.sum(ct * p, over)),)
+    def masked(x: md.Tensor) -> md.Tensor:
+        allowed = md.broadcast(md.iota(length), [length, memory]) >= md.iota(memory)
+        return md.where(allowed, x, MASKED_SCORE)
 
-    return md.custom_vjp(lambda x: forward(x)[0], forward, backward)(scores)
+    if gradient_is_masked:
+        return masked(scores)
+    return md.custom_vjp(masked, lambda x: (masked(x), None), lambda _, ct: (ct,))(scores)

@@ -12,7 +12,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .attention import MASKED_SCORE, attention_weights
+from .attention import MASKED_SCORE
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
@@ -161,7 +161,7 @@ def _read(
     scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
     if mask is not None:
         scores = md.where(mask, scores, MASKED_SCORE)
-    weights = md.cast(attention_weights(scores, memory_dim), precision.compute)
+    weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
     values = md.prefer(precision.einsum(weights, cache["v"], out=[*outer, heads, *groups, head]), heads)
     w = weight("wo", (heads, *groups, head), (dim_of(x, over),), init, precision)
     return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)

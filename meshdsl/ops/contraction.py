@@ -21,11 +21,10 @@ from ..ir import Bounded, Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
 from .dtypes import as_dtype, cast, check_ordered, kind, promote
-from .elementwise import exp, isfinite, log, logical_not, square, stop_gradient, where
+from .elementwise import logical_not, square, where
 
 __all__ = [
-    "all", "any", "broadcast", "dot", "einsum", "log_softmax", "logsumexp", "max", "mean", "min",
-    "prod", "softmax", "sum", "var",
+    "all", "any", "broadcast", "dot", "einsum", "max", "mean", "min", "prod", "sum", "var",
 ]  # fmt: skip
 
 
@@ -299,52 +298,6 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
     x = as_tensor(x)
     reduced_dims = over_dims(x, over)
     return mean(square(x - broadcast(mean(x, reduced_dims), x.dims)), reduced_dims)
-
-
-def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
-    """log(sum(exp(x))) over one or several dims, or all (default), without overflow.
-
-    >>> import meshdsl as md
-    >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
-    tensor(float32[], 1000.6932)
-
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
-    """
-    x = as_tensor(x)
-    reduced_dims = over_dims(x, over)
-    top = stop_gradient(max(x, reduced_dims))
-    shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
-    return log(sum(exp(x - shift), reduced_dims)) + shift
-
-
-def softmax(x: Any, over: DimsLike) -> Tensor:
-    """exp(x) / sum(exp(x)) over one or several dims.
-
-    >>> import meshdsl as md
-    >>> md.softmax(md.tensor([0.0, 0.0], "a"), "a")
-    tensor(float32[a=2], [0.5 0.5])
-
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
-    """
-    x = as_tensor(x)
-    reduced_dims = over_dims(x, over)
-    e = exp(x - stop_gradient(max(x, reduced_dims)))
-    return e / sum(e, reduced_dims)
-
-
-def log_softmax(x: Any, over: DimsLike) -> Tensor:
-    """log(softmax(x)) over one or several dims.
-
-    >>> import meshdsl as md
-    >>> md.log_softmax(md.tensor([0.0, 0.0], "a"), "a")
-    tensor(float32[a=2], [-0.6931 -0.6931])
-
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
-    """
-    x = as_tensor(x)
-    reduced_dims = over_dims(x, over)
-    shifted = x - stop_gradient(max(x, reduced_dims))
-    return shifted - log(sum(exp(shifted), reduced_dims))
 
 
 def _broadcast_type(x: Type, *, shape: Shape) -> Type:

@@ -1,4 +1,4 @@
-"""The ledger against texts: the lowered one, and the compiler's. The compiler itself runs where libtpu is installed."""
+"""The ledger against texts: the lowered one, and the compiler's. The compiler itself runs in test_tpu_compiler.py."""
 
 from __future__ import annotations
 
@@ -218,26 +218,3 @@ def test_what_does_not_fit_is_a_result() -> None:
     assert str(found) == "does not fit on tpu:v5e:2x4: it needs 18.58 GB of one device, 1.66 GB too many"
     with pytest.raises(md.CompilerError, match="failed: INTERNAL"):
         aot.refused("tpu:v5e:2x4", {"devices": 8, "order": "", "error": "INTERNAL: no"})
-
-
-needs_compiler = pytest.mark.skipif(bool(aot.available()), reason=aot.available())
-
-
-@needs_compiler
-def test_the_compiler_runs() -> None:
-    found = md.compile_for("tpu:v5e:2x4", SUM, effort="O1")
-    assert found.fits and found.devices == 8 and found.memory is not None
-    assert found.needed == found.memory.peak >= found.memory.argument >= 4 * (4 * 4 + 4 * 32)
-    (change,) = found.changes
-    assert (change.kind, change.axes, change.stated, change.performed, change.words) == ("all_reduce", "cols", 1, 1, "")
-    json.dumps(found.to_dict())
-
-
-@needs_compiler
-def test_a_mesh_of_another_size_and_an_unknown_topology_are_refused() -> None:
-    with pytest.raises(md.LayoutError, match="tpu:v5e:4x4 has 16 devices, and the mesh 'rows:2 cols:4' has 8"):
-        md.compile_for("tpu:v5e:4x4", SUM)
-    with pytest.raises(md.CompilerError, match="Invalid TPU external name"):
-        md.compile_for("tpu:v9:2x2", SUM)
-    with pytest.raises(md.CompilerError, match=r"longer than 0\.01 s"):
-        md.compile_for("tpu:v5e:2x4", SUM, timeout=0.01)

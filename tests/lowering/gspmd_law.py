@@ -19,17 +19,14 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any
 
-import jax
-
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices, as in the tests
 from benchmarks import hlo
+from meshdsl.compilers.gspmd import gspmd
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph
-from meshdsl.layouts import Layout, Mesh
+from meshdsl.layouts import Layout
 from meshdsl.lowering import Program
-from meshdsl.lowering.emit import run_equations, shardings
-from meshdsl.lowering.partition import partition
 from tests.lowering.figures import figures
 from tests.lowering.ledger_law import workloads
 from tests.lowering.programs import Draw, Maker, draw_layout, tensors
@@ -59,18 +56,7 @@ def ring_bytes(collective: hlo.Collective) -> float:
 
 def gspmd_bytes(graph: Graph, program: Program) -> float:
     """Bytes that one device sends in GSPMD's program for the graph, with our shardings of inputs and results."""
-    whole = partition(graph, Mesh(""), Layout(""))
-    mesh = program.mesh.bind()
-    compiled = (
-        jax.jit(
-            lambda *xs: run_equations(whole, xs),
-            in_shardings=shardings(program.ins, mesh),
-            out_shardings=shardings(program.outs, mesh),
-        )
-        .lower(*(jax.ShapeDtypeStruct([d.size for d in v.shape], v.dtype) for v in whole.ins))
-        .compile()
-    )
-    return sum(ring_bytes(c) * n for c, n in hlo.collectives(compiled).items())
+    return sum(ring_bytes(c) * n for c, n in hlo.collectives(gspmd(graph, program)).items())
 
 
 def our_bytes(program: Program) -> int:

@@ -13,7 +13,6 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.compilers import aot
 from meshdsl.ir import Op, walk
 from meshdsl.lowering.ragged import RaggedAllToAll
 from meshdsl.ops.ragged import RAGGED
@@ -249,13 +248,3 @@ def test_the_simulator_notices_counts_that_differ() -> None:
     off = dataclasses.replace(zeros.op, kernel=lambda c, n, **_: c.xp.zeros((*n.shape, 1), np.int32))
     with pytest.raises(md.InternalError, match="expects other counts than are sent"):
         md.simulate(with_op(program, zeros, off), *values(X))
-
-
-@pytest.mark.skipif(bool(aot.available()), reason=aot.available())
-def test_the_tpus_compiler_takes_it() -> None:
-    specs = md.spec("group:8 gate:8 slot:4 model:128"), SPECS[1]  # it pads what a slot holds to 128 numbers
-    program = md.compile(crossing, "a:8", "group:a expert:a").program(*specs)
-    found = md.compile_for("tpu:v5e:2x4", program, effort="O1")
-    kinds = {change.kind: (change.stated, change.performed, change.words) for change in found.changes}
-    assert kinds == {"all_to_all": (1, 1, ""), "ragged_all_to_all": (2, 2, "")}
-    assert [c.bytes for c in found.collectives if c.kind == "ragged_all_to_all"] == [8 * 4 * 128 * 4] * 2

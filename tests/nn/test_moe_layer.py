@@ -218,14 +218,15 @@ def test_moe_layer_under_scan_and_checkpoint():
 
 
 def test_dispatch_auto_uses_index_for_large_masks():
-    def places(tokens: int) -> bool:
-        graph = md.compile(layer(dispatch="auto"), "rows:1", "").graph(
+    def places(tokens: int, machine: str | None = None) -> bool:
+        graph = md.compile(layer(dispatch="auto"), "rows:1", "", machine=machine).graph(
             layer().specs(md.spec(f"batch:1 length:{tokens} model:6")), md.spec(f"batch:1 length:{tokens} model:6")
         )
         return any(str(eqn.op) == "scatter_add" for eqn in graph.eqns)
 
     # capacity is tokens / 2: tokens x 4 x tokens / 2 places
-    assert moe.INDEX_FROM == 4096 and not places(44) and places(46)
+    assert moe.INDEX_FROM["cpu"] == 4096 and not places(44) and places(46)
+    assert moe.INDEX_FROM["tpu"] == 2**20 and not places(724, "tpu-v5e") and places(726, "tpu-v5e")
 
 
 @pytest.mark.parametrize(

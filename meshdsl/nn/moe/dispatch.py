@@ -23,9 +23,10 @@ from .routing import masks
 
 __all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by"]
 
-# "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity). Measured on CPU,
-# forward and backward, by benchmarks/dispatch.py: from 1024 to 4096 both take equal time, below that einsum is faster.
-INDEX_FROM = 4096
+# "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity), by platform, from
+# benchmarks/dispatch.py, forward and backward. Measured on CPU: from 1024 to 4096 both take equal time, below that
+# einsum is faster. For TPU, the compiler's cycles on v5e (`--tpu`); equal at 2**20. GPUs were not measured.
+INDEX_FROM = {"cpu": 4096, "gpu": 4096, "tpu": 2**20}
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ def dispatch_by(method: str, assignment: Assignment) -> Dispatch:
     tensor(float32[token=2 model=1], [[0.7]
      [0. ]])
 
-    "auto" is "index" if tokens x experts x capacity of one group is at least `INDEX_FROM`, else "einsum". Raises
-    `ShapeError` for an unknown method.
+    "auto" is "index" if tokens x experts x capacity of one group is at least `INDEX_FROM[md.platform()]`, else
+    "einsum". Raises `ShapeError` for an unknown method.
     """
     if method == "auto":
         mask_size = assignment.tokens.size * assignment.experts.size * assignment.capacity.size
-        method = "index" if mask_size >= INDEX_FROM else "einsum"
+        method = "index" if mask_size >= INDEX_FROM.get(md.platform(), INDEX_FROM["cpu"]) else "einsum"
     if method not in METHODS:
         known = ("auto", *METHODS)
         raise md.ShapeError(f"unknown dispatch {method!r}; {suggest(method, known)}known: {', '.join(known)}")

@@ -262,7 +262,7 @@ def test_an_average_of_the_weights_has_their_paths_too():
 )
 def test_flags_that_cannot_be(options: dict[str, Any], text: str) -> None:
     with pytest.raises(md.LayoutError, match=text.replace("(", r"\(").replace("?", r"\?")):
-        compiled_with(lambda x: x, "x:8", "", **options)
+        compiled_with(lambda x: x, "x:8", "", **options).program(md.spec("batch:8"))
 
 
 def test_an_update_inside_a_branch_or_a_while_loop_says_so() -> None:
