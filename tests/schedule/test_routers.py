@@ -77,12 +77,13 @@ def ids_of(router: str, tokens: md.Tensor) -> dict[str, Any]:
     return {"ids": (tokens * 3) % EXPERT.size} if router == "random" else {}
 
 
-def step_of(router: str, precision: md.nn.Precision) -> tuple[Any, tuple[Any, ...]]:
+def step_of(router: str, precision: md.nn.Precision, batch: int, exchange: str) -> tuple[Any, tuple[Any, ...]]:
     """A function to (loss, gradients, (results of the experts, dropped tokens, filled slots)), and its arguments.
 
     Two layers of experts between dense ones, so that collectives of both layers and both directions can move.
     """
     options = {**ROUTERS[router], "router": router, "capacity_factor": 1.0, "capacity_formula": "switch"}
+    options["exchange"] = exchange
 
     @md.model
     def model(x: md.Tensor, tokens: md.Tensor) -> Any:
@@ -105,15 +106,17 @@ def step_of(router: str, precision: md.nn.Precision) -> tuple[Any, tuple[Any, ..
         (value, found), grads = md.value_and_grad(loss, has_aux=True)(params)
         return value, found, grads
 
-    x = md.spec("batch:8 length:8 model:8", precision.param)
-    tokens = md.spec("batch:8 length:8", "int32")
+    x = md.spec(f"batch:{batch} length:8 model:8", precision.param)
+    tokens = md.spec(f"batch:{batch} length:8", "int32")
     return step, (model.specs(x, tokens), x, tokens)
 
 
 @cache
-def plain(router: str, precision: md.nn.Precision) -> tuple[Program, tuple[np.ndarray, ...], tuple[Any, ...]]:
+def plain(
+    router: str, precision: md.nn.Precision = SINGLE, batch: int = 8, exchange: str = "padded"
+) -> tuple[Program, tuple[np.ndarray, ...], tuple[Any, ...]]:
     """The program without a plan, arguments for it, and its results."""
-    step, types = step_of(router, precision)
+    step, types = step_of(router, precision, batch, exchange)
     program = md.compile(step, *WHERE).program(*types)
     rng = np.random.default_rng(3)
     given = tuple(
@@ -150,19 +153,21 @@ def sent(program: Program) -> Counter[str]:
     return found
 
 
-def law(router: str, precision: md.nn.Precision, mode: str, **options: Any) -> Program:
-    program, given, wanted = plain(router, precision)
+def law(case: tuple[Any, ...], mode: str, **options: Any) -> Program:
+    """The planned program of a case of `plain`, after the comparison with the program without a plan."""
+    program, given, wanted = plain(*case)
     made = planned(program, mode, **options)
-    what = f"{router} under {mode} {options or ''}"
+    what = f"{case} under {mode} {options or ''}"
     same(program, wanted, md.simulate(made, *given), what)
     assert sent(made) == sent(program), what
     return made
 
 
 def in_two(program: Program, made: Program) -> bool:
-    """Whether every all_to_all became two of half its bytes."""
+    """Whether every all_to_all of more than counts became two of half its bytes."""
     before, after = (
-        Counter(record.bytes for record in one.collectives if record.kind == "all_to_all") for one in (program, made)
+        Counter(record.bytes for record in one.collectives if "all_to_all" in record.kind and record.dtype.kind == "f")
+        for one in (program, made)
     )
     return bool(before) and after == {size // 2: 2 * count for size, count in before.items()}
 
@@ -171,12 +176,12 @@ def in_two(program: Program, made: Program) -> bool:
 def test_overlap_keeps_loss_tokens_and_bytes_of_every_router(k: int) -> None:
     """In parts, and one order: each router takes another one of the modes."""
     router = list(ROUTERS)[k]
-    program, _, (_, _, dropped, *_) = plain(router, SINGLE)
+    program, _, (_, _, dropped, *_) = plain(router)
     assert 0 < dropped.sum() < dropped.size  # the capacity binds
-    assert in_two(program, law(router, SINGLE, "halves"))
-    law(router, SINGLE, ("dw", "lancet", "list")[k % 3])
+    assert in_two(program, law((router,), "halves"))
+    law((router,), ("dw", "lancet", "list")[k % 3])
     if k % 4 == 0:
-        law(router, DOUBLE, "halves")
+        law((router, DOUBLE), "halves")
 
 
 @pytest.mark.slow
@@ -184,11 +189,41 @@ def test_overlap_keeps_loss_tokens_and_bytes_of_every_router(k: int) -> None:
 @pytest.mark.parametrize("router", ROUTERS)
 def test_every_overlap_mode_keeps_every_router(router: str, precision: md.nn.Precision) -> None:
     for mode in (*MODES, "auto"):
-        law(router, precision, mode)
+        law((router, precision), mode)
 
 
 def test_routers_of_the_law_are_all_routers() -> None:
     assert set(ROUTERS) == set(moe.options.ROUTERS)
+
+
+GROUP_PER_DEVICE = 4  # sequences: one per device, so that parts are cut inside a group
+
+
+@pytest.mark.parametrize("exchange", ["padded", "ragged"])
+@pytest.mark.parametrize("router", ["switch", "gshard_paper", "expert_choice"])
+def test_one_group_is_cut_along_its_slots(router: str, exchange: str) -> None:
+    """Routing reads the whole group, so all routers keep the same tokens, and an exchange in parts sends no more."""
+    case = router, SINGLE, GROUP_PER_DEVICE, exchange
+    assert in_two(plain(*case)[0], law(case, "halves"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["padded", "ragged"])
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_router_is_cut_along_slots(router: str, exchange: str) -> None:
+    for batch in (4, 8):
+        for precision in (SINGLE, DOUBLE):
+            case = router, precision, batch, exchange
+            assert in_two(plain(*case)[0], law(case, "halves", dim="slot"))
+            law(case, "halves")
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_parts_of_tokens_inside_a_group_are_refused_with_the_reason(router: str) -> None:
+    at = {"batch_prioritised": "sort", "expert_choice": "top_k"}.get(router, "cumsum")
+    reason = f"'length': its parts end before every collective, at {at} at .*use dim='slot'"
+    with pytest.raises(md.LayoutError, match=f"(?s){reason}"):
+        planned(plain(router)[0], "halves", dim="length")
 
 
 EMITTED = [("batch_prioritised", "halves")]
@@ -197,8 +232,8 @@ LONG = [(router, mode) for router in ROUTERS for mode in MODES if (router, mode)
 
 @pytest.mark.parametrize(("router", "mode"), [*EMITTED, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)])
 def test_overlap_modes_run_on_devices_as_without_a_plan(router: str, mode: str) -> None:
-    step, types = step_of(router, SINGLE)
-    program, given, _ = plain(router, SINGLE)
+    step, types = step_of(router, SINGLE, 8, "padded")
+    _, given, _ = plain(router)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
     tensors = [md.tensor(x, spec.shape) for x, spec in zip(given, leaves, strict=True)]
     arguments = jax.tree.unflatten(structure, tensors)

@@ -17,7 +17,9 @@ from ...cost.timeline import Timeline, timeline
 from ...errors import LayoutError
 from ...ir import Eqn, Var
 from ...lowering.asynchrony import Start
+from ...lowering.collectives import AllToAll
 from ...lowering.program import Program
+from ...lowering.ragged import RaggedAllToAll
 from ...schedule.fences import Held, fence, is_product, windows
 from ...schedule.split import Parts, split
 from ...schedule.unroll import unroll
@@ -25,6 +27,7 @@ from ...units import seconds, show_bytes
 from .insertion import insertion_moves
 from .lancet import lancet
 from .list_schedule import list_schedule
+from .reasons import no_parts
 from .tasks import Task, ordered, tasks_of
 from .values import Attempt, Overlap, OverlapPlan, Window
 from .weight_gradients import dw_schedule
@@ -120,25 +123,36 @@ class _Planner:
             )
 
     def cut_dims(self) -> list[str]:
-        """The dims along which to try splitting the program: the requested one, or those of its data."""
+        """The dims along which to try splitting the program: the requested one, or those of its data and of slots."""
         if self.request.dim is not None:
             return [self.request.dim]
         data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
-        return list(dict.fromkeys(d.name for v in data for d in v.shape))
+        return list(dict.fromkeys([*(d.name for v in data for d in v.shape), *self.slot_dims()]))
+
+    def slot_dims(self) -> Iterator[str]:
+        """The dims of exchanged values that no input has and that the exchange neither splits nor joins."""
+        of_inputs = {d.name for v in self.unrolled.ins for d in v.shape}
+        for eqn in self.unrolled.eqns:
+            if isinstance(eqn.op, AllToAll | RaggedAllToAll):
+                moved = {eqn.op.dim, eqn.op.to}
+                yield from (d.name for d in eqn.ins[0].shape if d.name not in of_inputs | moved)
 
     def halves(self, mode: str) -> Iterator[tuple[str, Program]]:
         n = self.request.parts
         cuts = [(dim, split(self.unrolled, dim, n)) for dim in self.cut_dims()]
-        sending = [(dim, parts) for dim, parts in cuts if _collectives(parts)]
+        sending = [(dim, parts) for dim, parts in cuts if _bytes_in_parts(parts)]
         if not sending and mode == "auto":
             return
         if not sending:
-            dims = ", ".join(dim for dim, _ in cuts) or "none"
+            slots = next(self.slot_dims(), None)
+            other = "another dim" if slots is None or slots in dict(cuts) else f"dim={slots!r}"
+            reasons = [no_parts(self.unrolled, dim, n, parts) for dim, parts in cuts] or ["the program reads no data"]
             raise LayoutError(
-                f"overlap={mode!r} has no effect: no collective runs in {n} parts along any dim (tried: {dims})\n"
-                f"  every device's block of the dim must divide into {n} parts; use overlap='list'"
+                f"overlap={mode!r} has no effect: no collective runs in {n} parts\n"
+                + "".join(f"  {reason}\n" for reason in reasons)
+                + f"  use {other}, or overlap='list', which cuts nothing"
             )
-        dim, parts = max(sending, key=lambda one: one[1].equations)
+        dim, parts = max(sending, key=lambda one: (_bytes_in_parts(one[1]), one[1].equations))
         hold, program = self.staggered(parts)
         yield f"{n} parts of {dim}, {seconds(hold)} apart", program
 
@@ -159,8 +173,9 @@ class _Planner:
         return best, tried[best]
 
 
-def _collectives(parts: Parts) -> int:
-    return sum(eqn.collective is not None for eqn in parts.part)
+def _bytes_in_parts(parts: Parts) -> int:
+    """The bytes of the collectives that run in parts."""
+    return sum(parts.program.record(eqn, 1).bytes for eqn in parts.part if eqn.sends)
 
 
 def kernels_with_products(program: Program) -> dict[Eqn, Held]:

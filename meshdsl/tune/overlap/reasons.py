@@ -1,0 +1,35 @@
+"""Reasons why a program cannot run in parts along a dim, for errors about options without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...lowering.program import Program
+from ...schedule.split import Parts
+
+__all__ = ["no_parts"]
+
+SHOWN = 2  # equations that are named
+
+
+def no_parts(program: Program, dim: str, n: int, found: Parts) -> str:
+    """Why no collective of a program runs in `n` parts along `dim`, given the program in parts."""
+    blocks = sorted(set(_blocks(program, dim)))
+    if not blocks:
+        return f"{dim!r}: no tensor has this dim"
+    if not any(size % n == 0 for size in blocks):
+        return f"{dim!r}: a device's block of {' or '.join(map(str, blocks))} does not divide into {n} parts"
+    if not found.ends:
+        return f"{dim!r}: it passes through no collective"
+    ends = dict.fromkeys(f"{eqn.op} at {eqn.where}" for eqn in found.ends)
+    more = f" and {len(ends) - SHOWN} more" if len(ends) > SHOWN else ""
+    return f"{dim!r}: its parts end before every collective, at {', '.join(list(ends)[:SHOWN])}{more}"
+
+
+def _blocks(program: Program, dim: str) -> Iterator[int]:
+    """The sizes of the dim on one device, of all values that have it."""
+    values = [*program.ins, *(v for eqn in program.eqns for v in eqn.outs)]
+    for v in values:
+        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+            if d.name == dim:
+                yield size
