@@ -1,4 +1,4 @@
-"""Operations of a program in parts: cut a part from each device's block, join parts, add parts, and count their slots."""
+"""Operations of a program in parts: cut a part from each device's block, join, add, and count filled slots."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false

@@ -21,13 +21,15 @@ from ...lowering.collectives import AllToAll
 from ...lowering.program import Program
 from ...lowering.ragged import RaggedAllToAll
 from ...schedule.fences import Held, fence, is_product, windows
+from ...schedule.ring_products import ring_products, rings
 from ...schedule.split import Parts, split
 from ...schedule.unroll import unroll
 from ...units import seconds, show_bytes
 from .insertion import insertion_moves
 from .lancet import lancet
 from .list_schedule import list_schedule
-from .reasons import no_parts
+from .reasons import no_parts, no_rings
+from .ring_choice import faster_rings
 from .tasks import Task, ordered, tasks_of
 from .values import Attempt, Overlap, OverlapPlan, Window
 from .weight_gradients import dw_schedule
@@ -97,7 +99,9 @@ class _Planner:
             self.need_exchanges(mode, exchanges)
             yield from self.lancet(mode)
         if mode in ("list", "auto"):
-            yield "list", self.in_order(self.unrolled, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
+            yield "list", self.listed(self.unrolled)
+        if mode in ("ring", "auto"):
+            yield from self.rings(mode)
         if mode in ("halves", "auto"):
             yield from self.halves(mode)
 
@@ -111,6 +115,24 @@ class _Planner:
     def in_order(self, program: Program, schedule: Callable[..., Sequence[Task]]) -> Program:
         tasks = tasks_of(program, self.machine, self.placement)
         return ordered(tasks, schedule(tasks))
+
+    def listed(self, program: Program) -> Program:
+        return self.in_order(program, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
+
+    def seconds(self, program: Program) -> float:
+        return timeline(ledger(program), self.machine, self.placement).seconds
+
+    def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """All gathers that only products read as rings; under "auto", those that make the step faster."""
+        found = rings(self.unrolled) if "permute" in self.machine.asynchronous else ()
+        if found and mode == "ring":
+            yield f"{len(found)} rings", self.listed(ring_products(self.unrolled, found))
+        elif found:
+            count, made = faster_rings(self.unrolled, lambda one: self.in_order(one, list_schedule), self.seconds)
+            if count:
+                yield f"{count} rings", made
+        elif mode == "ring":
+            raise LayoutError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
 
     def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
         found = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
@@ -165,11 +187,8 @@ class _Planner:
         def plan(hold: float) -> Program:
             return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0)))
 
-        def took(program: Program) -> float:
-            return timeline(ledger(program), self.machine, self.placement).seconds
-
         tried = {factor * unit: plan(factor * unit) for factor in STAGGER}
-        best = min(tried, key=lambda hold: took(tried[hold]))
+        best = min(tried, key=lambda hold: self.seconds(tried[hold]))
         return best, tried[best]
 
 

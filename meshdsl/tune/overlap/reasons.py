@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...cost.machine import Machine
+from ...lowering.collectives import AllGather
 from ...lowering.program import Program
 from ...schedule.split import Parts
 
-__all__ = ["no_parts"]
+__all__ = ["no_parts", "no_rings"]
 
 SHOWN = 2  # equations that are named
 
@@ -24,6 +26,20 @@ def no_parts(program: Program, dim: str, n: int, found: Parts) -> str:
     ends = dict.fromkeys(f"{eqn.op} at {eqn.where}" for eqn in found.ends)
     more = f" and {len(ends) - SHOWN} more" if len(ends) > SHOWN else ""
     return f"{dim!r}: its parts end before every collective, at {', '.join(list(ends)[:SHOWN])}{more}"
+
+
+def no_rings(program: Program, machine: Machine) -> str:
+    """Why no gather of a program becomes a ring."""
+    gathers = [eqn for eqn in program.eqns if isinstance(eqn.op, AllGather)]
+    if not gathers:
+        return "no operand of a product is gathered\n  use overlap='list' or 'halves', which move other collectives"
+    if "permute" not in machine.asynchronous:
+        return f"{machine.name} cannot send beside computation (permute)\n  use overlap='list'"
+    shown = ", ".join(dict.fromkeys(f"'{eqn.op}' at {eqn.where}" for eqn in gathers[:SHOWN]))
+    return (
+        f"none of {len(gathers)} gathers is read only by products whose results are sharded over its axes ({shown})\n"
+        "  use overlap='list', which moves gathers as they are"
+    )
 
 
 def _blocks(program: Program, dim: str) -> Iterator[int]:
