@@ -101,7 +101,7 @@ def test_overlap_ring_hides_the_gather_behind_its_product() -> None:
     program = compiled.program(*types)
     assert [record.kind for record in program.collectives] == ["permute"] * 7
     plan = compiled.overlap
-    assert plan.chosen == "1 rings" and plan.after.exposed < 0.1 * plan.before.exposed
+    assert plan.chosen == "1 of 1 rings" and plan.after.exposed < 0.1 * plan.before.exposed
     assert len(plan.windows) == 7 and all(window.inside for window in plan.windows)
     assert "permute io__block over rows" in str(plan) and "block by block beside the product" in str(plan)
 
@@ -113,7 +113,7 @@ def test_overlap_auto_takes_rings_only_if_the_step_is_faster() -> None:
         assert compiled.overlap.after.seconds <= compiled.overlap.before.seconds
         return compiled.overlap.chosen
 
-    assert chosen(16384) == "1 rings" and "ring" not in chosen(8)
+    assert chosen(16384) == "1 of 1 rings" and "ring" not in chosen(8)
 
 
 def test_overlap_ring_runs_on_devices_as_simulated() -> None:

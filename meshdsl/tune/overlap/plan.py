@@ -7,6 +7,7 @@ timeline that fits the memory limit; the unchanged program is always a candidate
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import cast
 
 from ...cost.fusion import Kernel, holders, steps
 from ...cost.ledger import ledger
@@ -22,13 +23,14 @@ from ...lowering.program import Program
 from ...lowering.ragged import RaggedAllToAll
 from ...schedule.fences import Held, fence, is_product, windows
 from ...schedule.ring_products import ring_products, rings
+from ...schedule.skew import gathers_ahead, gradients_behind, skew
 from ...schedule.split import Parts, split
 from ...schedule.unroll import unroll
 from ...units import seconds, show_bytes
 from .insertion import insertion_moves
 from .lancet import lancet
 from .list_schedule import list_schedule
-from .reasons import no_parts, no_rings
+from .reasons import no_parts, no_rings, no_skew
 from .ring_choice import faster_rings
 from .tasks import Task, ordered, tasks_of
 from .values import Attempt, Overlap, OverlapPlan, Window
@@ -72,7 +74,7 @@ def plan_overlap(
         fitting = [one for one in found if not one[0].rejected]
         chosen = min(fitting or found, key=lambda one: one[0].seconds)
     else:
-        chosen = found[-1]
+        chosen = min(found[1:], key=lambda one: (bool(one[0].rejected), one[0].seconds))
         if chosen[0].rejected:
             raise LayoutError(
                 f"overlap={request.mode!r} needs {chosen[0].rejected}\n  use overlap='auto', which keeps to the limit"
@@ -87,7 +89,7 @@ class _Planner:
 
     def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
         self.machine, self.placement, self.request = machine, placement, request
-        self.unrolled = unroll(program)
+        self.program, self.unrolled = program, unroll(program)
 
     def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The plans of a mode, with their names."""
@@ -102,6 +104,8 @@ class _Planner:
             yield "list", self.listed(self.unrolled)
         if mode in ("ring", "auto"):
             yield from self.rings(mode)
+        if mode in ("skew", "auto"):
+            yield from self.skewed(mode)
         if mode in ("halves", "auto"):
             yield from self.halves(mode)
 
@@ -123,16 +127,37 @@ class _Planner:
         return timeline(ledger(program), self.machine, self.placement).seconds
 
     def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
-        """All gathers that only products read as rings; under "auto", those that make the step faster."""
+        """The gathers that only products read as rings: those that make the step faster, or all under "ring"."""
         found = rings(self.unrolled) if "permute" in self.machine.asynchronous else ()
-        if found and mode == "ring":
-            yield f"{len(found)} rings", self.listed(ring_products(self.unrolled, found))
-        elif found:
+        if found:
             count, made = faster_rings(self.unrolled, lambda one: self.in_order(one, list_schedule), self.seconds)
             if count:
-                yield f"{count} rings", made
+                yield f"{count} of {len(found)} rings", made
+            elif mode == "ring":
+                yield f"{len(found)} rings", self.listed(ring_products(self.unrolled, found))
         elif mode == "ring":
             raise LayoutError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
+
+    def skewed(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """Skewed loops: gathers ahead, gradients behind, and both where different loops allow them."""
+
+        def body(one: Program) -> Program:
+            order = self.in_order(one, list_schedule)
+            return fence(order, kernels_with_products(order))
+
+        made = {
+            "gathers ahead": skew(self.program, gathers_ahead, body),
+            "gradients behind": skew(self.program, gradients_behind, body),
+        }
+        made = {name: one for name, one in made.items() if one is not self.program}
+        if len(made) == 2:
+            made["gradients behind, or gathers ahead"] = skew(
+                self.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
+            )
+        if not made and mode != "auto":
+            raise LayoutError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
+        for name, one in made.items():
+            yield name, self.in_order(one, list_schedule)
 
     def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
         found = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
@@ -209,9 +234,17 @@ def kernels_with_products(program: Program) -> dict[Eqn, Held]:
     return found
 
 
+def _bodies(program: Program) -> Iterator[Program]:
+    """The program, and the programs of its loops and branches."""
+    yield program
+    for eqn in program.eqns:
+        for sub in eqn.graphs().values():
+            yield from _bodies(cast(Program, sub))
+
+
 def _windows(program: Program, time: Timeline) -> Iterator[Window]:
     costs = {cost.line.eqn: cost for cost in time.costs}
-    for start, eqns in windows(program).items():
+    for start, eqns in ((start, eqns) for body in _bodies(program) for start, eqns in windows(body).items()):
         inside = tuple((str(eqn.op), str(eqn.where)) for eqn in eqns if is_product(eqn))
         cost = costs[start]
         assert isinstance(start.op, Start)

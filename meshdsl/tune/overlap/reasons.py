@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...cost.machine import Machine
+from ...ir import Scan
 from ...lowering.collectives import AllGather
 from ...lowering.program import Program
 from ...schedule.split import Parts
 
-__all__ = ["no_parts", "no_rings"]
+__all__ = ["no_parts", "no_rings", "no_skew"]
 
 SHOWN = 2  # equations that are named
 
@@ -39,6 +40,20 @@ def no_rings(program: Program, machine: Machine) -> str:
     return (
         f"none of {len(gathers)} gathers is read only by products whose results are sharded over its axes ({shown})\n"
         "  use overlap='list', which moves gathers as they are"
+    )
+
+
+def no_skew(program: Program) -> str:
+    """Why no loop of a program is skewed."""
+    loops = [eqn for eqn in program.eqns if isinstance(eqn.control, Scan)]
+    if not loops:
+        return (
+            "the program has no loop (md.scan, md.layers)\n  use overlap='list', which moves work across the whole step"
+        )
+    shown = ", ".join(dict.fromkeys(str(eqn.where) for eqn in loops[:SHOWN]))
+    return (
+        f"no loop gathers weights in its body, or has both a collective and a weight gradient in more than 2 trips "
+        f"({len(loops)} loops, {shown})\n  use overlap='list', which unrolls loops"
     )
 
 

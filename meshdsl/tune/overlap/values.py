@@ -10,7 +10,7 @@ from ...units import percent, seconds, show_bytes
 
 __all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "Window"]
 
-MODES = ("none", "auto", "dw", "lancet", "list", "ring", "halves")
+MODES = ("none", "auto", "dw", "lancet", "list", "ring", "skew", "halves")
 SHOWN = 20  # `print` shows this many windows, the longest
 
 
@@ -25,6 +25,7 @@ class Overlap:
     - "lancet": "dw", and the forward pass in parts around each all_to_all (their section 5);
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
+    - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
     - "halves": forward and backward pass in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of all these by the timeline.
 
