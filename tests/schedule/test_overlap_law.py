@@ -20,8 +20,8 @@ from meshdsl.schedule.fences import fence
 from meshdsl.schedule.parts import PART
 from meshdsl.schedule.split import split
 from meshdsl.schedule.unroll import unroll
+from meshdsl.tune.overlap.kernels import kernels_with_products
 from meshdsl.tune.overlap.list_schedule import list_schedule
-from meshdsl.tune.overlap.plan import kernels_with_products
 from meshdsl.tune.overlap.tasks import ordered, tasks_of
 from tests.lowering.programs import Draw, draw, same_bits
 

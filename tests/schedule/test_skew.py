@@ -37,7 +37,7 @@ def draw(seed: int) -> tuple[Program, list[np.ndarray]]:
     pool = [Dim(name, rng.choice([3, 3, 4, 6])) for name in "abcd"]
     mesh = rng.choice(MESHES)
     numbers = np.random.default_rng(seed)
-    args = [whole_numbers(numbers, tuple(rng.sample(pool, rng.choice([2, 3]))), "float32") for _ in range(2)]
+    args = [whole_numbers(numbers, tuple(rng.sample(pool, rng.choice([2, 3])))) for _ in range(2)]
     layout = md.Layout(dict(draw_layout(rng, mesh, [[d.name for d in x.dims] for x in args])))
 
     def forward(*xs: md.Tensor) -> md.Tensor:

@@ -10,7 +10,7 @@ from ...lowering.collectives import AllGather
 from ...lowering.program import Program
 from ...schedule.split import Parts
 
-__all__ = ["no_parts", "no_rings", "no_skew"]
+__all__ = ["no_parts", "no_rings", "no_skew", "nothing_beside"]
 
 SHOWN = 2  # equations that are named
 
@@ -55,6 +55,12 @@ def no_skew(program: Program) -> str:
         f"no loop gathers weights in its body, or has both a collective and a weight gradient in more than 2 trips "
         f"({len(loops)} loops, {shown})\n  use overlap='list', which unrolls loops"
     )
+
+
+def nothing_beside(program: Program) -> str:
+    """Why no plan runs anything between the start and the end of a collective."""
+    first = next(record for record in program.collectives)
+    return f"no computation is independent of a collective; the first is '{first.op}' at {first.where}"
 
 
 def _blocks(program: Program, dim: str) -> Iterator[int]:

@@ -49,9 +49,11 @@ class Overlap:
             raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if not isinstance(self.parts, int) or self.parts < 2:
             raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
-        cuts = self.mode in ("halves", "lancet", "auto")
-        if not cuts and (self.dim is not None or self.parts != 2):
-            raise LayoutError(f"dim and parts have no effect with overlap={self.mode!r}: nothing is cut into parts")
+        if self.dim is not None and self.mode not in ("halves", "lancet", "auto"):
+            raise LayoutError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts")
+        if self.parts != 2 and self.mode not in ("halves", "auto"):
+            why = "it chooses the number of parts" if self.mode == "lancet" else "nothing is cut into parts"
+            raise LayoutError(f"parts has no effect with overlap={self.mode!r}: {why}")
         if self.mode == "none" and self.memory_limit is not None:
             raise LayoutError("memory_limit has no effect with overlap='none': nothing is moved")
 

@@ -103,7 +103,19 @@ REFUSED = {
     "nothing to exchange": ({"overlap": "dw", "machine": "a100-p4de"}, "the program has no all_to_all"),
     "no such dim": (
         {"overlap": md.Overlap("halves", dim="nothing"), "machine": "a100-p4de"},
-        "no collective runs in 2 parts along any dim",
+        "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
+    ),
+    "no such dim for auto": (
+        {"overlap": md.Overlap("auto", dim="nothing"), "machine": "a100-p4de"},
+        "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
+    ),
+    "parts that do not divide": (
+        {"overlap": md.Overlap("halves", dim="batch", parts=7), "machine": "a100-p4de"},
+        "a device's block of .* does not divide into 7 parts",
+    ),
+    "nothing fits": (
+        {"overlap": md.Overlap("auto", memory_limit=10), "machine": "a100-p4de"},
+        "over the limit of 10 B\n  set a higher memory_limit",
     ),
     "over the limit": (
         {"overlap": md.Overlap("list", memory_limit=10), "machine": "a100-p4de"},
@@ -116,8 +128,10 @@ REFUSED = {
 def test_overlap_refuses_what_has_no_effect(case: str) -> None:
     options, text = REFUSED[case]
     if text is None:
-        with pytest.raises(md.LayoutError, match="dim and parts have no effect"):
+        with pytest.raises(md.LayoutError, match="dim has no effect"):
             md.Overlap("list", dim="batch")
+        with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
+            md.Overlap("lancet", parts=4)
         return
     with pytest.raises(md.LayoutError, match=text):
         md.compile(mlp.train_step(), "rows:4", "batch:rows", **options).program(*mlp.specs())
