@@ -18,7 +18,7 @@ from ...schedule.skew import gathers_ahead, gradients_behind, skew
 from ...schedule.split import Parts, cuts_along, split
 from ...schedule.unroll import unroll
 from ...units import seconds
-from .insertion import insertion_moves
+from .insertion import improved_schedule
 from .kernels import kernels_with_products
 from .lancet import lancet
 from .list_schedule import list_schedule
@@ -82,7 +82,7 @@ class Planner:
             )
 
     def listed(self, program: Program) -> Program:
-        return self.in_order(program, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
+        return self.in_order(program, improved_schedule)
 
     def seconds(self, program: Program) -> float:
         return timeline(ledger(program), self.machine, self.placement).seconds
