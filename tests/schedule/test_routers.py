@@ -204,7 +204,11 @@ GROUP_PER_DEVICE = 4  # sequences: one per device, so that parts are cut inside 
 def test_one_group_is_cut_along_its_slots(router: str, exchange: str) -> None:
     """Routing reads the whole group, so all routers keep the same tokens, and an exchange in parts sends no more."""
     case = router, SINGLE, GROUP_PER_DEVICE, exchange
-    assert in_two(plain(*case)[0], law(case, "halves"))
+    made = law(case, "halves")
+    assert in_two(plain(*case)[0], made)
+    kind = "all_to_all" if exchange == "padded" else "ragged_all_to_all"
+    started = [record.asynchronous for record in made.collectives if record.kind == kind]
+    assert started and all(started)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
-from ...cost.network import Placement
+from ...cost.network import Placement, timed_as
 from ...cost.timeline import timeline
 from ...errors import LayoutError
 from ...ir import Eqn
@@ -43,7 +43,7 @@ class Planner:
 
     def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The plans of a mode, with their names."""
-        exchanges = any("all_to_all" in record.kind for record in self.unrolled.collectives)
+        exchanges = self.exchanges_beside()
         if mode in ("dw", "auto") and (exchanges or mode == "dw"):
             self.need_exchanges(mode, exchanges)
             yield from self.gradients(mode)
@@ -61,10 +61,16 @@ class Planner:
         if mode in ("halves", "auto"):
             yield from self.halves(mode, self.unrolled.eqns)
 
+    def exchanges_beside(self) -> bool:
+        """Whether the program has all_to_alls that run beside computation on this machine."""
+        found = any(timed_as(record) == "all_to_all" for record in self.unrolled.collectives)
+        return found and "all_to_all" in self.machine.asynchronous
+
     def need_exchanges(self, mode: str, there: bool) -> None:
         if not there:
             raise LayoutError(
-                f"overlap={mode!r} has no effect: the program has no all_to_all, which it is about\n"
+                f"overlap={mode!r} has no effect: the program has no all_to_all that runs beside computation on "
+                f"{self.machine.name}, which it is about\n"
                 "  use overlap='list' or 'halves', which move every kind of collective"
             )
 
