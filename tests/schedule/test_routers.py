@@ -26,6 +26,7 @@ from meshdsl import backend
 from meshdsl.cost.network import place
 from meshdsl.lowering.program import Program
 from meshdsl.nn import moe
+from meshdsl.schedule.parts import FILLED_PART
 from meshdsl.tune.overlap.plan import plan_overlap
 from meshdsl.tune.overlap.values import Overlap
 
@@ -207,6 +208,8 @@ def test_one_group_is_cut_along_its_slots(router: str, exchange: str) -> None:
     made = law(case, "halves")
     assert in_two(plain(*case)[0], made)
     kind = "all_to_all" if exchange == "padded" else "ragged_all_to_all"
+    counted = [eqn.params for eqn in made.eqns if eqn.op is FILLED_PART]
+    assert {(one["start"], one["size"]) for one in counted} == ({(0, 1), (1, 1)} if exchange == "ragged" else set())
     started = [record.asynchronous for record in made.collectives if record.kind == kind]
     assert started and all(started)
 
