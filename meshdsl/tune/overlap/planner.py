@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from ...cost.ledger import ledger
@@ -39,7 +40,17 @@ class Planner:
 
     def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
         self.machine, self.placement, self.request = machine, placement, request
-        self.program, self.unrolled = program, unroll(program)
+        self.program, self.unrolled = program, self.unroll(program)
+
+    def unroll(self, program: Program) -> Program:
+        """The program without loops, with a reduction for each row of a stack or for the stack, whichever is faster.
+
+        One reduction of a stack cannot start before its last row; many have the latency of one each.
+        """
+        by_row, stacked = unroll(program), unroll(program, math.inf)
+        if len(by_row.collectives) == len(stacked.collectives):
+            return by_row
+        return min(by_row, stacked, key=lambda one: self.seconds(self.in_order(one, list_schedule)))
 
     def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The plans of a mode, with their names."""

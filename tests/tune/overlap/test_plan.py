@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.network import place
 from meshdsl.lowering.asynchrony import FENCE, Start
+from meshdsl.tune.overlap.planner import Planner
 from models.gpt_moe import gpt_moe
 from models.mlp import mlp
 from tests.stablehlo import cost_law
@@ -146,3 +148,20 @@ def test_overlap_auto_of_a_program_that_sends_nothing_is_none() -> None:
     compiled = md.compile(mlp.train_step(), "rows:1", "", overlap="auto", machine="a100-p4de")
     compiled.program(*mlp.specs())
     assert compiled.overlap.chosen == "none"
+
+
+def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -> None:
+    """With many devices, one reduction per layer costs more latency than it hides."""
+
+    def loss(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        layer = lambda h, row: (md.relu(md.rename(md.einsum(h, row, out="b o"), o="i")), None)  # noqa: E731
+        return md.sum(md.scan(layer, x, w, over="layer")[0])
+
+    def reductions(devices: int) -> int:
+        types = md.spec("layer:8 i:1024 o:1024"), md.spec(f"b:{4096 * devices} i:1024")
+        program = md.compile(md.grad(loss), f"rows:{devices}", "b:rows").program(*types)
+        machine = md.machine("a100-p4de")
+        planner = Planner(program, machine, place(machine.network, program.mesh), md.Overlap("list"))
+        return len(planner.unrolled.collectives)
+
+    assert reductions(8) == 8 and reductions(4096) == 1
