@@ -51,7 +51,7 @@ def law(seeds: range) -> Counter[str]:
 
 
 def test_auto_is_never_slower_and_every_mode_has_an_effect_or_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    counts = law(range(24))
+    counts = law(range(16))
     with capsys.disabled():
         print(f"modes on random programs: {dict(counts)}")
     assert counts["auto changes"] > 4 and counts["list"] > 4 and counts["list refused"]
