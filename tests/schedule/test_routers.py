@@ -35,7 +35,7 @@ SINGLE, DOUBLE = md.nn.Precision(), md.nn.Precision("float64", "float64", "float
 BOUND = {"float32": 1e-6, "float64": 1e-12}
 WHERE = ("rows:4", "batch:rows; expert:rows")
 MACHINE = md.machine("a100-p4de")
-MODES = ("dw", "lancet", "list", "halves")
+MODES = ("dw", "lancet", "list", "forward", "halves")
 ROUTERS: dict[str, dict[str, Any]] = {
     "gshard_paper": {"policy": "threshold"},
     "top2": {"policy": "threshold", "threshold": 0.3},
@@ -180,7 +180,7 @@ def test_overlap_keeps_loss_tokens_and_bytes_of_every_router(k: int) -> None:
     program, _, (_, _, dropped, *_) = plain(router)
     assert 0 < dropped.sum() < dropped.size  # the capacity binds
     assert in_two(program, law((router,), "halves"))
-    law((router,), ("dw", "lancet", "list")[k % 3])
+    law((router,), ("dw", "lancet", "list", "forward")[k % 4])
     if k % 4 == 0:
         law((router, DOUBLE), "halves")
 
@@ -231,6 +231,19 @@ def test_parts_of_tokens_inside_a_group_are_refused_with_the_reason(router: str)
     reason = f"'length': its parts end before every collective, at {at} at .*use dim='slot'"
     with pytest.raises(md.LayoutError, match=f"(?s){reason}"):
         planned(plain(router)[0], "halves", dim="length")
+
+
+@pytest.mark.slow
+def test_parts_of_slots_run_on_devices_as_simulated() -> None:
+    step, types = step_of("top_k", SINGLE, GROUP_PER_DEVICE, "padded")
+    compiled = md.compile(step, *WHERE, overlap="halves", machine=MACHINE.name)
+    _, given, _ = plain("top_k", SINGLE, GROUP_PER_DEVICE)
+    leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
+    tensors = [md.tensor(x, spec.shape) for x, spec in zip(given, leaves, strict=True)]
+    ran = jax.tree.leaves(compiled(*jax.tree.unflatten(structure, tensors)))
+    assert "of slot" in compiled.overlap.chosen
+    for x, y in zip(ran, md.simulate(compiled.program(*types), *given), strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-4, atol=1e-5)
 
 
 EMITTED = [("batch_prioritised", "halves")]
