@@ -12,7 +12,7 @@ from typing import cast
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.memory import memory
-from ...cost.network import Placement, timed_as
+from ...cost.network import Placement
 from ...cost.timeline import Timeline, timeline
 from ...errors import LayoutError
 from ...ir import Fuses, Op, Var
@@ -46,7 +46,7 @@ def plan_overlap(
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time
 
     plain = judged("none", program)
-    if not any(timed_as(record) in machine.asynchronous for record in program.collectives):
+    if not any(record.op.timed_as in machine.asynchronous for record in program.collectives):
         if request == Overlap("auto", memory_limit=request.memory_limit):
             return program, OverlapPlan(request.mode, machine.name, "none", (plain[0],))
         kinds = ", ".join(machine.asynchronous) or "none"

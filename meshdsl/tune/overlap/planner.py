@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
-from ...cost.network import Placement, timed_as
+from ...cost.network import Placement
 from ...cost.timeline import timeline
 from ...errors import LayoutError
 from ...ir import Eqn
@@ -74,7 +74,7 @@ class Planner:
 
     def exchanges_beside(self) -> bool:
         """Whether the program has all_to_alls that run beside computation on this machine."""
-        found = any(timed_as(record) == "all_to_all" for record in self.unrolled.collectives)
+        found = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
         return found and "all_to_all" in self.machine.asynchronous
 
     def need_exchanges(self, mode: str, there: bool) -> None:

@@ -13,7 +13,7 @@ from ...cost.fusion import Kernel, Send, Step
 from ...cost.lanes import COMPUTE, Schedule
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
-from ...cost.network import Placement, timed_as
+from ...cost.network import Placement
 from ...ir import Eqn
 from ...lowering.program import Program
 from ...schedule.reorder import Begin, End, Instruction, reorder
@@ -66,7 +66,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
         if isinstance(item.step, Send):
             record = found.of(item.step)[0].collective
             assert record is not None
-            lane = ",".join(record.axes) if timed_as(record) in machine.asynchronous else COMPUTE
+            lane = ",".join(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
         of[id(item)] = Task(number, item.step, lane, item.work)
     for item in items:
         for reader in item.readers:
