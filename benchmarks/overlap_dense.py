@@ -1,4 +1,5 @@
-"""A dense language model under overlap plans: tensor parallel, and sharded weight updates; predicted, as JSON lines.
+"""A dense language model under overlap plans: tensor parallel, sharded weight updates, and weights gathered in each
+layer (ZeRO-3); predicted, as JSON lines.
 
 12 layers, d_model 1024, d_ff 4096, length 1024, batch 64, vocabulary 32,768, bfloat16, on 16 A100. Times are of the
 cost tool's timeline.
@@ -20,9 +21,16 @@ CASES = (
         "rows:2 cols:8",
         "batch:rows; vocab:cols; d_ff:cols; heads:cols",
         "replicated",
-        ("list", "halves"),
+        ("list", "forward", "halves"),
     ),
-    ("sharded update", "rows:16", "batch:rows", "sharded", ("list",)),
+    ("sharded update", "rows:16", "batch:rows", "sharded", ("list", "ring")),
+    (
+        "weights gathered in each layer",
+        "rows:16",
+        "batch:rows",
+        md.WeightUpdate("sharded", regather=True),
+        ("list", "skew", "ring"),
+    ),
 )
 
 
@@ -46,7 +54,7 @@ def main() -> int:
             report = step.cost(*model.specs(), machine="a100-p4de")
             first = first or report.exposed
             found = {
-                "case": name, "overlap": mode, "step_ms": round(report.seconds * 1e3, 1),
+                "case": name, "overlap": mode, "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 1),
                 "exposed_ms": round(report.exposed * 1e3, 2), "peak_gb": round(report.peak_bytes / 1e9, 2),
                 "exposed_change": round(report.exposed / first - 1, 3),
             }  # fmt: skip

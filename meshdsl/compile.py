@@ -288,15 +288,15 @@ def compile(
     `md.WeightUpdate` also sets groups of devices, buckets of small tensors, and gathering again for the backward pass.
     `print(compiled.weight_update)` shows the decisions.
 
-    `overlap` is how communication overlaps with computation. "none": no plan. "dw", "lancet", "list" or "halves": see
-    `md.Overlap`. "auto": the fastest of these on `machine` (default "tpu-v5e") that fits its memory.
+    `overlap` is how communication overlaps with computation. "none": no plan. A mode of `md.Overlap`, such as "list"
+    or "halves": that plan. "auto": the fastest of them on `machine` (default "tpu-v5e") that fits its memory.
     `print(compiled.overlap)` shows the plan.
 
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
-    and sliced; compile time grows with depth. Every overlap plan unrolls too.
+    and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
 
     Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
     nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing, a machine that decides

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from ..errors import ShapeError
+from ..tune.overlap.values import MODES
 from .common import ILLEGAL_LAYOUT, OK, out_file
 
 __all__ = [
@@ -71,7 +72,7 @@ def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) ->
     values: dict[str, Any] = {"action": "append", "default": []} if several else {"default": "none"}
     parser.add_argument(
         "--overlap",
-        choices=["none", "auto", "dw", "lancet", "list", "halves"],
+        choices=MODES,
         help="overlap of communication with computation (default none)" + "; may be repeated" * several,
         **values,
     )

@@ -27,6 +27,7 @@ class Because(Enum):
     DEAL = "deal {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
     HALF = "the half of a neighbour's block of {dim}"
     RING = "{dim} goes around for {op}: gathered, it would pass the limit"
+    TURNS = "{first}, block by block beside the product"  # `parts` holds the gather's cause
     UPDATE = "its update is split"
     WEIGHT_READ = "{tensor} is used here, its update is split"
     WEIGHT_IN_LAYER = "{tensor} is used in this layer, its update is split"

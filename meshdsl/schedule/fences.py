@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dims import size_of
-from ..ir import Eqn, Linear, Op, Reduce, Var
+from ..ir import Eqn, Linear, Op, Product, Reduce, Var
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 
@@ -21,7 +21,9 @@ __all__ = ["Held", "fence", "is_product", "windows"]
 
 def is_product(eqn: Eqn) -> bool:
     """Whether an equation multiplies and sums (a matmul, for example), so that a window should hold its kernel."""
-    return isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH
+    if not isinstance(eqn.op, Op):
+        return False
+    return eqn.op.product is not Product.NONE or (eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH)
 
 
 @dataclass(frozen=True, eq=False)

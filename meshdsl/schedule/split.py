@@ -4,7 +4,8 @@ Parts of a value are cut from each device's own block, so nothing is sent. An eq
 operation's sharding rule passes the dim: parts of its result are then parts of the complete result. At the end of the
 range, parts are joined. A backward sum over the dim (a weight gradient) runs on each part, and the partial results are
 added before they are reduced. A gather or an all_to_all of the dim interleaves the devices' parts: the value then
-consists of `chunks`, each with its own parts. (Jiang et al., 2024, section 4.2, infers axes by constraints; dim names
+consists of `chunks`, each with its own parts. A dim that no input has (the slots of experts) is cut wherever a value
+with that dim was computed in full. (Jiang et al., 2024, section 4.2, infers axes by constraints; dim names
 make this a lookup.)
 """
 
@@ -17,73 +18,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, cast
 
-from ..backend import Local
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Eqn, Fuses, Linear, Op, Reduce, Type, Var, dce
+from ..ir import Eqn, Op, Reduce, Type, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
+from ..lowering.ragged import RaggedAllToAll
 from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.reshape import RENAME, RESHAPE
+from .parts import FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, resized
 
-__all__ = ["SUM_PARTS", "JOIN_PARTS", "PART", "Cut", "Parts", "cuts_along", "split"]
+__all__ = ["Cut", "Parts", "cuts_along", "split"]
 
 # operations with their own rule that treats every block of a dim the same way
 WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)
-
-
-def _resized(shape: Shape, dim: str, factor: float) -> Shape:
-    return tuple(Dim(d.name, round(d.size * factor)) if d.name == dim else d for d in shape)
-
-
-def _part(c: Local, x: Any, *, dim: str, index: int, parts: int, chunks: int) -> Any:
-    axis = c.ins[0].position(dim)
-    sizes = x.shape
-    each = sizes[axis] // (parts * chunks)
-    x = c.xp.reshape(x, (*sizes[:axis], chunks, parts, each, *sizes[axis + 1 :]))
-    x = x[(slice(None),) * (axis + 1) + (index,)]
-    return c.xp.reshape(x, (*sizes[:axis], chunks * each, *sizes[axis + 1 :]))
-
-
-def _join(c: Local, *xs: Any, dim: str, chunks: int) -> Any:
-    axis = c.ins[0].position(dim)
-    sizes = xs[0].shape
-    each = sizes[axis] // chunks
-    rows = [c.xp.reshape(x, (*sizes[:axis], chunks, 1, each, *sizes[axis + 1 :])) for x in xs]
-    return c.xp.reshape(c.xp.concatenate(rows, axis + 1), (*sizes[:axis], len(xs) * sizes[axis], *sizes[axis + 1 :]))
-
-
-def _no_flops(*_: Any, **__: Any) -> float:
-    return 0.0
-
-
-PART = Op(
-    "part",
-    type=lambda x, *, dim, index, parts, chunks: Type(_resized(x.shape, dim, 1 / parts), x.dtype),
-    kernel=_part,
-    flops=_no_flops,
-    linear=Linear.JOINT,
-    fuses=Fuses.PICK,
-)
-JOIN_PARTS = Op(
-    "join_parts",
-    type=lambda *xs, dim, chunks: Type(_resized(xs[0].shape, dim, len(xs)), xs[0].dtype),
-    kernel=_join,
-    flops=_no_flops,
-    linear=Linear.JOINT,
-    fuses=Fuses.MAP,
-)
-SUM_PARTS = Op(
-    "sum_parts",
-    type=lambda *xs: xs[0],
-    kernel=lambda c, *xs: reduce(lambda a, b: a + b, xs),
-    linear=Linear.JOINT,
-    fuses=Fuses.MAP,
-)
 
 
 @dataclass(frozen=True)
@@ -93,18 +44,19 @@ class Parts:
     program: Program
     part: Mapping[Eqn, int]  # equation -> number of its part, for equations that compute one part
     equations: int  # number of equations of the original program that run in parts
+    ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
 
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """How to cut every value that is connected to `dim` of the program's inputs."""
-    made = _Splitter(program, _of_inputs(program, dim), parts, None)
+    made = _Splitter(program, _of_inputs(program, dim), parts, None, dim)
     for eqn in program.eqns:
         made.add(eqn)
     return made.cut
 
 
 def _of_inputs(program: Program, dim: str) -> dict[Var, Cut]:
-    return {v: Cut(dim, 1) for v in program.ins if any(d.name == dim for d in v.shape)}
+    return {v: Cut(dim, 1) for v in program.ins if _has(v, dim)}
 
 
 def split(
@@ -120,13 +72,13 @@ def split(
     Equations inside loops and branches stay complete. Weight gradients are equal up to the order of float additions;
     all other values are computed by the same operations on the same elements.
     """
-    cuts = _of_inputs(program, dim) if cuts is None else cuts
-    made = _Splitter(program, cuts, parts, None if among is None else set(among))
+    among = None if among is None else set(among)
+    made = _Splitter(program, _of_inputs(program, dim) if cuts is None else cuts, parts, among, dim)
     for eqn in program.eqns:
         made.add(eqn)
     outs = tuple(made.whole(v) for v in program.outs)
     after = dce(program.replace(eqns=tuple(made.eqns), outs=outs))
-    return Parts(after, {eqn: made.part[eqn] for eqn in after.eqns if eqn in made.part}, made.count)
+    return Parts(after, {eqn: made.part[eqn] for eqn in after.eqns if eqn in made.part}, made.count, tuple(made.ends))
 
 
 @dataclass(frozen=True)
@@ -137,9 +89,22 @@ class Cut:
     chunks: int
 
 
+@dataclass(frozen=True)
+class Filled:
+    """How counts of filled slots are cut: every part has `size` slots of a device's block."""
+
+    size: int
+
+
+def _has(v: Var, dim: str) -> bool:
+    return any(d.name == dim for d in v.shape)
+
+
 class _Splitter:
-    def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None):
+    def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None, dim: str):
         self.program, self.parts, self.among = program, parts, among
+        self.new_dim = "" if any(d.name == dim for v in program.ins for d in v.shape) else dim
+        self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
         self.count = 0
@@ -184,7 +149,7 @@ class _Splitter:
             whole = self.whole(v)
             made: list[Var] = []
             for i in range(self.parts):
-                out = Var(_resized(v.shape, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
+                out = Var(resized(v.shape, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
                 params = {"dim": cut.dim, "index": i, "parts": self.parts, "chunks": cut.chunks}
                 one = Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward)
                 self.eqns.append(one)
@@ -199,19 +164,17 @@ class _Splitter:
         if any(v in self.cut for v in eqn.ins) and (self.among is None or eqn in self.among):
             plan = self.plan(eqn)
         if plan is None:
-            self.eqns.append(dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins)))
+            self.in_full(eqn)
             return
         self.count += 1
-        ins = [(v,) * self.parts if cut is None else self.in_parts(v, cut, eqn) for v, cut in plan.ins]
+        ins = [self.operands(v, cut, eqn) for v, cut in plan.ins]
         results: list[list[Var]] = [[] for _ in eqn.outs]
         for i in range(self.parts):
             outs = tuple(
                 dataclasses.replace(v) if cut is None else dataclasses.replace(v, shape=self.small(v, cut))
                 for v, cut in zip(eqn.outs, plan.outs, strict=True)
             )
-            xs = tuple(
-                self.whole(parts[i]) if cut is None else parts[i] for parts, (_, cut) in zip(ins, plan.ins, strict=True)
-            )
+            xs = tuple(operands[i] for operands in ins)
             one = dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params)
             self.eqns.append(one)
             self.part[one] = i
@@ -223,21 +186,61 @@ class _Splitter:
             else:
                 self.eqns.append(Eqn(SUM_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
 
+    def in_full(self, eqn: Eqn) -> None:
+        """Add one equation on complete values. Its results can be cut if no input of the program has the dim."""
+        self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
+        self.eqns.append(dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins)))
+        fresh = Cut(self.new_dim, 1)
+        self.cut.update((v, fresh) for v in eqn.outs if _has(v, self.new_dim) and self.divides(v, fresh))
+
+    def operands(self, v: Var, cut: Cut | Filled | None, eqn: Eqn) -> tuple[Var, ...]:
+        """The operand of each part."""
+        if cut is None:
+            return (self.whole(v),) * self.parts
+        return self.counts(v, cut, eqn) if isinstance(cut, Filled) else self.in_parts(v, cut, eqn)
+
+    def counts(self, v: Var, filled: Filled, eqn: Eqn) -> tuple[Var, ...]:
+        """The filled slots of each part, from the filled slots of the block."""
+        outs = [dataclasses.replace(v) for _ in range(self.parts)]
+        for i, out in enumerate(outs):
+            params = {"start": i * filled.size, "size": filled.size}
+            one = Eqn(FILLED_PART, (self.whole(v),), (out,), params, eqn.where, eqn.backward)
+            self.eqns.append(one)
+            self.part[one] = i
+        return tuple(outs)
+
     def small(self, v: Var, cut: Cut) -> Shape:
-        return _resized(v.shape, cut.dim, 1 / self.parts)
+        return resized(v.shape, cut.dim, 1 / self.parts)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
         """How the equation runs in parts; None if it cannot."""
         if isinstance(eqn.op, Op):
             return self.of_operation(eqn)
-        found = self.of_collective(eqn, self.cut[eqn.ins[0]]) if eqn.ins[0] in self.cut and len(eqn.ins) == 1 else None
-        if found is None or not self.divides(eqn.outs[0], found):
+        x, (out,) = eqn.ins[0], eqn.outs
+        if x not in self.cut:
             return None
-        return _Plan(((eqn.ins[0], self.cut[eqn.ins[0]]),), (found,), eqn.params)
+        cut, op = self.cut[x], eqn.op
+        found = self.of_collective(op.padded if isinstance(op, RaggedAllToAll) else op, cut)
+        if found is None or not self.divides(out, found):
+            return None
+        counts = self.of_counts(eqn, op, cut, found) if isinstance(op, RaggedAllToAll) else ()
+        return None if counts is None else _Plan(((x, cut), *counts), (found,), eqn.params)
 
-    def of_collective(self, eqn: Eqn, cut: Cut) -> Cut | None:
+    def of_counts(
+        self, eqn: Eqn, op: RaggedAllToAll, before: Cut, after: Cut
+    ) -> tuple[tuple[Var, Cut | Filled], ...] | None:
+        """How the counts of a ragged exchange are cut, before and after it; None if it cannot run in parts."""
+        x, sent, came = eqn.ins
+        if before.dim == op.slots:
+            slots = next(i for i, d in enumerate(x.shape) if d.name == op.slots)
+            size = self.program.local_shape(x)[slots] // self.parts
+            return None if before.chunks != 1 else ((sent, Filled(size)), (came, Filled(size)))
+        if before.dim not in op.cells or not self.divides(sent, before) or not self.divides(came, after):
+            return None
+        return (sent, before), (came, after)
+
+    def of_collective(self, op: Any, cut: Cut) -> Cut | None:
         """How a collective's result is cut, given the cut of its operand; None if it cannot run in parts."""
-        op: Any = eqn.op
         if isinstance(op, AllReduce):
             return cut
         n = self.program.mesh.count(op.axes)
@@ -315,7 +318,7 @@ class _Plan:
     value.
     """
 
-    ins: tuple[tuple[Var, Cut | None], ...]
+    ins: tuple[tuple[Var, Cut | Filled | None], ...]
     outs: tuple[Cut | None, ...]
     params: Mapping[str, Any]
 

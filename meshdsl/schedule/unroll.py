@@ -22,8 +22,10 @@ __all__ = ["unroll"]
 LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
 
 
-def unroll(program: Program) -> Program:
+def unroll(program: Program, large: float = LARGE) -> Program:
     """The program with every scan as a sequence of trips; loops whose dim is stored with padding stay loops.
+
+    Stacks of rows with at least `large` bytes are reduced row by row.
 
     >>> import meshdsl as md
     >>> def f(x, w):
@@ -34,7 +36,7 @@ def unroll(program: Program) -> Program:
     """
     if not any(_unrollable(program, eqn) for eqn in program.eqns):
         return program
-    made = _Unrolled(program)
+    made = _Unrolled(program, large)
     for eqn in program.eqns:
         made.add(eqn)
     return dce(program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs)))
@@ -47,8 +49,8 @@ def _unrollable(program: Program, eqn: Eqn) -> bool:
 class _Unrolled:
     """A program under rewriting: its new equations, and the replacement of each old value."""
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, program: Program, large: float):
+        self.program, self.large = program, large
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}
         self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # stacked value -> its dim and rows
@@ -69,7 +71,7 @@ class _Unrolled:
         """Whether to replace a collective on a stack by the same collective on each of its rows."""
         dim, (row, *_) = self.rows[eqn.ins[0]]
         op: Any = eqn.op
-        if self.program.local_bytes(row) < LARGE:
+        if self.program.local_bytes(row) < self.large:
             return False
         return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
 
@@ -100,7 +102,7 @@ class _Unrolled:
 
     def loop(self, eqn: Eqn, scan: Scan) -> None:
         assert isinstance(scan.body, Program)
-        body, dim = unroll(scan.body), scan.dim
+        body, dim = unroll(scan.body, self.large), scan.dim
         held, carry, stacks = scan.inputs(eqn.ins)
         _, _, inner_rows = scan.inputs(body.ins)
         last, out_stacks = scan.results(eqn.outs)

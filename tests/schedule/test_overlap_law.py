@@ -17,10 +17,11 @@ from meshdsl.lowering.asynchrony import FENCE, Start
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.fences import fence
-from meshdsl.schedule.split import PART, split
+from meshdsl.schedule.parts import PART
+from meshdsl.schedule.split import split
 from meshdsl.schedule.unroll import unroll
+from meshdsl.tune.overlap.kernels import kernels_with_products
 from meshdsl.tune.overlap.list_schedule import list_schedule
-from meshdsl.tune.overlap.plan import kernels_with_products
 from meshdsl.tune.overlap.tasks import ordered, tasks_of
 from tests.lowering.programs import Draw, draw, same_bits
 
@@ -32,7 +33,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
     """The program unrolled; in parts along a random dim; each in the order of a list schedule, and fenced."""
     flat = unroll(program)
     yield "unrolled", flat
-    dims = sorted({d.name for v in program.ins for d in v.shape})
+    dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.shape})
     n = rng.choice([2, 2, 3, 4])
     cut = split(flat, rng.choice(dims), n).program if dims else flat
     yield f"{n} parts", cut

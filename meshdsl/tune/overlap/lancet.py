@@ -42,8 +42,12 @@ class _Range:
     parts: int
 
 
-def lancet(program: Program, machine: Machine, placement: Placement, dims: Sequence[str]) -> tuple[str, Program] | None:
+def lancet(
+    program: Program, machine: Machine, placement: Placement, dims: Sequence[str], gradients: bool = True
+) -> tuple[str, Program] | None:
     """The name and the program of Lancet's plan along the best of these dims; None if the plan changes nothing.
+
+    Without `gradients` only ranges are split, and weight gradients stay where they are.
 
     Requires a program whose all_to_alls are outside loops.
     """
@@ -54,12 +58,12 @@ def lancet(program: Program, machine: Machine, placement: Placement, dims: Seque
         among = [eqn for eqn in made.eqns if eqn.outs[0] in one.values]
         made = _pipelined(made, split(made, "", one.parts, cuts, among).program, machine, placement, among)
     tasks = tasks_of(made, machine, placement)
-    order = dw_schedule(tasks)
+    order = dw_schedule(tasks) if gradients else list(tasks.all)
     if not ranges and order == list(tasks.all):
         return None
     counts = sorted({one.parts for one in ranges})
     shown = f"{len(ranges)} ranges in {' or '.join(map(str, counts))} parts" if ranges else "no range"
-    return f"dw, {shown}", ordered(tasks, order)
+    return f"{'dw, ' * gradients}{shown}", ordered(tasks, order)
 
 
 def _pipelined(

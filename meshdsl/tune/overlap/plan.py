@@ -6,32 +6,28 @@ timeline that fits the memory limit; the unchanged program is always a candidate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
 
-from ...cost.fusion import Kernel, holders, steps
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.memory import memory
 from ...cost.network import Placement
 from ...cost.timeline import Timeline, timeline
 from ...errors import LayoutError
-from ...ir import Eqn, Var
+from ...ir import Fuses, Op, Var
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
-from ...schedule.fences import Held, fence, is_product, windows
-from ...schedule.split import Parts, split
-from ...schedule.unroll import unroll
-from ...units import seconds, show_bytes
-from .insertion import insertion_moves
-from .lancet import lancet
-from .list_schedule import list_schedule
-from .tasks import Task, ordered, tasks_of
+from ...schedule.fences import fence, is_product, windows
+from ...units import show_bytes
+from .kernels import kernels_with_products
+from .planner import Planner
+from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, Window
-from .weight_gradients import dw_schedule
 
-__all__ = ["kernels_with_products", "plan_overlap"]
+__all__ = ["plan_overlap"]
 
-STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
+Judged = tuple[Attempt, Program, Timeline]
 
 
 def plan_overlap(
@@ -43,141 +39,70 @@ def plan_overlap(
     """
     limit = machine.hbm if request.memory_limit is None else request.memory_limit
 
-    def judged(name: str, one: Program, time: Timeline | None = None) -> tuple[Attempt, Program, Timeline]:
+    def judged(name: str, one: Program, time: Timeline | None = None) -> Judged:
         time = timeline(ledger(one), machine, placement) if time is None else time
         peak = memory(one, donated=donated).peak
         over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time
 
     plain = judged("none", program)
-    if not any(machine.asynchronous and record.kind in machine.asynchronous for record in program.collectives):
-        if request.mode == "auto":
+    if not any(record.op.timed_as in machine.asynchronous for record in program.collectives):
+        if request == Overlap("auto", memory_limit=request.memory_limit):
             return program, OverlapPlan(request.mode, machine.name, "none", (plain[0],))
         kinds = ", ".join(machine.asynchronous) or "none"
         raise LayoutError(
             f"overlap={request.mode!r} has no effect: the program sends nothing that {machine.name} can overlap\n"
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
-    planner = _Planner(program, machine, placement, request)
+    planner = Planner(program, machine, placement, request)
     found = [
         plain,
         *(judged(name, fence(one, kernels_with_products(one))) for name, one in planner.plans(request.mode)),
     ]
-    if request.mode == "auto":
-        fitting = [one for one in found if not one[0].rejected]
-        chosen = min(fitting or found, key=lambda one: one[0].seconds)
-    else:
-        chosen = found[-1]
-        if chosen[0].rejected:
-            raise LayoutError(
-                f"overlap={request.mode!r} needs {chosen[0].rejected}\n  use overlap='auto', which keeps to the limit"
-            )
+    chosen = _best(request, found)
+    if request.mode != "auto" and not _overlaps(chosen[1]):
+        raise LayoutError(
+            f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
+            "  use overlap='auto', which may choose none"
+        )
     attempt, best, time = chosen
     attempts = tuple(one for one, _, _ in found)
     return best, OverlapPlan(request.mode, machine.name, attempt.name, attempts, tuple(_windows(best, time)))
 
 
-class _Planner:
-    """The plans of one program on one machine, by mode. The program is unrolled once."""
+def _best(request: Overlap, found: Sequence[Judged]) -> Judged:
+    """The fastest plan that fits in memory; under "auto", the unchanged program is one of them.
 
-    def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
-        self.machine, self.placement, self.request = machine, placement, request
-        self.unrolled = unroll(program)
-
-    def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
-        """The plans of a mode, with their names."""
-        exchanges = any("all_to_all" in record.kind for record in self.unrolled.collectives)
-        if mode in ("dw", "auto") and (exchanges or mode == "dw"):
-            self.need_exchanges(mode, exchanges)
-            yield "dw", self.in_order(self.unrolled, dw_schedule)
-        if mode in ("lancet", "auto") and (exchanges or mode == "lancet"):
-            self.need_exchanges(mode, exchanges)
-            yield from self.lancet(mode)
-        if mode in ("list", "auto"):
-            yield "list", self.in_order(self.unrolled, lambda tasks: insertion_moves(tasks, list_schedule(tasks)))
-        if mode in ("halves", "auto"):
-            yield from self.halves(mode)
-
-    def need_exchanges(self, mode: str, there: bool) -> None:
-        if not there:
-            raise LayoutError(
-                f"overlap={mode!r} has no effect: the program has no all_to_all, which it is about\n"
-                "  use overlap='list' or 'halves', which move every kind of collective"
-            )
-
-    def in_order(self, program: Program, schedule: Callable[..., Sequence[Task]]) -> Program:
-        tasks = tasks_of(program, self.machine, self.placement)
-        return ordered(tasks, schedule(tasks))
-
-    def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
-        found = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
-        if found is not None:
-            yield found
-        elif mode != "auto":
-            raise LayoutError(
-                "overlap='lancet' has no effect: no range around an all_to_all is faster in parts, and no weight "
-                "gradient can move\n  use overlap='auto', which may choose none"
-            )
-
-    def cut_dims(self) -> list[str]:
-        """The dims along which to try splitting the program: the requested one, or those of its data."""
-        if self.request.dim is not None:
-            return [self.request.dim]
-        data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
-        return list(dict.fromkeys(d.name for v in data for d in v.shape))
-
-    def halves(self, mode: str) -> Iterator[tuple[str, Program]]:
-        n = self.request.parts
-        cuts = [(dim, split(self.unrolled, dim, n)) for dim in self.cut_dims()]
-        sending = [(dim, parts) for dim, parts in cuts if _collectives(parts)]
-        if not sending and mode == "auto":
-            return
-        if not sending:
-            dims = ", ".join(dim for dim, _ in cuts) or "none"
-            raise LayoutError(
-                f"overlap={mode!r} has no effect: no collective runs in {n} parts along any dim (tried: {dims})\n"
-                f"  every device's block of the dim must divide into {n} parts; use overlap='list'"
-            )
-        dim, parts = max(sending, key=lambda one: one[1].equations)
-        hold, program = self.staggered(parts)
-        yield f"{n} parts of {dim}, {seconds(hold)} apart", program
-
-    def staggered(self, parts: Parts) -> tuple[float, Program]:
-        """The best of a few delays between the parts, in seconds, and the program with it."""
-        tasks = tasks_of(parts.program, self.machine, self.placement)
-        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
-        unit = sends[len(sends) // 2] if sends else 0.0
-
-        def plan(hold: float) -> Program:
-            return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0)))
-
-        def took(program: Program) -> float:
-            return timeline(ledger(program), self.machine, self.placement).seconds
-
-        tried = {factor * unit: plan(factor * unit) for factor in STAGGER}
-        best = min(tried, key=lambda hold: took(tried[hold]))
-        return best, tried[best]
+    Raises `LayoutError` if no plan fits. Under "auto" and without a limit by the user, the program is unchanged then.
+    """
+    own = found if request.mode == "auto" else found[1:]
+    fitting = [one for one in own if not one[0].rejected]
+    if fitting:
+        return min(fitting, key=lambda one: one[0].seconds)
+    if request.mode == "auto" and request.memory_limit is None:
+        return found[0]
+    least = min(own, key=lambda one: one[0].peak_bytes)[0]
+    other = "set a higher memory_limit" if request.mode == "auto" else "use overlap='auto', which keeps to the limit"
+    raise LayoutError(f"overlap={request.mode!r} needs {least.rejected}\n  {other}")
 
 
-def _collectives(parts: Parts) -> int:
-    return sum(eqn.collective is not None for eqn in parts.part)
+def _bodies(program: Program) -> Iterator[Program]:
+    """The program, and the programs of its loops and branches."""
+    yield program
+    for eqn in program.eqns:
+        for sub in eqn.graphs().values():
+            yield from _bodies(cast(Program, sub))
 
 
-def kernels_with_products(program: Program) -> dict[Eqn, Held]:
-    """The kernels with products, by their last equation, with the values they read from and write to memory."""
-    found: dict[Eqn, Held] = {}
-    source = holders(program)
-    for step in steps(program):
-        if isinstance(step, Kernel) and any(map(is_product, step.eqns)):
-            stored = set(step.reads)
-            reads = tuple((eqn, v) for eqn in step.eqns for v in eqn.ins if source.get(v, v) in stored)
-            found[step.eqns[-1]] = Held(reads, step.writes)
-    return found
+def _overlaps(program: Program) -> bool:
+    """Whether anything is computed or started between the start and the wait of a collective."""
+    inside = (eqn for body in _bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
+    return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
 
 
 def _windows(program: Program, time: Timeline) -> Iterator[Window]:
     costs = {cost.line.eqn: cost for cost in time.costs}
-    for start, eqns in windows(program).items():
+    for start, eqns in ((start, eqns) for body in _bodies(program) for start, eqns in windows(body).items()):
         inside = tuple((str(eqn.op), str(eqn.where)) for eqn in eqns if is_product(eqn))
         cost = costs[start]
         assert isinstance(start.op, Start)

@@ -66,7 +66,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
         if isinstance(item.step, Send):
             record = found.of(item.step)[0].collective
             assert record is not None
-            lane = ",".join(record.axes) if record.kind in machine.asynchronous else COMPUTE
+            lane = ",".join(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
         of[id(item)] = Task(number, item.step, lane, item.work)
     for item in items:
         for reader in item.readers:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.network import place
 from meshdsl.lowering.asynchrony import FENCE, Start
+from meshdsl.tune.overlap.planner import Planner
 from models.gpt_moe import gpt_moe
 from models.mlp import mlp
 from tests.stablehlo import cost_law
@@ -103,7 +105,19 @@ REFUSED = {
     "nothing to exchange": ({"overlap": "dw", "machine": "a100-p4de"}, "the program has no all_to_all"),
     "no such dim": (
         {"overlap": md.Overlap("halves", dim="nothing"), "machine": "a100-p4de"},
-        "no collective runs in 2 parts along any dim",
+        "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
+    ),
+    "no such dim for auto": (
+        {"overlap": md.Overlap("auto", dim="nothing"), "machine": "a100-p4de"},
+        "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
+    ),
+    "parts that do not divide": (
+        {"overlap": md.Overlap("halves", dim="batch", parts=7), "machine": "a100-p4de"},
+        "a device's block of .* does not divide into 7 parts",
+    ),
+    "nothing fits": (
+        {"overlap": md.Overlap("auto", memory_limit=10), "machine": "a100-p4de"},
+        "over the limit of 10 B\n  set a higher memory_limit",
     ),
     "over the limit": (
         {"overlap": md.Overlap("list", memory_limit=10), "machine": "a100-p4de"},
@@ -116,8 +130,10 @@ REFUSED = {
 def test_overlap_refuses_what_has_no_effect(case: str) -> None:
     options, text = REFUSED[case]
     if text is None:
-        with pytest.raises(md.LayoutError, match="dim and parts have no effect"):
+        with pytest.raises(md.LayoutError, match="dim has no effect"):
             md.Overlap("list", dim="batch")
+        with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
+            md.Overlap("lancet", parts=4)
         return
     with pytest.raises(md.LayoutError, match=text):
         md.compile(mlp.train_step(), "rows:4", "batch:rows", **options).program(*mlp.specs())
@@ -132,3 +148,20 @@ def test_overlap_auto_of_a_program_that_sends_nothing_is_none() -> None:
     compiled = md.compile(mlp.train_step(), "rows:1", "", overlap="auto", machine="a100-p4de")
     compiled.program(*mlp.specs())
     assert compiled.overlap.chosen == "none"
+
+
+def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -> None:
+    """With many devices, one reduction per layer costs more latency than it hides."""
+
+    def loss(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        layer = lambda h, row: (md.relu(md.rename(md.einsum(h, row, out="b o"), o="i")), None)  # noqa: E731
+        return md.sum(md.scan(layer, x, w, over="layer")[0])
+
+    def reductions(devices: int) -> int:
+        types = md.spec("layer:8 i:1024 o:1024"), md.spec(f"b:{4096 * devices} i:1024")
+        program = md.compile(md.grad(loss), f"rows:{devices}", "b:rows").program(*types)
+        machine = md.machine("a100-p4de")
+        planner = Planner(program, machine, place(machine.network, program.mesh), md.Overlap("list"))
+        return len(planner.unrolled.collectives)
+
+    assert reductions(8) == 8 and reductions(4096) == 1

@@ -1,0 +1,169 @@
+"""Ring products (collective matmul): products read a sharded operand block by block, instead of gathering it first.
+
+A gather whose result is read only by products becomes n - 1 permutes, each of one block. Every device multiplies the
+block that it has while it receives the next one (Wang et al., "Overlap Communication with Dependent Computation via
+Decomposition", 2023). A permute sends what the gather's ring sends per step, so the bytes are equal. Blocks along a dim
+of the result are computed as by the whole product; blocks along a summed dim are added, in another order on each
+device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dims import Dim
+from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Op, Var, dce
+from ..layouts.sharding import Axes
+from ..lowering.collectives import AllGather
+from ..lowering.partition.index_map import Exchange
+from ..lowering.partition.ring import TURN
+from ..lowering.program import Program
+from ..ops.blocks import RELABEL
+from ..ops.contraction import EINSUM
+from ..ops.index_map import replaced
+from ..ops.reshape import RENAME
+from ..trace import FULL
+
+__all__ = ["Ring", "ring_products", "rings"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """A gather, its rename if it has one, and the complete value that only products read."""
+
+    gather: Eqn
+    rename: Eqn | None
+    value: Var
+
+    @property
+    def axes(self) -> Axes:
+        assert isinstance(self.gather.op, AllGather)
+        return self.gather.op.axes
+
+    @property
+    def dim(self) -> Dim:
+        """The gathered dim, as the products call it."""
+        assert isinstance(self.gather.op, AllGather)
+        name = self.gather.op.dim
+        return next(d for d, old in zip(self.value.shape, self.gather.outs[0].shape, strict=True) if old.name == name)
+
+
+def rings(program: Program) -> tuple[Ring, ...]:
+    """The gathers of the program's body that can become rings.
+
+    All readers are products of two operands whose results are sharded over the gather's axes, the dim is gathered
+    completely, and it is stored without padding.
+    """
+    readers: dict[Var, list[Eqn]] = {v: [] for eqn in program.eqns for v in (*eqn.ins, *eqn.outs)}
+    for eqn in program.eqns:
+        for v in dict.fromkeys(eqn.ins):
+            readers[v].append(eqn)
+    found = (_named(eqn, readers[eqn.outs[0]]) for eqn in program.eqns if isinstance(eqn.op, AllGather))
+    outs = set(program.outs)
+    return tuple(
+        ring
+        for ring in found
+        if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(program, ring, readers[ring.value])
+    )
+
+
+def _named(gather: Eqn, readers: Sequence[Eqn]) -> Ring:
+    if len(readers) == 1 and readers[0].op is RENAME:
+        return Ring(gather, readers[0], readers[0].outs[0])
+    return Ring(gather, None, gather.outs[0])
+
+
+def _fits(program: Program, ring: Ring, readers: Sequence[Eqn]) -> bool:
+    (x,), op = ring.gather.ins, ring.gather.op
+    assert isinstance(op, AllGather)
+    stored = program.extents.padded(ring.dim) == ring.dim.size > 0 and not x.sharding.partial
+    return bool(readers) and stored and x.sharding.axes(op.dim) == op.axes and all(_turns_fit(r, ring) for r in readers)
+
+
+def _turns_fit(product: Eqn, ring: Ring) -> bool:
+    two = product.op is EINSUM and len(product.ins) == 2 and list(product.ins).count(ring.value) == 1
+    complete = not any(v.sharding.partial for v in product.ins)
+    return two and complete and set(ring.axes) <= product.outs[0].sharding.varying
+
+
+def ring_products(program: Program, chosen: Collection[Ring]) -> Program:
+    """The program with these gathers as rings.
+
+    >>> import meshdsl as md
+    >>> def dot(x, w):
+    ...     return md.einsum(x, md.rename(w, part="io"), out="batch hidden")
+    >>> types = md.spec("batch:8 io:16"), md.spec("part:16 hidden:32")
+    >>> program = md.compile(dot, "rows:4", "batch:rows; part:rows").program(*types)
+    >>> [str(eqn.op) for eqn in program.eqns]
+    ['all_gather part over rows', 'rename', 'einsum']
+    >>> ring = ring_products(program, rings(program))
+    >>> [eqn.op.name for eqn in ring.eqns if eqn.op.name in ("permute", "turn")]
+    ['permute', 'permute', 'permute', 'turn', 'turn', 'turn', 'turn']
+    """
+    starts = {ring.gather: ring for ring in chosen}
+    renames = {ring.rename for ring in chosen}
+    blocks: dict[Var, tuple[Var, ...]] = {}  # gathered value -> the blocks that a device has, one after another
+    of = {ring.value: ring for ring in chosen}
+    eqns: list[Eqn] = []
+    for eqn in program.eqns:
+        value = next((v for v in eqn.ins if v in blocks), None)
+        if eqn in starts:
+            made, blocks[starts[eqn].value] = _sent(program, starts[eqn])
+            eqns += made
+        elif value is not None:
+            eqns += _turns(eqn, of[value], blocks[value])
+        elif eqn not in renames:
+            eqns.append(eqn)
+    return dce(program.replace(eqns=tuple(eqns)))
+
+
+def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
+    """The permutes of one ring, and the blocks that every device has after each of them."""
+    gather, (x,), n = ring.gather, ring.gather.ins, program.mesh.count(ring.axes)
+    eqns: list[Eqn] = []
+
+    def add(op: Op | Collective, v: Var, out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Var:
+        eqns.append(Eqn(op, (v,), (out,), params, gather.where, gather.backward, cause))
+        return out
+
+    if ring.rename is not None:
+        shape = ring.value.shape
+        split = ring.value.sharding.with_split(ring.dim.name, ring.axes)
+        x = add(RENAME, x, Var(shape, x.dtype, x.name, split), **ring.rename.params)
+    block = Dim(f"{ring.dim.name}__block", ring.dim.size)
+    held = Var(
+        replaced(x.shape, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
+    )
+    blocks = [add(RELABEL, x, held, shape=held.shape, label=(ring.dim.name, block.name))]
+    send = Exchange(block.name, ring.axes, tuple(((i + 1) % n, i) for i in range(n)))
+    for _ in range(n - 1):
+        cause = Cause(Because.TURNS, parts=(gather.cause,))
+        blocks.append(add(send, blocks[-1], dataclasses.replace(held), cause))
+    return eqns, tuple(blocks)
+
+
+def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
+    """A product as one turn for each block."""
+    operand, (out,) = eqn.ins.index(ring.value), eqn.outs
+    (block,) = (d for d in blocks[0].shape if d.name == f"{ring.dim.name}__block")
+    params = {"operand": operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
+    eqns: list[Eqn] = []
+
+    def full(v: Var, value: int) -> Var:
+        how = {"value": value, "shape": v.shape, "dtype": v.dtype}
+        eqns.append(Eqn(FULL, (), (v,), how, eqn.where, eqn.backward))
+        return v
+
+    total = full(dataclasses.replace(out), 0)
+    for t, held in enumerate(blocks):
+        turn = full(Var((), np.dtype(np.int32)), t)
+        factors = *eqn.ins[:operand], held, *eqn.ins[operand + 1 :]
+        result = out if t == len(blocks) - 1 else dataclasses.replace(out)
+        eqns.append(Eqn(TURN, (*factors, total, turn), (result,), params, eqn.where, eqn.backward))
+        total = result
+    return eqns
