@@ -31,6 +31,11 @@ class Tensor:
     """
 
     __slots__ = ("_array", "_trace", "_var", "dims", "dtype")
+    dims: Shape
+    dtype: np.dtype
+    _array: Any
+    _trace: Any
+    _var: Any
     __array_priority__ = 1000
     __array_ufunc__ = None
 
