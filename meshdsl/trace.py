@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from . import backend
 from .dims import Shape
@@ -198,8 +199,9 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
 
 
 def _on_other_devices(arrays: Sequence[Any]) -> bool:
-    """Whether the arrays are on different sets of devices."""
-    return len({frozenset(a.devices()) for a in arrays if isinstance(a, jax.Array) and a.committed}) > 1
+    """Whether the arrays are on different sets of devices; inside a JAX transformation they are on none."""
+    placed = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
+    return len({frozenset(a.devices()) for a in placed if a.committed}) > 1
 
 
 @functools.lru_cache(maxsize=4096)

@@ -233,6 +233,7 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
     """
     try:
         values = array_of(array)
+        _check_width(values)
         shape = _dims_for(dims, values.shape)
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -259,6 +260,11 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
         raise ShapeError(f"the rows of {_short(x)} have different lengths or types") from None
     if values.dtype.kind not in "biufcV" or values.dtype.names is not None:
         raise ShapeError(f"an array of numbers or booleans is needed, got {_short(x)} ({type(x).__name__})")
+    return values
+
+
+def _check_width(values: np.ndarray | jax.Array) -> None:
+    """Raise `ShapeError` if an integer does not fit into the narrower type that JAX stores without 64-bit types."""
     kind = jax.dtypes.canonicalize_dtype(values.dtype)
     if kind != values.dtype and kind.kind in "iu" and values.size:
         low, high = np.iinfo(kind).min, np.iinfo(kind).max
@@ -267,7 +273,6 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
                 f"{values.min()} to {values.max()} does not fit into {kind.name}, which holds {low} to {high}\n"
                 "  switch 64-bit types on with jax.config.update('jax_enable_x64', True), or use smaller integers"
             )
-    return values
 
 
 def _short(x: Any) -> str:
