@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ..errors import CheckpointError, SaveError
 
-__all__ = ["is_link", "open_root", "opened", "read_at", "regular_size", "remove_tree", "rename", "write_durably"]
+__all__ = ["is_link", "open_root", "opened", "read_at", "read_text", "regular_size", "remove_tree", "rename"]
+__all__ += ["write_durably"]
 
 _BLOCK = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,6 +95,22 @@ def read_at(fd: int, into: memoryview, offset: int, name: str) -> None:
             missing = len(into) - filled
             raise CheckpointError(f"{name}: it ends at byte {offset + filled}; {missing} more bytes are expected")
         filled += count
+
+
+def read_text(fd: int, size: int, name: str) -> bytearray:
+    """The first `size` bytes of a text file, read block by block.
+
+    A hole in a sparse file reads as zeros, so the result never needs more memory than the text that is there.
+    Raises `CheckpointError` if the file is too short or has a zero byte.
+    """
+    raw, block = bytearray(), bytearray(_BLOCK)
+    while len(raw) < size:
+        part = memoryview(block)[: min(_BLOCK, size - len(raw))]
+        read_at(fd, part, len(raw), name)
+        if (zero := block.find(0, 0, len(part))) >= 0:
+            raise CheckpointError(f"{name}: byte {len(raw) + zero} is zero, which no text has")
+        raw += part
+    return raw
 
 
 def is_link(name: str, folder: int | None) -> bool:

@@ -42,9 +42,9 @@ class Checkpoints:
 
     The first `save` creates and locks the directory; until `close`, this program is its only writer (`SaveError` if
     there is another one). `take_over=True` replaces the lock of a writer on another machine whose heartbeat has
-    stopped, and waits up to a minute to know. In a program of several processes, all processes must make the same calls and share one file system. `report` receives a line
-    about every skipped step; the default issues a warning. `seconds` is the time a process waits for the other
-    processes' parts.
+    stopped, and waits up to a minute to know. In a program of several processes, all processes must make the same
+    calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
+    `seconds` is the time a process waits for the other processes' parts.
     """
 
     def __init__(

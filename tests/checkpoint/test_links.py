@@ -58,7 +58,7 @@ def test_retention_and_discard_leave_a_step_that_was_moved_and_linked(tmp_path: 
     assert checkpoints.restore().step == 5
     with pytest.raises(md.CheckpointError, match="it is a link; links are not followed"):
         checkpoints.restore(1)
-    with pytest.raises(md.SaveError, match="step-00000001 in .* is a link\n  remove the link first"):
+    with pytest.raises(md.SaveError, match=r"step-00000001 in .* is a link\n  remove the link first"):
         checkpoints.discard(after=0)
     assert content(bulk) == before and checkpoints.steps() == [1, 5]
 
@@ -68,7 +68,7 @@ def test_save_refuses_a_later_step_that_is_a_link(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step-00000009").symlink_to(there)
     checkpoints = md.Checkpoints(tmp_path / "run", report=lambda line: None)
-    with pytest.raises(md.SaveError, match="step-00000009 in .* is a link\n  remove the link"):
+    with pytest.raises(md.SaveError, match=r"step-00000009 in .* is a link\n  remove the link"):
         checkpoints.save(3, TREE)
     checkpoints.close()
     assert len(content(there)) == 2
@@ -92,7 +92,7 @@ def test_remove_tree_removes_links_inside_and_never_follows(tmp_path: Path):
 def test_nothing_outside_changes_whatever_is_a_link(tmp_path: Path):
     """Random entries of a run are moved out and linked back, or are links to a folder of the user's."""
     draw = random.Random(0)
-    for case in range(25):
+    for case in range(10):
         home = tmp_path / str(case)
         run, bulk = home / "run", home / "bulk"
         bulk.mkdir(parents=True)
