@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..report.schema import SCHEMA_VERSION
-from .common import print_json
+from .common import print_json, printable
 
 __all__ = ["StdoutWriter", "sinks"]
 
@@ -48,7 +48,7 @@ class StdoutWriter:
         if self.json:
             print_json({"command": "train", **record})
         elif record["event"] != "save":
-            print(_line(record), flush=True)
+            print(printable(_line(record)), flush=True)
 
     def close(self) -> None:
         """Erase the progress bar."""

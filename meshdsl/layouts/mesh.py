@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mesh"]
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")  # parts of a split axis have names with a dot
 
 
 class Mesh:

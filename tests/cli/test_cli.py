@@ -68,7 +68,7 @@ def test_cli_errors_match_golden_text(golden: Callable[[str, str], None], name: 
     ("arguments", "message"),
     [
         ([], "meshdsl: error: the following arguments are required: COMMAND"),
-        (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn"),
+        (["doctor", "--jsn"], "meshdsl doctor: error: no option '--jsn'; did you mean --json?"),
         (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: must be an integer from 0, got '-1'"),
     ],
 )  # fmt: skip
