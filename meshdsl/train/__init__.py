@@ -3,6 +3,7 @@
 from . import report
 from .batches import data_for
 from .data import Corpus, Document, corpus
+from .iterators import Iterated, Stateful
 from .load import UsageError, configure, load, mesh_and_layout
 from .loop import stages, train
 from .progress import Progress
@@ -14,10 +15,12 @@ from .stop import Stop, Stopped
 __all__ = [
     "Corpus",
     "Document",
+    "Iterated",
     "Keeping",
     "NonFiniteLoss",
     "Progress",
     "Settings",
+    "Stateful",
     "Stop",
     "Stopped",
     "UsageError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -153,7 +154,8 @@ def test_run_saves_when_nobody_reads(tmp_path: Path, name: str):
         if code is not None:
             assert process.wait(60) == code
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert len(step_numbers(tmp_path / "run")) == 1, "it saved"
     assert not (tmp_path / "run" / "lock").exists()

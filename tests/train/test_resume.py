@@ -143,6 +143,53 @@ def test_resume_skips_corrupt_checkpoints(tmp_path: Path):
     assert caught.value.exit_code == 4  # type: ignore[attr-defined]
 
 
+def test_resume_evaluates_what_was_due(tmp_path: Path):
+    """A run that ends between the save of a step and its evaluation evaluates when it resumes."""
+    options: dict[str, Any] = {"steps": 5, "eval_every": 2, "eval_batches": 1}
+    whole = list(train(tiny, *ONE, **options))
+    for ends in ("save", "step"):  # after the save of step 2, and by a signal in step 2, before it is due to be saved
+        records: Records = []
+        stop = Stop()
+        keep = keeping(tmp_path / ends, 2 if ends == "save" else 100)
+        try:
+            for record in train(tiny, *ONE, keep=keep, stop=stop, **options):
+                records.append(record)
+                if record["event"] == ends and record["step"] == (2 if ends == "save" else 1):
+                    stop.note(signal.SIGTERM) if ends == "step" else keep.checkpoints.close()
+                    if ends == "save":
+                        break
+        except Stopped as stopped:
+            assert stopped.step == 2
+        records += train(tiny, *ONE, keep=keeping(tmp_path / ends, 2), **options)
+        found = {record["step"]: record["loss"] for record in records if record["event"] == "eval"}
+        assert found == {record["step"]: record["loss"] for record in whole if record["event"] == "eval"}, ends
+
+
+class Described:
+    """Batches that say what they are."""
+
+    def __init__(self, **fields: Any):
+        self.data, self.fields = data_for(tiny, 0), fields
+
+    def __call__(self, split: str, step: int) -> Any:
+        return self.data(split, step)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "files", **self.fields}
+
+
+def test_resume_reports_changed_data(tmp_path: Path):
+    hostile = "\x1b]0;owned\x07"
+    run(ONE, 1, keeping(tmp_path), batches=Described(sha256="abc", files={"a": 1, "b": hostile}))
+    records = run(ONE, 2, keeping(tmp_path), batches=Described(sha256="abd", files={"a": 1, "b": 2}))
+    lines = ["data.files.b was \\x1b]0;owned\\x07, now it is 2", "data.sha256 was abc, now it is abd"]
+    assert records[1]["changed"] == lines
+    assert run(ONE, 3, keeping(tmp_path), batches=Described(sha256="abd", files={"a": 1, "b": 2}))[1]["changed"] == []
+    records = run(ONE, 4, keeping(tmp_path), batches=Described(long="x" * 10_000))
+    assert any(line.startswith("data.sha256 was") for line in records[1]["changed"])
+    assert run(ONE, 5, keeping(tmp_path), batches=Described(long="x" * 10_000))[1]["changed"] == []
+
+
 def nan_at(*steps: int) -> Callable[[str, int], Any]:
     data = data_for(tiny, 0)
     return lambda split, step: {k: v * (np.nan if step in steps else 1) for k, v in data(split, step).items()}
