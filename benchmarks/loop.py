@@ -1,6 +1,7 @@
 """The overhead of the training loop: CPU time of a step of `meshdsl.train`, beside the compiled step alone.
 
-`python -m benchmarks.loop [--steps N] [--rounds N]` prints one JSON object. Both run the same compiled step of a small
+`python -m benchmarks.loop [--steps N] [--rounds N]` prints one JSON object for a
+model without a random key, and one for a model with it. Both run the same compiled step of a small
 model on one device and read its metrics one step late; the difference is what the loop costs. Batches are prepared
 before, so that data is not counted. The CPU time is that of the process's threads together; the figure is the median
 of the rounds, which alternate.
@@ -9,6 +10,7 @@ of the rounds, which alternate.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import statistics
@@ -25,25 +27,39 @@ from models.mlp import mlp
 __all__ = ["measure"]
 
 
-def measure(steps: int, rounds: int) -> dict[str, Any]:
+def measure(steps: int, rounds: int, *, has_key: bool = False) -> dict[str, Any]:
     """Milliseconds of CPU per step: bare, in the loop, and their difference."""
     workload = mlp.replace(batch=16, io=64, hidden=256)
+    workload = dataclasses.replace(workload, loss=_loss_with_key) if has_key else workload
     mesh, layout = md.Mesh("all:1"), md.Layout("")
     specs = workload.inputs(workload.config)
     draw = np.random.default_rng(0)
     batch = {name: draw.standard_normal([d.size for d in spec.shape], np.float32) for name, spec in specs.items()}
     bare, looped = [], []
     for _ in range(rounds):
-        bare.append(_bare(workload, mesh, layout, batch, steps))
+        bare.append(_bare(workload, mesh, layout, batch, steps, has_key))
         looped.append(_looped(workload, mesh, layout, batch, steps))
     a, b = statistics.median(bare), statistics.median(looped)
     return {"bare_ms": round(a, 4), "loop_ms": round(b, 4), "overhead_ms": round(b - a, 4), "ratio": round(b / a, 3)}
 
 
-def _bare(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mapping[str, Any], steps: int) -> float:
+def _loss_with_key(config: Any) -> Any:
+    loss = mlp.loss(config)
+
+    def with_key(params: Any, batch: Any, key: md.Tensor) -> md.Tensor:
+        return loss(params, batch) + 0.0 * md.random.uniform(key)
+
+    return with_key
+
+
+def _bare(
+    workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mapping[str, Any], steps: int, has_key: bool
+) -> float:
     """The compiled step, called with tensors, and its loss read one step late."""
     step, _ = stages(workload, mesh, layout, guard=True)
-    params, state = md.compile(lambda key: workload.init(key), mesh, layout)(md.random.key(0))
+    key = md.random.key(0)
+    params, state = md.compile(lambda key: workload.init(key), mesh, layout)(key)
+    step_key = (key,) if has_key else ()
     specs = workload.inputs(workload.config)
     pending: Mapping[str, md.Tensor] = {}
     began = 0.0
@@ -51,7 +67,7 @@ def _bare(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mappin
         if n == 20:
             began = time.process_time()
         tensors = {name: md.tensor(batch[name], spec.shape) for name, spec in specs.items()}
-        params, state, metrics = step(params, state, tensors)
+        params, state, metrics = step(params, state, tensors, *step_key)
         for value in pending.values():
             float(value.numpy())
         pending = metrics
@@ -77,7 +93,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print(json.dumps(measure(options.steps, options.rounds)))
+    for has_key in (False, True):
+        print(json.dumps({"key": has_key, **measure(options.steps, options.rounds, has_key=has_key)}), flush=True)
 
 
 if __name__ == "__main__":

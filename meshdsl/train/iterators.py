@@ -94,9 +94,7 @@ def go_to(batches: Any, position: Any, where: str) -> None:
     has_position = isinstance(position, Mapping) and ("base64" in position or "state" in position)
     if isinstance(batches, Iterated) != has_position:
         stored = "the position of an iterator" if has_position else "no position of an iterator"
-        raise UsageError(
-            f"{where} stores {stored}, which this run's data does not fit\n  use the data of the saved run"
-        )
+        raise UsageError(f"{where} stores {stored}, and this run's data differs\n  use the data of the saved run")
     if has_position:
         coded = position.get("base64")
         batches.train.set_state(base64.b64decode(coded) if isinstance(coded, str) else position["state"])
