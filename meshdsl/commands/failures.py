@@ -11,7 +11,9 @@ import os
 import sys
 import traceback
 
+from .. import _check_jax
 from ..errors import InternalError, LayoutError, MeshdslError, Where, raised
+from . import doctor
 from .common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, printable, reason_of
 
 __all__ = ["exit_code_of"]
@@ -20,6 +22,8 @@ __all__ = ["exit_code_of"]
 def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
     """Run the command and return its exit code. `entry` is the line that called `main`."""
     try:
+        if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
+            _check_jax()
         return options.run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
