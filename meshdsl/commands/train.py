@@ -115,6 +115,13 @@ def add(commands: Any) -> None:
     option("--coordinator", metavar="HOST:PORT", help="address of process 0; the same for all processes")
     option("--processes", type=positive, metavar="N", help="number of processes")
     option("--process", type=count, metavar="I", help="this process's index, from 0")
+    option(
+        "--cluster",
+        choices=["auto", "none"],
+        default="auto",
+        help="auto: under SLURM, Open MPI, Kubernetes and on TPU pods, find the other processes by the environment "
+        "(default); none: run as a single process",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -164,7 +164,10 @@ class _Loop:
         state, step = self.state, self.state.step + 1
         batch = tensors(self.batches("train", step), self.specs)
         step_key = (self.keys.at(step),) if self.keys else ()
+        began = time.perf_counter() if self.reader.compile_seconds is None else 0.0
         params, slots, metrics = self.run(state.tree["params"], state.tree["state"], batch, *step_key)
+        if self.reader.compile_seconds is None:  # a call returns once the step is compiled and started
+            self.reader.compile_seconds = time.perf_counter() - began
         state.tree, state.step = {"params": params, "state": slots}, step
         return metrics
 

@@ -195,7 +195,7 @@ def test_cli_train_exits_130_on_interrupt():
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.stderr.read() == "interrupted\n"
+        assert process.stderr.read() == "train 0/1000000  compiling the step\ninterrupted\n"
     assert process.returncode == 130
 
 
