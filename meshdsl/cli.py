@@ -13,7 +13,7 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from .commands import analyze, compare, doctor, explain, search, train, verify
+from .commands import analyze, compare, doctor, explain, export, plot, search, train, verify
 from .commands.common import FAILURE, OK, version
 from .commands.failures import exit_code_of
 from .commands.output import json_lines, steady
@@ -23,7 +23,7 @@ from .report.schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
-COMMANDS = (analyze, compare, search, explain, verify, train, doctor)
+COMMANDS = (analyze, compare, search, explain, verify, train, plot, export, doctor)
 
 _EXAMPLES = """\
 examples:
@@ -34,6 +34,8 @@ examples:
   meshdsl train models/transformer.py:lm --steps 200
   meshdsl train models/transformer.py:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
+  meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
+  meshdsl export runs/lm lm.safetensors --params-only
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,

@@ -11,6 +11,7 @@ from .reader import NonFiniteLoss
 from .settings import Settings, resolve
 from .state import Keeping
 from .stop import Stop, Stopped
+from .tokens import TokenFiles
 
 __all__ = [
     "Corpus",
@@ -23,6 +24,7 @@ __all__ = [
     "Stateful",
     "Stop",
     "Stopped",
+    "TokenFiles",
     "UsageError",
     "configure",
     "corpus",
