@@ -80,7 +80,7 @@ class TokenFiles:
     """Batches of `tokens` and `targets` (the tokens that follow), int32 of shape [batch, length], from token files.
 
     A file is an array of token ids, without a header: uint8, uint16, uint32 or int32, little-endian. Use it as the data
-    of a workload: `data=lambda config, seed: TokenFiles(["train.bin"], ["valid.bin"], seed=seed, batch=..., length=...)`.
+    of a workload: `data=lambda c, seed: TokenFiles(["train.bin"], ["valid.bin"], seed=seed, batch=8, length=128)`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
