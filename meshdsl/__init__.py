@@ -5,15 +5,12 @@ The package loads JAX when the first public name is used, so that `meshdsl --hel
 
 from __future__ import annotations
 
-import functools
 import importlib
-import re
 import sys
 import types
 from typing import Any
 
 __version__ = "0.1.0"
-OLDEST_JAX = (0, 10, 2)  # that of pyproject.toml
 
 # The module of each public name. This table is the list of public names; `docs/reference.md` and the stub
 # `__init__.pyi` for type checkers are generated from it (`python -m tests.stub`).
@@ -77,7 +74,7 @@ __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDund
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES or name in _PUBLIC:
-        _check_jax()
+        importlib.import_module(f"{__name__}.versions").check_jax()
     if name in _MODULES:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
         value: Any = importlib.import_module(f"{__name__}.boundary").guarded_module(module, name)
@@ -90,24 +87,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"meshdsl has no name {name!r}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
-
-
-@functools.cache
-def _check_jax() -> None:
-    """Raises `MeshdslError` if JAX is missing or older than supported, before an import of it fails obscurely."""
-    import importlib.metadata
-
-    from .errors import MeshdslError
-
-    try:
-        installed = importlib.metadata.version("jax")
-    except importlib.metadata.PackageNotFoundError:
-        installed = "none"
-    if installed == "none" or tuple(map(int, re.findall(r"\d+", installed)[:3])) < OLDEST_JAX:
-        needed = ".".join(map(str, OLDEST_JAX))
-        raise MeshdslError(
-            f"meshdsl {__version__} needs JAX {needed} or newer; installed: {installed}\n  pip install 'jax>={needed}'"
-        )
 
 
 def __dir__() -> list[str]:

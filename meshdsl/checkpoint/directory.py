@@ -118,7 +118,8 @@ def lost_newest(directory: Path) -> str | None:
         read_at(fd, memoryview(raw), 0, _NEWEST)
         record = json.loads(raw)
         step = record.get("step") if isinstance(record, dict) else None
-        is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= STEP_LIMIT
-        if is_step and step > max(step_numbers(directory), default=-1):
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_LIMIT:
+            return None
+        if step > max(step_numbers(directory), default=-1):
             return step_name(step)
     return None

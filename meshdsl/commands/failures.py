@@ -11,8 +11,8 @@ import os
 import sys
 import traceback
 
-from .. import _check_jax
 from ..errors import InternalError, LayoutError, MeshdslError, Where, raised
+from ..versions import check_jax
 from . import doctor
 from .common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, printable, reason_of
 
@@ -23,7 +23,7 @@ def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
     """Run the command and return its exit code. `entry` is the line that called `main`."""
     try:
         if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
-            _check_jax()
+            check_jax()
         return options.run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

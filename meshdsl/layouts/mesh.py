@@ -45,7 +45,7 @@ class Mesh:
     ):
         self.axes = {**_parse(axes), **named}
         for name, size in self.axes.items():
-            if not isinstance(name, str) or not _NAME.fullmatch(name):
+            if not _NAME.fullmatch(str(name)):
                 raise LayoutError(
                     f"a mesh axis is named like a Python variable, in ASCII letters, got {name!a}\n"
                     "  XLA cannot compile other names"

@@ -27,7 +27,7 @@ def other_machine(folder: Path, seconds_ago: float, **fields: Any) -> Path:
     """The lock of a writer on another machine, whose last heartbeat was so long ago."""
     path = folder / "lock"
     path.write_text(json.dumps({**lock._own_record(), "boot": "another", "owner": "theirs", **fields}))
-    os.utime(path, (time.time() - seconds_ago,) * 2)
+    os.utime(path, (time.time() - seconds_ago, time.time() - seconds_ago))
     return path
 
 
@@ -52,10 +52,10 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def holder(folder: Path, *options: str) -> Any:
+def holder(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> Any:
     """A process that holds the lock until it is killed."""
     root = str(Path(__file__).parent.parent.parent)
-    command = [sys.executable, "-c", HOLD, str(folder), *options]
+    command = [*launcher, sys.executable, "-c", HOLD, str(folder), *options]
     process = subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdin is not None
     try:
@@ -80,6 +80,30 @@ def test_lock_of_a_process_that_cannot_be_seen(tmp_path: Path):
         with md.Checkpoints(tmp_path) as checkpoints:
             checkpoints.save(1, TREE)
     assert not (tmp_path / "lock").exists()
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@pytest.mark.slow
+def test_lock_of_another_process_namespace(tmp_path: Path):
+    """The same host name, the same boot, and a process id that is 1 there and another process here."""
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets us make no namespaces")
+    with holder(tmp_path, launcher=NAMESPACE) as process:
+        with pytest.raises(md.SaveError, match=r"is being written by process 1 on .* it is running"):
+            md.Checkpoints(tmp_path, take_over=True).save(1, TREE)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 20  # the kernel ends the namespace after its launcher
+        while True:
+            try:
+                with md.Checkpoints(tmp_path) as checkpoints:
+                    assert checkpoints.save(1, TREE)
+                break
+            except md.SaveError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

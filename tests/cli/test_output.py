@@ -187,7 +187,7 @@ def test_startup_signals_exit_like_later_ones():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_startup_signals_at_random_moments(tmp_path: Path, number: int):
     """Whatever the moment, from the first line of meshdsl on: 75 or 130, and no traceback."""
-    code, began = {signal.SIGTERM: 75, signal.SIGINT: 130}[number], 0.25
+    code, began = 75 if number == signal.SIGTERM else 130, 0.25
     for n in range(12):
         arguments = ["train", TINY, "--steps", "1000000000", "--checkpoints", str(tmp_path / str(n))]
         with subprocess.Popen(

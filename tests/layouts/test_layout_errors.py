@@ -101,7 +101,7 @@ def test_mistakes(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"layouts/{name}", "\n".join([f"{type(raised.value).__name__}: {raised.value}", *notes]))
 
 
-@pytest.mark.parametrize("name", ["\N{LATIN SMALL LETTER O WITH DIAERESIS}", "1", "", "a-b", 'a"b', "a\nb", 3])
+@pytest.mark.parametrize("name", ["\N{LATIN SMALL LETTER O WITH DIAERESIS}", "1", "", "a-b", 'a"b', "a\nb"])
 def test_mesh_errors_for_axis_names(name: Any):
     """XLA aborts the whole process for names that are not ASCII."""
     with pytest.raises(md.LayoutError, match="a mesh axis is named like a Python variable"):
