@@ -252,6 +252,9 @@ def test_train_cleans_up_after_kills_and_goes_on_without_a_full_file(tmp_path: P
     run = here(*ODD, *options, "--steps", "4")
     assert run.code == 1 and "config.toml cannot be written: No space left on device" in run.err, run
     assert md.Checkpoints(tmp_path).latest() == 4, "the run itself is saved"
+    os.mkfifo(tmp_path / "pipe")
+    run = here(*ODD, *options, "--steps", "5", "--metrics", str(tmp_path / "pipe"))
+    assert run.code == 2 and "pipe cannot be written: no process reads this pipe" in run.err, run
     run = here(*ODD, *options, "--steps", "5", "--metrics", "/dev/full")
     assert run.code == 1 and "/dev/full: a write failed: No space left on device" in run.err, run
     assert md.Checkpoints(tmp_path).latest() == 5
