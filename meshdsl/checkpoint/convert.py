@@ -22,9 +22,10 @@ import numpy as np
 from ..dims import DimsLike
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ..values import Tensor, tensor
+from .arguments import check_step
 from .manifest import Entry
 from .read import StepReader, open_step
-from .store import Checkpoints, check_step
+from .store import Checkpoints
 from .strict import items, keys, parse, show, text
 
 __all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]

@@ -6,27 +6,26 @@ import atexit
 import contextlib
 import os
 import secrets
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import CheckpointError, LayoutError, MeshdslError, SaveError, ShapeError, at, caller
+from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..values import Tensor
 from . import lock, processes
+from .arguments import check_options, check_step, parse_target, warn
 from .directory import clean, is_good, links, note_newest, remove_step, set_aside, step_numbers
 from .files import open_root, remove_tree
-from .manifest import STEP_LIMIT
 from .read import open_step, step_name
 from .restore import Restored, RestoreRequest, restore_newest, restore_step
 from .trees import check_header, json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["Checkpoints", "check_step"]
+__all__ = ["Checkpoints"]
 
 
 class Checkpoints:
@@ -58,21 +57,12 @@ class Checkpoints:
         seconds: float = 600.0,
     ):
         try:
-            if keep is not None and not _is_count(keep):
-                raise ShapeError(f"keep must be an integer from 1, or None to keep all steps; got {keep!r}")
-            if not _is_count(chunk_bytes):
-                raise ShapeError(f"chunk_bytes must be an integer from 1, got {chunk_bytes!r}")
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ShapeError(f"seconds must be a number above 0, got {seconds!r}")
-            if report is not None and not callable(report):
-                raise ShapeError(f"report must be a function of one text, got {report!r}")
-            if not isinstance(directory, str | Path) or "\0" in str(directory):
-                raise ShapeError(f"directory must be a path, got {directory!r}")
+            check_options(directory, keep, chunk_bytes, report, seconds)
         except ShapeError as error:
             raise at(error, caller()) from None
         self.directory, self.keep = Path(directory), keep
         self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
-        self.report = report or _warn
+        self.report = report or warn
         self._owner = secrets.token_hex(8)
         self._lock: lock.Held | None = None
         self._reported: set[str] = set()  # links
@@ -341,36 +331,9 @@ class Checkpoints:
         try:
             if step is not None:
                 check_step(step)
-            request = RestoreRequest(like, *_parse_target(mesh, layout, program))
+            request = RestoreRequest(like, *parse_target(mesh, layout, program))
             if step is not None:
                 return restore_step(self.directory, step, request)
             return restore_newest(self.directory, request, self.report)
         except MeshdslError as error:
             raise at(error, caller()) from None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def check_step(step: Any) -> None:
-    """Raises `ShapeError` unless the value is a valid step number."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
-        raise ShapeError(f"a step must be an integer from 0 to {STEP_LIMIT}, got {step!r}")
-
-
-def _parse_target(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
-    """Mesh, layout and program of a restore; text is converted to `Mesh` and `Layout` as in `md.compile`."""
-    if program is None:
-        mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh(mesh)
-        layout = layout if layout is None or isinstance(layout, Layout) else Layout(layout)
-        return mesh, layout, None
-    if not isinstance(program, Program):
-        raise ShapeError(f"program= must be the result of compiled.program(*args), got {type(program).__name__}")
-    if mesh is not None or layout is not None:
-        raise LayoutError("a program already has a mesh and a layout\n  pass program=, or mesh= and layout=, not both")
-    return None, None, program
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
