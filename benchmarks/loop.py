@@ -62,7 +62,7 @@ def _loss_with_key(config: Any) -> Any:
 
 def _bare(
     workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mapping[str, Any], steps: int, has_key: bool
-) -> float:
+) -> np.ndarray:
     """The compiled step, called with tensors, and its loss read one step late."""
     step, _ = stages(workload, mesh, layout, guard=True)
     key = md.random.key(0)
