@@ -140,7 +140,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if n in (0, 2) else pytest.mark.slow) for n, name in enumerate(DEAD)]
+    "name", [pytest.param(name, marks=[] if n == 0 else pytest.mark.slow) for n, name in enumerate(DEAD)]
 )
 def test_run_saves_when_nobody_reads(tmp_path: Path, name: str):
     script, whom, number, code = DEAD[name]
