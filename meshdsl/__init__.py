@@ -73,6 +73,8 @@ __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDund
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES or name in _PUBLIC:
+        importlib.import_module(f"{__name__}.versions").check_jax()
     if name in _MODULES:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
         value: Any = importlib.import_module(f"{__name__}.boundary").guarded_module(module, name)

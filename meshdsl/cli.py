@@ -1,25 +1,29 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-75 stopped by SIGTERM and saved, 130 interrupted. `MeshdslError`s are printed without a traceback. JAX is imported only
-by commands that need it; `--help` works without.
+75 stopped by SIGTERM and saved, 130 interrupted. Errors are printed without a traceback (`MESHDSL_TRACEBACK=1` shows
+it). JAX is imported only by commands that need it; `--help` works without.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
+import errno
 import sys
 from collections.abc import Sequence
 
-from .commands import analyze, compare, doctor, explain, search, train, verify
-from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, version
-from .errors import LayoutError, MeshdslError, Where, caller
+from .commands import analyze, compare, doctor, explain, export, plot, search, train, verify
+from .commands.common import FAILURE, OK, version
+from .commands.failures import exit_code_of
+from .commands.output import json_lines, steady
+from .commands.parser import Parser
+from .errors import caller
 from .report.schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
-COMMANDS = (analyze, compare, search, explain, verify, train, doctor)
+COMMANDS = (analyze, compare, search, explain, verify, train, plot, export, doctor)
 
 _EXAMPLES = """\
 examples:
@@ -30,6 +34,8 @@ examples:
   meshdsl train models/transformer.py:lm --steps 200
   meshdsl train models/transformer.py:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
+  meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
+  meshdsl export runs/lm lm.safetensors --params-only
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
@@ -39,35 +45,27 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: `sys.argv`) and return the exit code."""
-    options = _parser().parse_args(arguments)
     entry = caller()
-    try:
-        code = options.run(options)
-        sys.stdout.flush()
-        return code
-    except MeshdslError as error:
-        print(f"{type(error).__name__}: {_message(error, entry)}", file=sys.stderr)
-        return _exit_code(error)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+    options = argparse.Namespace()
+    with steady() as stdout:
+        try:
+            options = _parser().parse_args(arguments)
+        except SystemExit as stop:  # --help, --version or a mistake; argparse has printed it
+            code = stop.code if isinstance(stop.code, int) else FAILURE
+        else:
+            with json_lines() if options.json else contextlib.nullcontext():
+                code = exit_code_of(options, entry)
+        stdout.flush()
+        problem = stdout.problem
+        if problem is None or (problem.errno == errno.EPIPE and getattr(options, "saves", False)):
+            return code
+        if problem.errno != errno.EPIPE:
+            print(f"stdout cannot be written: {problem.strerror}", file=sys.stderr)
+        return FAILURE if code == OK else code
 
 
-def _message(error: MeshdslError, entry: Where) -> str:
-    """The text of the error, without the last line if that only names the caller of `main`."""
-    lines = str(error).splitlines()
-    return "\n".join(lines[:-1] if error.where == entry else lines)
-
-
-def _exit_code(error: MeshdslError) -> int:
-    return getattr(error, "exit_code", ILLEGAL_LAYOUT if isinstance(error, LayoutError) else FAILURE)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="meshdsl",
         description="Write a model once with named dims, choose a layout for each mesh, and see every collective.",
         epilog=_EXAMPLES,

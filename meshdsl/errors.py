@@ -225,6 +225,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _relative(file: str) -> str:
     try:
         relative = os.path.relpath(file)
-    except ValueError:
+    except (OSError, ValueError):  # also if the working directory was removed
         return file
     return file if relative.startswith(os.pardir) else relative

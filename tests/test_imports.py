@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 # Lowest first. A unit is a module or a subpackage of meshdsl; names on one line are one unit in several files
 ORDER = [
     ["errors"],
+    ["versions"],
     ["units"],
     ["boundary"],
     ["primitives"],

@@ -22,8 +22,10 @@ import numpy as np
 from ..dims import DimsLike
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ..values import Tensor, tensor
+from .arguments import check_step
+from .manifest import Entry
 from .read import StepReader, open_step
-from .store import Checkpoints, check_step
+from .store import Checkpoints
 from .strict import items, keys, parse, show, text
 
 __all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]
@@ -38,7 +40,7 @@ _FIELDS = ("step", "config", "data", "key", "tensors")
 Dims = Mapping[str, DimsLike]
 
 
-def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) -> None:
+def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *, prefix: str = "") -> None:
     """Write a step as one safetensors file; needs `pip install meshdsl[safetensors]`.
 
     >>> import tempfile
@@ -49,20 +51,23 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path) ->
     ...     md.import_safetensors(f"{folder}/7.safetensors")
     {'w': tensor(float32[io=2], [1. 2.])}
 
-    Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support, and
-    `SaveError` if the file cannot be written.
+    Only tensors whose path starts with `prefix` are written, without it; `prefix="params/"` leaves the optimizer state
+    out. Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support,
+    and `SaveError` if the file cannot be written.
     """
     library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
     try:
         with _step(checkpoints, step) as reader:
             unsupported = [
-                f"{p} ({e.type.dtype})" for p, e in _entries(reader) if e.type.dtype.name not in _SAFETENSORS
+                f"{p} ({e.type.dtype})"
+                for p, e in _entries(reader, prefix).items()
+                if e.type.dtype.name not in _SAFETENSORS
             ]
             if unsupported:
                 listed = ", ".join(unsupported)
                 raise ShapeError(f"safetensors does not support {listed}\n  cast it before saving, or use orbax")
-            arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
-            metadata = json.dumps(_metadata(reader, arrays))
+            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
+            metadata = json.dumps(_metadata(reader, arrays, prefix))
         if file.exists() and not file.is_file():
             raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
         draft = file.with_name(f"{file.name}.draft")
@@ -103,7 +108,7 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
     return _named(str(file), arrays, metadata, dims or {})
 
 
-def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> None:
+def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, prefix: str = "") -> None:
     """Write a step as an orbax checkpoint in a new directory; needs `pip install meshdsl[orbax]`.
 
     >>> import tempfile
@@ -114,16 +119,17 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path) -> 
     ...     md.import_orbax(f"{folder}/orbax")
     {'layer/w': tensor(float32[io=2], [1. 2.])}
 
+    `prefix` is that of `export_safetensors`.
     Raises `CheckpointError` if the step is corrupt, `ShapeError` for a tensor of size 0, which orbax does not support,
     and `SaveError` if the directory exists or cannot be written.
     """
     library = _extra("orbax.checkpoint", "orbax")
     try:
         with _step(checkpoints, step) as reader:
-            arrays = {path: reader.whole(entry) for path, entry in _entries(reader)}
+            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
             if empty := [path for path, values in arrays.items() if not values.size]:
                 raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
-            nested, metadata = _nested(arrays), _metadata(reader, arrays)
+            nested, metadata = _nested(arrays), _metadata(reader, arrays, prefix)
         path = Path(directory).absolute()
         if path.exists() or not path.parent.is_dir():
             reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
@@ -197,13 +203,19 @@ def _write_errors(path: Path) -> Iterator[None]:
         raise SaveError(f"{path} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
 
 
-def _entries(reader: StepReader) -> Any:
-    return reader.manifest.tensors.items()
+def _entries(reader: StepReader, prefix: str) -> dict[str, Entry]:
+    """The tensors whose path starts with the prefix, by the rest of their paths."""
+    stored = reader.manifest.tensors
+    entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}
+    if not entries and prefix:
+        shown = ", ".join(show(path) for path in list(stored)[:5])
+        raise ShapeError(f"no tensor of the step has a path that starts with {prefix!r}; its first are: {shown}")
+    return entries
 
 
-def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    header = reader.manifest.header
-    tensors = {path: [[d.name for d in entry.type.shape], _sha256(arrays[path])] for path, entry in _entries(reader)}
+def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+    header, entries = reader.manifest.header, _entries(reader, prefix)
+    tensors = {path: [[d.name for d in entry.type.shape], _sha256(arrays[path])] for path, entry in entries.items()}
     return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from ..dims import Shape, show
-from ..errors import LayoutError, ShapeError, nearest
+from ..errors import CheckpointError, LayoutError, ShapeError, nearest
 from ..ir import Type
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..lowering import Program
@@ -136,7 +136,7 @@ def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
     for index in devices.values():
         box = _box(index, target.sizes)
         if box not in blocks:
-            blocks[box] = np.zeros(box.size, entry.type.dtype)
+            blocks[box] = _zeros(entry, box.size)
             unpadded = [max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.shape, strict=True)]
             stored = Box(tuple(box.start[i] for i in stored_order), tuple(unpadded[i] for i in stored_order))
             requests.append(ReadRequest(stored, blocks[box].transpose(stored_order)))
@@ -144,6 +144,13 @@ def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
     arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
     array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
     return Tensor(target.type.shape, target.type.dtype, array=array)
+
+
+def _zeros(entry: Entry, sizes: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.zeros(sizes, entry.type.dtype)
+    except MemoryError as error:
+        raise CheckpointError(f"{entry.path!a} is {entry.type}: {error}") from None
 
 
 def _box(index: Sequence[slice] | None, sizes: Sequence[int]) -> Box:

@@ -21,7 +21,7 @@ import numpy as np
 from ..dims import Dim, Shape
 from ..errors import ShapeError
 from ..ir import Type
-from .files import opened, read_at, regular_size
+from .files import opened, read_text, regular_size
 from .grid import Cuts, cell, cell_count
 from .manifest import (
     DTYPES,
@@ -59,8 +59,7 @@ def load(folder: int, step: int) -> Manifest:
         size, largest = os.fstat(fd).st_size, (4 << 20) + stored // 4
         if not len(signature(b"")) < size <= largest:
             refuse(MANIFEST, f"it has {size} bytes; the limit for {stored} bytes of tensors is {largest}")
-        raw = bytearray(size)
-        read_at(fd, memoryview(raw), 0, MANIFEST)
+        raw = read_text(fd, size, MANIFEST)
     end = size - len(signature(b""))
     if raw[end:] != signature(memoryview(raw)[:end]):
         refuse(MANIFEST, "it does not end with the SHA-256 of its content; it was changed or truncated")

@@ -20,6 +20,9 @@ from .parse import load
 __all__ = ["ReadRequest", "StepReader", "open_step", "step_name"]
 
 
+_LARGE = 64 << 20  # larger chunks are hashed before memory is allocated for them
+
+
 class ReadRequest(NamedTuple):
     """A part of a tensor to read, and the array to fill; elements of the array outside the part are not changed."""
 
@@ -51,7 +54,10 @@ class StepReader:
     def whole(self, entry: Entry) -> np.ndarray:
         """The whole tensor. Raises `CheckpointError` like `read`."""
         sizes = tuple(d.size for d in entry.type.shape)
-        values = np.empty(sizes, entry.type.dtype)
+        try:
+            values = np.empty(sizes, entry.type.dtype)
+        except MemoryError as error:
+            raise CheckpointError(f"{entry.path!a} is {entry.type}: {error}") from None
         self.read(entry, [ReadRequest(Box((0,) * len(sizes), sizes), values)])
         return values
 
@@ -63,18 +69,37 @@ class StepReader:
 
     def _chunk(self, entry: Entry, number: int, box: Box) -> np.ndarray:
         chunk, name = entry.chunks[number], part_name(entry.chunks[number].file)
-        raw = bytearray(box.elements * entry.type.dtype.itemsize)
+        size = box.elements * entry.type.dtype.itemsize
         with opened(name, self.folder) as fd:
+            correct = size <= _LARGE or _sha256(fd, chunk.offset, size, name) == chunk.sha256
+            raw = _allocate(size if correct else 0, name)
             read_at(fd, memoryview(raw), chunk.offset, name)
-        self.bytes_read += len(raw)
-        if hashlib.sha256(raw).digest() != chunk.sha256:
+        self.bytes_read += size
+        if not correct or hashlib.sha256(raw).digest() != chunk.sha256:
             raise CheckpointError(
-                f"{name}: chunk {number} of {entry.path!a}, bytes {chunk.offset} to {chunk.offset + len(raw)}, "
+                f"{name}: chunk {number} of {entry.path!a}, bytes {chunk.offset} to {chunk.offset + size}, "
                 "is corrupt: its SHA-256 differs"
             )
         if entry.type.dtype == np.bool_ and raw.translate(None, b"\0\1"):
             raise CheckpointError(f"{name}: chunk {number} of {entry.path!a} has bytes that are not 0 or 1")
         return np.frombuffer(raw, entry.type.dtype).reshape(box.size)
+
+
+def _sha256(fd: int, offset: int, size: int, name: str) -> bytes:
+    """The hash of a part of a file, read block by block."""
+    total, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    for start in range(0, size, len(block)):
+        part = block[: min(len(block), size - start)]
+        read_at(fd, part, offset + start, name)
+        total.update(part)
+    return total.digest()
+
+
+def _allocate(size: int, name: str) -> bytearray:
+    try:
+        return bytearray(size)
+    except MemoryError:
+        raise CheckpointError(f"{name}: a chunk has {size} bytes, and there is not enough memory for it") from None
 
 
 def step_name(step: int) -> str:

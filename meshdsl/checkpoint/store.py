@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import secrets
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import CheckpointError, LayoutError, MeshdslError, SaveError, ShapeError, at, caller
+from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..values import Tensor
 from . import lock, processes
-from .directory import clean, is_good, note_newest, remove_step, set_aside, step_numbers
-from .files import remove_tree, sync_directory
-from .manifest import STEP_LIMIT
+from .arguments import check_options, check_step, parse_target, warn
+from .directory import clean, is_good, links, note_newest, remove_step, set_aside, step_numbers
+from .files import open_root, remove_tree
 from .read import open_step, step_name
 from .restore import Restored, RestoreRequest, restore_newest, restore_step
 from .trees import check_header, json_value, key_words, tensors_of
 from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["Checkpoints", "check_step"]
+__all__ = ["Checkpoints"]
 
 
 class Checkpoints:
@@ -40,10 +40,10 @@ class Checkpoints:
     (7, {'batch': 7}, tensor(float32[io=3], [1. 2. 3.]))
 
     The first `save` creates and locks the directory; until `close`, this program is its only writer (`SaveError` if
-    there is another one). `take_over=True` replaces the lock of a writer on another host that has ended. In a program
-    of several processes, all processes must make the same calls and share one file system. `report` receives a line
-    about every skipped step; the default issues a warning. `seconds` is the time a process waits for the other
-    processes' parts.
+    there is another one). `take_over=True` replaces the lock of a writer on another machine whose heartbeat has
+    stopped, and waits up to a minute to know. In a program of several processes, all processes must make the same
+    calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
+    `seconds` is the time a process waits for the other processes' parts.
     """
 
     def __init__(
@@ -57,22 +57,15 @@ class Checkpoints:
         seconds: float = 600.0,
     ):
         try:
-            if keep is not None and not _is_count(keep):
-                raise ShapeError(f"keep must be an integer from 1, or None to keep all steps; got {keep!r}")
-            if not _is_count(chunk_bytes):
-                raise ShapeError(f"chunk_bytes must be an integer from 1, got {chunk_bytes!r}")
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-                raise ShapeError(f"seconds must be a number above 0, got {seconds!r}")
-            if report is not None and not callable(report):
-                raise ShapeError(f"report must be a function of one text, got {report!r}")
-            if not isinstance(directory, str | Path) or "\0" in str(directory):
-                raise ShapeError(f"directory must be a path, got {directory!r}")
+            check_options(directory, keep, chunk_bytes, report, seconds)
         except ShapeError as error:
             raise at(error, caller()) from None
         self.directory, self.keep = Path(directory), keep
         self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
-        self.report = report or _warn
-        self._owner, self._is_writer = secrets.token_hex(8), False
+        self.report = report or warn
+        self._owner = secrets.token_hex(8)
+        self._lock: lock.Held | None = None
+        self._reported: set[str] = set()  # links
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -93,9 +86,9 @@ class Checkpoints:
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
-            if self._is_writer:
-                lock.release(self.directory, self._owner)
-                self._is_writer = False
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Raises `SaveError` if it failed."""
@@ -212,19 +205,35 @@ class Checkpoints:
         raise SaveError(f"{failure}: {problem or 'see the error of process 0'}") from problem
 
     def _become_writer(self) -> None:
-        if self._is_writer:
+        if self._lock is not None:
+            self._lock.check()
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        sync_directory(self.directory.parent)
-        lock.acquire(self.directory, self._owner, take_over=self.take_over)
-        self._is_writer = True
+        with open_root(self.directory.parent) as parent:
+            os.fsync(parent)
+        self._lock = lock.acquire(self.directory, self._owner, take_over=self.take_over, report=self.report)
+
+    def _links(self) -> list[str]:
+        """The steps that are links, which this class leaves alone; each is reported once."""
+        names = links(self.directory)
+        for name in names:
+            if name not in self._reported:
+                self._reported.add(name)
+                self.report(f"{name} in {self.directory} is a link; it is neither read nor removed")
+        return names
 
     def _make_room(self, step: int) -> None:
         """Raises `SaveError` if this step or a later valid step exists; renames corrupt ones."""
+        linked = self._links()
         clean(self.directory)
         for existing in self.steps():
             if existing < step:
                 continue
+            if step_name(existing) in linked:
+                raise SaveError(
+                    f"{step_name(step)} was not saved: {step_name(existing)} in {self.directory} is a link\n"
+                    "  remove the link, move the step itself back, or use another directory"
+                )
             if is_good(self.directory, existing):
                 raise SaveError(
                     f"{step_name(step)} was not saved: {step_name(existing)} already exists in {self.directory}\n"
@@ -248,15 +257,16 @@ class Checkpoints:
         try:
             write_part(folder, process, snapshots)
             if process == 0:
-                publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds)
+                assert self._lock is not None  # `save` took it
+                publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds, self._lock.check)
             else:
                 await_publication(folder, self.directory, step, save, self.seconds)
         except Exception as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, CheckpointError):
                 mark_failed(folder, process)
             if process == 0:
-                with contextlib.suppress(OSError):
-                    remove_tree(folder)
+                with contextlib.suppress(OSError, CheckpointError), open_root(self.directory) as root:
+                    remove_tree(folder.name, root)
             existing = [step_name(s) for s in self.steps()]
             newest = f"the newest saved step is {existing[-1]}" if existing else "no other step is saved"
             raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {newest}") from error
@@ -265,10 +275,12 @@ class Checkpoints:
 
     def _retire(self, step: int) -> None:
         try:
-            for old in self.steps()[: -self.keep] if self.keep else []:
+            linked = self._links()
+            own = [s for s in self.steps() if step_name(s) not in linked]
+            for old in own[: -self.keep] if self.keep else []:
                 remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
             note_newest(self.directory, step)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             raise SaveError(f"{step_name(step)} was saved, but old steps were not removed: {error}") from error
 
     def discard(self, after: int) -> None:
@@ -280,7 +292,12 @@ class Checkpoints:
 
         def discard() -> None:
             self._become_writer()
-            existing = self.steps()
+            existing, linked = self.steps(), links(self.directory)
+            if refused := [step_name(s) for s in existing if s > after and step_name(s) in linked]:
+                raise SaveError(
+                    f"steps after {after} were not discarded: {refused[0]} in {self.directory} is a link\n"
+                    "  remove the link first; what it points to is never removed"
+                )
             note_newest(self.directory, max((step for step in existing if step <= after), default=None))
             for step in existing:
                 if step > after:
@@ -314,36 +331,9 @@ class Checkpoints:
         try:
             if step is not None:
                 check_step(step)
-            request = RestoreRequest(like, *_parse_target(mesh, layout, program))
+            request = RestoreRequest(like, *parse_target(mesh, layout, program))
             if step is not None:
                 return restore_step(self.directory, step, request)
             return restore_newest(self.directory, request, self.report)
         except MeshdslError as error:
             raise at(error, caller()) from None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def check_step(step: Any) -> None:
-    """Raises `ShapeError` unless the value is a valid step number."""
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_LIMIT:
-        raise ShapeError(f"a step must be an integer from 0 to {STEP_LIMIT}, got {step!r}")
-
-
-def _parse_target(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
-    """Mesh, layout and program of a restore; text is converted to `Mesh` and `Layout` as in `md.compile`."""
-    if program is None:
-        mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh(mesh)
-        layout = layout if layout is None or isinstance(layout, Layout) else Layout(layout)
-        return mesh, layout, None
-    if not isinstance(program, Program):
-        raise ShapeError(f"program= must be the result of compiled.program(*args), got {type(program).__name__}")
-    if mesh is not None or layout is not None:
-        raise LayoutError("a program already has a mesh and a layout\n  pass program=, or mesh= and layout=, not both")
-    return None, None, program
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)

@@ -8,11 +8,12 @@ through the file system, so saving can run during the program's own collectives.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from ..errors import CheckpointError, SaveError
 from ..ir import Type
 from ..values import Tensor
-from .files import opened, sync_directory, write_durably
+from .files import open_root, opened, read_at, regular_size, rename, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
 from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name
 from .parse import load
@@ -113,31 +114,60 @@ def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> Non
                     notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
                     offset += len(raw)
 
-    write_durably(folder / part_name(process), fill)
-    draft = folder / f"{_note(process)}.draft"
-    write_durably(draft, lambda write: write(json.dumps({"chunks": notes}).encode("ascii")))
-    os.rename(draft, folder / _note(process))
+    draft = f"{_note(process)}.draft"
+    with opened(str(folder), directory=True) as fd:
+        write_durably(part_name(process), fd, fill)
+        write_durably(draft, fd, lambda write: write(json.dumps({"chunks": notes}).encode("ascii")))
+        rename(draft, _note(process), fd)
 
 
 def mark_failed(folder: Path, process: int) -> None:
     """Mark this process's part as failed, for the other processes."""
-    (folder / f"failed-{process:05d}").mkdir(exist_ok=True)
+    with opened(str(folder), directory=True) as fd, contextlib.suppress(FileExistsError):
+        os.mkdir(f"failed-{process:05d}", dir_fd=fd)
 
 
 def publish(
-    folder: Path, final: Path, header: Mapping[str, Any], plans: Sequence[Plan], processes: int, seconds: float
+    folder: Path,
+    final: Path,
+    header: Mapping[str, Any],
+    plans: Sequence[Plan],
+    processes: int,
+    seconds: float,
+    check: Callable[[], None],
 ) -> None:
     """Wait for the notes of all processes, write the manifest, and rename the directory to the step's name.
 
-    Raises `SaveError` if a process failed, or if its note does not appear in time.
+    `check()` runs before the rename and may raise. Raises `SaveError` if a process failed, or if its note does not
+    appear in time.
     """
+    with opened(str(folder), directory=True) as fd:
+        manifest = _gather(folder, fd, header, plans, processes, seconds)
+
+        def fill(write: Any) -> None:
+            for line in dump(manifest):
+                write(line)
+
+        write_durably(MANIFEST, fd, fill)
+        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
+        os.fsync(fd)
+    check()
+    with open_root(final.parent) as root:
+        rename(folder.name, final.name, root)
+        os.fsync(root)
+
+
+def _gather(
+    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[Plan], processes: int, seconds: float
+) -> Manifest:
+    """The manifest, from the notes of all processes, which are removed."""
     chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
     deadline = time.monotonic() + seconds
     for process in range(processes):
         _wait_for(folder, process, deadline)
-        for number, n, offset, digest in _read_note(folder, process):
+        for number, n, offset, digest in _read_note(fd, process):
             chunks[number][n] = Chunk(process, offset, digest)
-        (folder / _note(process)).unlink()
+        os.unlink(_note(process), dir_fd=fd)
     missing = [p.path for p, cells in zip(plans, chunks, strict=True) if None in cells]
     if missing:
         raise SaveError(f"no process wrote all of {missing[0]!r}")
@@ -145,19 +175,8 @@ def publish(
         p.path: Entry(p.path, p.type, p.cuts, tuple(c for c in cells if c))
         for p, cells in zip(plans, chunks, strict=True)
     }
-    files = tuple((folder / part_name(n)).stat().st_size for n in range(processes))
-    manifest = Manifest(Header(**header, files=files), entries)
-
-    def fill(write: Any) -> None:
-        for line in dump(manifest):
-            write(line)
-
-    write_durably(folder / MANIFEST, fill)
-    with opened(str(folder), directory=True) as fd:
-        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
-    sync_directory(folder)
-    os.rename(folder, final)
-    sync_directory(final.parent)
+    files = tuple(regular_size(part_name(n), fd) for n in range(processes))
+    return Manifest(Header(**header, files=files), entries)
 
 
 def await_publication(folder: Path, directory: Path, step: int, save: str, seconds: float) -> None:
@@ -198,9 +217,12 @@ def _note(process: int) -> str:
     return f"note-{process:05d}.json"
 
 
-def _read_note(folder: Path, process: int) -> Iterable[tuple[int, int, int, bytes]]:
+def _read_note(folder: int, process: int) -> Iterable[tuple[int, int, int, bytes]]:
     name = _note(process)
-    note = keys(parse((folder / name).read_bytes(), name), ("chunks",), name)
+    with opened(name, folder) as fd:
+        raw = bytearray(os.fstat(fd).st_size)
+        read_at(fd, memoryview(raw), 0, name)
+    note = keys(parse(bytes(raw), name), ("chunks",), name)
     for record in items(note["chunks"], name):
         number, n, offset, digest = items(record, name, 4)
         yield integer(number, name), integer(n, name), integer(offset, name), bytes.fromhex(digest)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import MeshdslError
 from ..report.schema import SCHEMA_VERSION, plain
+from .output import results
 
 __all__ = [
     "FAILURE",
@@ -20,16 +22,23 @@ __all__ = [
     "command",
     "config_options",
     "count",
+    "cpu_devices",
+    "integer",
     "out_file",
     "workload_mesh_layout",
     "positive",
     "print_json",
+    "printable",
+    "reason_of",
     "version",
     "workload_of",
     "workload_options",
     "write",
 ]
 
+LARGEST = 10**15  # of any count on the command line
+MOST_DEVICES = 4096  # CPU devices of one program
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
 
 Run = Callable[[argparse.Namespace], int]
@@ -39,7 +48,7 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
     sentence = about[0].upper() + about[1:] + "."
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     if workload:
         parser.add_argument("workload", metavar="WORKLOAD", help="file.py:name, for example models/transformer.py:lm")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
@@ -81,60 +90,87 @@ def config_options(parser: argparse.ArgumentParser, extra: str = "") -> None:
 
 
 def count(text: str) -> int:
-    """Parse an option as an integer from 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {text!r}")
+    """Parse an option as an integer from 0 to `LARGEST`."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {shortened(text)}")
+    if len(text.lstrip("0")) > len(str(LARGEST)) or int(text) > LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {shortened(text)}")
     return int(text)
 
 
 def positive(text: str) -> int:
-    """Parse an option as an integer from 1."""
+    """Parse an option as an integer from 1 to `LARGEST`."""
     n = count(text)
     if not n:
         raise argparse.ArgumentTypeError("must be at least 1, got 0")
     return n
 
 
+def integer(text: str) -> int:
+    """Parse an option as an integer of at most 40 digits."""
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 40:
+        raise argparse.ArgumentTypeError(f"must be an integer, got {shortened(text)}")
+    return int(text)
+
+
+def cpu_devices(text: str) -> int:
+    """Parse an option as a number of devices, from 1 to `MOST_DEVICES`."""
+    n = positive(text)
+    if n > MOST_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_DEVICES}, got {n}")
+    return n
+
+
+def shortened(text: str) -> str:
+    """Text of the user's for an error message: quoted, escaped, at most 60 characters."""
+    return repr(text) if len(text) <= 60 else f"{text[:57]!r}..."
+
+
+def printable(text: str) -> str:
+    """Text that may come from a file, with control characters escaped; line ends are kept."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def out_file(text: str) -> Path:
     """Parse an option as an output file, whose folder must exist."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no folder {str(path.parent)!r} to write {path.name!r} in")
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"no folder {shortened(str(path.parent))} to write {path.name[:60]!r} in")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a path: {reason_of(error)}") from None
     return path
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file atomically, by renaming a temporary file; raises `UsageError` if that fails."""
-    import tempfile
+def reason_of(error: Exception) -> str:
+    """The reason of an `OSError` without its number and path, or the text of another error."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
+
+def write(path: Path, text: str) -> None:
+    """Write a file as `report.files.write_text` does.
+
+    Raises `UsageError` if it cannot, and `MeshdslError` if the disk is full or broken.
+    """
+    from ..report.files import write_text
     from ..train import UsageError
 
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp creates files that only their owner may read
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        write_text(path, text)
+    except OSError as error:
+        message = f"{path} cannot be written: {reason_of(error)}"
+        if error.errno in _FULL:
+            raise MeshdslError(message) from None
+        raise UsageError(message) from None
 
 
 def print_json(record: Mapping[str, Any]) -> None:
     """Print a record with the schema version as one JSON line on stdout."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False), flush=True)
+    line = json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False)
+    print(line, file=results(), flush=True)
 
 
 def version() -> str:

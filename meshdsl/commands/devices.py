@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ..errors import LayoutError, MeshdslError
 
-__all__ = ["check", "start"]
+__all__ = ["Cluster", "check", "cluster_of", "start"]
 
 
 def check(options: argparse.Namespace, mesh: Any) -> None:
@@ -35,20 +37,69 @@ def start(options: argparse.Namespace, mesh: Any) -> None:
 
     Call `check` first. Raises `MeshdslError` if the processes cannot connect.
     """
-    if options.coordinator is None:
+    cluster = cluster_of(os.environ) if options.coordinator is None and options.cluster == "auto" else None
+    if options.coordinator is None and cluster is None:
         _start_alone(options.devices, mesh)
         return
     import jax
 
+    processes = options.processes if cluster is None else cluster.processes
     if options.devices is not None:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.devices // options.processes)
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        _cpu_devices_of(options.devices, processes, mesh)
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM itself
     try:
-        jax.distributed.initialize(options.coordinator, options.processes, options.process)
+        jax.distributed.initialize(options.coordinator, options.processes, options.process)  # None: by the environment
     except (RuntimeError, ValueError) as error:
-        raise MeshdslError(f"the processes could not connect at {options.coordinator}: {error}") from None
+        where = f"at {options.coordinator}" if cluster is None else f"under {cluster.name}"
+        way_out = "" if cluster is None else "\n  to run as a single process: --cluster none"
+        raise MeshdslError(f"the processes could not connect {where}: {error}{way_out}") from None
+
+
+class Cluster(NamedTuple):
+    """A job of several processes that the environment describes, and how many there are, if it says so."""
+
+    name: str
+    processes: int | None
+
+
+def cluster_of(environment: Mapping[str, str]) -> Cluster | None:
+    """The cluster that `jax.distributed.initialize()` finds by itself, if its job has several processes.
+
+    >>> cluster_of({"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+    Cluster(name='SLURM', processes=2)
+    >>> cluster_of({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})  # the batch script itself, outside of srun
+
+    JAX reads the rest, such as the address of process 0, from the same variables.
+    """
+    if "SLURM_STEP_NODELIST" in environment and "SLURM_PROCID" in environment:
+        return _cluster("SLURM", environment.get("SLURM_NTASKS"))
+    if "OMPI_MCA_orte_hnp_uri" in environment:
+        return _cluster("Open MPI", environment.get("OMPI_COMM_WORLD_SIZE"))
+    if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
+        return Cluster("Kubernetes", None)
+    hosts = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    if len(hosts) > 1 or "MEGASCALE_COORDINATOR_ADDRESS" in environment:
+        return Cluster("a TPU pod", None)
+    return None
+
+
+def _cluster(name: str, count: str | None) -> Cluster | None:
+    processes = int(count) if count is not None and count.isascii() and count.isdigit() else None
+    return None if processes == 1 else Cluster(name, processes)
+
+
+def _cpu_devices_of(devices: int, processes: int | None, mesh: Any) -> None:
+    """Give each process its share of CPU devices. Raises `UsageError` if they cannot be divided."""
+    import jax
+
+    from ..train import UsageError
+
+    if processes is None or devices % processes or devices < mesh.size:
+        among = f"{processes} processes" if processes else "an unknown number of processes"
+        raise UsageError(f"--devices {devices} cannot be divided among {among} for the mesh '{mesh}'")
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices // processes)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 
 def _start_alone(devices: int | None, mesh: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import OK, command, print_json, workload_mesh_layout, workload_options
+from .common import OK, command, integer, print_json, workload_mesh_layout, workload_options
 from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
 
 __all__ = ["add"]
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "--dim", type=_nonempty, metavar="NAME", help="explain the cost of one dim, and of mapping it to other axes"
     )
     view.add_argument(
-        "--window", type=int, metavar="N", help="explain one window of an overlap plan, by its number in `analyze`"
+        "--window", type=integer, metavar="N", help="explain one window of an overlap plan, by its number in `analyze`"
     )
     view.add_argument("--moves", action="store_true", help="rank every change that maps one dim to other axes")
 

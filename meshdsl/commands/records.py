@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..report.schema import SCHEMA_VERSION
-from .common import print_json
+from .common import print_json, printable
 
 __all__ = ["StdoutWriter", "sinks"]
 
@@ -48,7 +48,9 @@ class StdoutWriter:
         if self.json:
             print_json({"command": "train", **record})
         elif record["event"] != "save":
-            print(_line(record), flush=True)
+            print(printable(_line(record)), flush=True)
+        if record["event"] == "start" and self.steps:
+            self.progress.note("compiling the step")
 
     def close(self) -> None:
         """Erase the progress bar."""
@@ -63,7 +65,8 @@ def _line(record: Mapping[str, Any]) -> str:
         loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
         rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
         left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
-        return f"step {record['step']:>6}  loss {loss}  {record['seconds'] * 1e3:.0f} ms{rate}{left}"
+        compiled = f"  compiled in {record['compile_seconds']:.1f} s" if "compile_seconds" in record else ""
+        return f"step {record['step']:>6}  loss {loss}  {_milliseconds(record['seconds'])}{rate}{left}{compiled}"
     if event == "eval":
         bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
         loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
@@ -79,8 +82,19 @@ def _line(record: Mapping[str, Any]) -> str:
         done = "" if record["steps_left"] else "; all steps are already done"
         return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
     rate = f"; {record['bytes_per_second']:,.0f} bytes/s" if "bytes_per_second" in record else ""
+    rate += f"; {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
     skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
     return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """A time in milliseconds with three digits.
+
+    >>> _milliseconds(0.000123), _milliseconds(0.0123), _milliseconds(95.3671)
+    ('0.123 ms', '12.3 ms', '95367 ms')
+    """
+    ms = max(seconds * 1e3, 1e-3)
+    return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 10 else f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms"
 
 
 def _clock(seconds: float) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +17,18 @@ from typing import Any
 
 from ..errors import MeshdslError, raised
 from . import devices
-from .common import ILLEGAL_LAYOUT, OK, command, count, positive, print_json, workload_options, write
+from .common import (
+    ILLEGAL_LAYOUT,
+    OK,
+    command,
+    print_json,
+    printable,
+    write,
+)
+from .output import results, unblock
 from .records import StdoutWriter, sinks
+from .startup import default_sigterm
+from .train_options import train_options
 
 __all__ = ["add"]
 
@@ -25,73 +37,7 @@ def add(commands: Any) -> None:
     """Add the subcommand and its options."""
     about = "train a workload, on its own data or on the Python standard library's own text"
     parser = command(commands, "train", run, about)
-    workload_options(parser, extra=", or a setting of the run, such as train.max_skips=3")
-    option = parser.add_argument
-    option("--config", type=Path, metavar="FILE", help="TOML file with settings; command-line options override it")
-    exclusive = parser.add_mutually_exclusive_group()
-    exclusive.add_argument("--print-config", action="store_true", help="print the merged settings as TOML and exit")
-    exclusive.add_argument(
-        "--dry-run", action="store_true", help="check the options and print the cost of the step, without running it"
-    )
-    option(
-        "--machine",
-        metavar="NAME",
-        help="machine for --dry-run and for --weight-update auto (default tpu-v5e)",
-    )
-    option(
-        "--devices",
-        type=positive,
-        metavar="N",
-        help="run on N CPU devices, in total over all processes (default: accelerators if there are any, otherwise one "
-        "CPU device per mesh position)",
-    )
-    option("--steps", type=count, metavar="N", help="total number of steps (default 100)")
-    option("--seed", type=int, metavar="N", help="seed of parameters and batches (default 0)")
-    option(
-        "--eval-every",
-        type=count,
-        metavar="N",
-        help="evaluate on held-out data every N steps and after the last step (default: only after the last)",
-    )
-    option("--eval-batches", type=count, metavar="N", help="batches per evaluation; 0 for no evaluation (default 8)")
-    option(
-        "--weight-update",
-        choices=["replicated", "sharded", "auto"],
-        help="weight update of the training step (default replicated)",
-    )
-    option(
-        "--non-finite",
-        choices=["stop", "skip"],
-        help="for a loss or gradient that is not finite: stop with exit code 5 (default), or skip the step; "
-        "train.max_skips skipped steps in a row (default 10) also stop the run",
-    )
-    saving = parser.add_argument_group("checkpoints")
-    option = saving.add_argument
-    option("--checkpoints", metavar="DIR", help="save the run in this directory, and resume from it")
-    option("--save-every", type=count, metavar="N", help="save every N steps and after the last step (default 100)")
-    option("--keep", type=count, metavar="N", help="number of newest checkpoints to keep (default 3)")
-    option(
-        "--resume",
-        metavar="auto|never|PATH",
-        help="auto: resume from the newest valid checkpoint, if any (default); never: start a new run; PATH: resume "
-        "from this step or checkpoint directory",
-    )
-    output = parser.add_argument_group("output")
-    option = output.add_argument
-    option(
-        "--log-every",
-        type=positive,
-        metavar="N",
-        help="print every Nth step (default: 20 lines in total; every step with --json)",
-    )
-    option("--metrics", type=Path, metavar="FILE", help="append every record to this file as JSON lines")
-    option("--tensorboard", type=Path, metavar="DIR", help="write event files (needs the extra `tensorboard`)")
-    option("--profile", type=Path, metavar="DIR", help="trace steps 3 to 7 of this run with JAX's profiler")
-    several = parser.add_argument_group("several processes")
-    option = several.add_argument
-    option("--coordinator", metavar="HOST:PORT", help="address of process 0; the same for all processes")
-    option("--processes", type=positive, metavar="N", help="number of processes")
-    option("--process", type=count, metavar="I", help="this process's index, from 0")
+    train_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -109,10 +55,13 @@ def run(options: argparse.Namespace) -> int:
     devices.check(options, mesh)
     if options.dry_run:
         return _dry_run(options, settings, mesh, layout)
-    devices.start(options, mesh)
     if settings.checkpoints.directory is None:
+        default_sigterm()
+        devices.start(options, mesh)
         return _train(options, settings, mesh, layout, None)
-    with Stop() as stop:
+    options.saves = True  # so the run goes on, and saves, when nobody reads its output any more
+    devices.start(options, mesh)
+    with Stop(interrupt=unblock) as stop:
         return _train(options, settings, mesh, layout, stop)
 
 
@@ -135,6 +84,7 @@ def _resolved(options: argparse.Namespace) -> Any:
         "checkpoints.save_every": options.save_every,
         "checkpoints.keep": options.keep,
         "checkpoints.resume": options.resume,
+        "checkpoints.take_over": options.take_over,
     }
     settings = resolve(options.workload, options.config, options.settings, given)
     _check_used(options, settings)
@@ -153,6 +103,7 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
         "--save-every": options.save_every is not None,
         "--keep": options.keep is not None,
         "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
+        "--take-over": saving.take_over,
     }
     if saving.directory is None and any(given.values()):
         raise UsageError(
@@ -224,6 +175,7 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
         progress.clear()
         print(line, file=sys.stderr, flush=True)
 
+    problems: list[MeshdslError] = []
     with contextlib.ExitStack() as stack:
         files = sinks(options, is_first, report)
         stdout = [StdoutWriter(options, progress, chosen.steps)] if is_first else []
@@ -246,20 +198,48 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
         )
         stack.enter_context(contextlib.closing(records))
         with _workload_errors(settings), _device_errors():
+            has_settings = not is_first
             for record in records:
-                for sink in files:
-                    sink.write(record)
-                if is_first and record["event"] == "save":
-                    _save_settings(settings, options.config)
+                failed = [sink for sink in files if not _written(sink, record, problems, report)]
+                files = [sink for sink in files if sink not in failed]
+                if record["event"] == "save" and not has_settings:
+                    has_settings = True
+                    _attempt(lambda: _save_settings(settings, options.config), problems, report)
                 for sink in stdout:
                     sink.write(record)
+                if stop is None and results().problem is not None:
+                    raise BrokenPipeError  # nobody reads the output, and there is nothing to save
+    if problems:
+        raise problems[0]
     return OK
 
 
+def _written(sink: Any, record: Any, problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
+    """Whether a record was written. Otherwise the run goes on without this file, and fails at its end."""
+    return _attempt(lambda: sink.write(record), problems, report)
+
+
+def _attempt(work: Callable[[], object], problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
+    try:
+        work()
+    except MeshdslError as error:
+        problems.append(error)
+        report(f"{type(error).__name__}: {error.args[0]}\n  the run goes on without it, and fails at its end")
+        return False
+    return True
+
+
 def _save_settings(settings: Any, given: Path | None) -> None:
-    """Write the merged settings to the checkpoint directory, without overwriting the file given with --config."""
+    """Write the merged settings to the checkpoint directory, without overwriting the file given with --config.
+
+    Temporary files of killed runs are removed; the run holds the directory's lock.
+    """
     folder = Path(settings.checkpoints.directory)
     path = folder / "config.toml"
+    for name in os.listdir(folder):
+        if re.fullmatch(r"\.(config|resolved)\.toml\.[a-z0-9_]{8}", name):
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
     is_given = given is not None and path.exists() and path.samefile(given)
     write(folder / "resolved.toml" if is_given else path, str(settings))
 
@@ -272,7 +252,9 @@ def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
     chosen = settings.checkpoints
     if Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
         raise UsageError(f"--checkpoints must be a directory, and {chosen.directory} is a file")
-    checkpoints = md.Checkpoints(chosen.directory, keep=chosen.keep, report=report)
+    checkpoints = md.Checkpoints(
+        chosen.directory, keep=chosen.keep, take_over=chosen.take_over, report=lambda line: report(printable(line))
+    )
     return Keeping(checkpoints, chosen.save_every, chosen.resume, settings.to_dict())
 
 

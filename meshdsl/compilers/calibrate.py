@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..cost.machine import users_folders
 from ..cost.machine_file import MachineError
 from ..cost.network import KINDS, monotone
+from ..report.files import write_text
 
 __all__ = ["calibrate"]
 
@@ -82,7 +82,7 @@ def calibrate(
     say = progress or (lambda text: print(text, file=sys.stderr, flush=True))
     text = _document(_Bench(available[:devices], QUICK if quick else _Plan()), say)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _write(target, text)
+    write_text(target, text)
     return target
 
 
@@ -311,16 +311,3 @@ def _toml(
 
 def _pairs(points: Sequence[tuple[float, float]]) -> str:
     return "[" + ", ".join(f"[{x:.6g}, {y:.4g}]" for x, y in points) + "]"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write atomically: write a temporary file, then rename it."""
-    handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

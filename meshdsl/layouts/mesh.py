@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Mesh"]
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")  # parts of a split axis have names with a dot
+
 
 class Mesh:
     """A grid of devices with named axes.
@@ -43,6 +45,11 @@ class Mesh:
     ):
         self.axes = {**_parse(axes), **named}
         for name, size in self.axes.items():
+            if not _NAME.fullmatch(str(name)):
+                raise LayoutError(
+                    f"a mesh axis is named like a Python variable, in ASCII letters, got {name!a}\n"
+                    "  XLA cannot compile other names"
+                )
             if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
                 raise LayoutError(
                     f"mesh axis {name!r} needs a size of at least 1, got {size!r}\n"
@@ -149,8 +156,8 @@ def _parse(axes: str | Mapping[str, int] | None) -> dict[str, int]:
         if not word:
             continue
         name, _, size = word.partition(":")
-        if not name.isidentifier() or not size.isdigit():
-            raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word!r}")
+        if not name.isidentifier() or not (size.isascii() and size.isdigit()) or len(size) > 18:
+            raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word[:60]!r}")
         if name in parsed:
             raise LayoutError(f"the mesh axis {name!r} is given twice, in {axes!r}; give the axes different names")
         parsed[name] = int(size)

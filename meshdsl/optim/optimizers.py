@@ -162,6 +162,8 @@ def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
 
 def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
     rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
+    if isinstance(rate, int | float) and not rate >= 0:
+        raise md.ShapeError(f"the learning rate must be at least 0, got {rate}")
     if isinstance(rate, str):
         raise md.ShapeError(f"the learning rate must be a number or a function of the step, got {rate!r}")
     return rate

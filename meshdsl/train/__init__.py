@@ -3,6 +3,7 @@
 from . import report
 from .batches import data_for
 from .data import Corpus, Document, corpus
+from .iterators import Iterated, Stateful
 from .load import UsageError, configure, load, mesh_and_layout
 from .loop import stages, train
 from .progress import Progress
@@ -10,16 +11,20 @@ from .reader import NonFiniteLoss
 from .settings import Settings, resolve
 from .state import Keeping
 from .stop import Stop, Stopped
+from .tokens import TokenFiles
 
 __all__ = [
     "Corpus",
     "Document",
+    "Iterated",
     "Keeping",
     "NonFiniteLoss",
     "Progress",
     "Settings",
+    "Stateful",
     "Stop",
     "Stopped",
+    "TokenFiles",
     "UsageError",
     "configure",
     "corpus",

@@ -11,8 +11,9 @@ import numpy as np
 import meshdsl as md
 
 from .data import SPLITS, VOCABULARY, corpus
+from .values import as_json
 
-__all__ = ["Batches", "Text", "data_for", "tensors", "tokens_of"]
+__all__ = ["Batches", "Text", "data_for", "described", "tensors", "tokens_of"]
 
 Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arrays by input name
 
@@ -72,6 +73,12 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
         )
     batch, length = (dim.size for dim in specs["tokens"].shape)
     return Text(seed, batch, length)
+
+
+def described(batches: Batches) -> dict[str, Any] | None:
+    """What the data says about itself by `describe()`, as JSON values; None if it has no such method."""
+    describe = getattr(batches, "describe", None)
+    return as_json(describe()) if describe is not None else None
 
 
 def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, md.Tensor]:

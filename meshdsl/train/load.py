@@ -6,6 +6,7 @@ the error shows the failing line of that file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -29,9 +30,7 @@ def load(text: str) -> md.Workload:
     path = Path(file if colon else text)
     if path.suffix != ".py" or (colon and not name.isidentifier()):
         raise UsageError(f"write a workload as file.py:name, for example models/transformer.py:lm; got {text!r}")
-    if not path.is_file():
-        files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise UsageError(f"no file {str(path)!r}{nearest(str(path), files)}")
+    _check_file(path)
     module = _run(path)
     workloads = {key: value for key, value in vars(module).items() if isinstance(value, md.Workload)}
     if not colon:
@@ -46,8 +45,22 @@ def load(text: str) -> md.Workload:
     return workloads[name]
 
 
+def _check_file(path: Path) -> None:
+    try:
+        if path.is_file():
+            return
+        files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{str(path)[:60]!r} cannot be read: {reason}") from None
+    raise UsageError(f"no file {str(path)!r}{nearest(str(path), files)}")
+
+
 def _run(path: Path) -> types.ModuleType:
-    for folder in (str(path.parent.resolve()), str(Path.cwd())):  # appended, so that installed modules take precedence
+    folders = [str(path.parent.resolve())]
+    with contextlib.suppress(OSError):  # the working directory was removed
+        folders.append(str(Path.cwd()))
+    for folder in folders:  # appended, so that installed modules take precedence
         if folder not in sys.path:
             sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"workload_{path.stem}", path.resolve())
@@ -57,23 +70,31 @@ def _run(path: Path) -> types.ModuleType:
     sys.modules[spec.name] = module  # dataclasses look their module up to resolve text annotations
     try:
         spec.loader.exec_module(module)
-    except md.MeshdslError:
+    except (md.MeshdslError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        line, source = _failing_line(error, path)
-        problem = error.msg if isinstance(error, SyntaxError) else str(error)
+    except BaseException as error:  # also SystemExit: a file that exits, even with 0, defines no workload
         raise md.MeshdslError(
-            f"{path} cannot be imported: {type(error).__name__}: {problem}\n  at {path}:{line}  {source}".rstrip()
+            f"{path} cannot be imported: {type(error).__name__}: {_text(error)}{_failing_line(error, path)}"
         ) from error
     return module
 
 
-def _failing_line(error: Exception, path: Path) -> tuple[int, str]:
-    """The number and text of the last line of the file that ran before the error."""
-    if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
-        return error.lineno or 0, (error.text or "").strip()
+def _text(error: BaseException) -> str:
+    try:
+        return error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception as problem:
+        return f"its text cannot be shown ({type(problem).__name__})"
+
+
+def _failing_line(error: BaseException, path: Path) -> str:
+    """The last line of the file that ran before the error, as a line of the message; empty if there is none."""
+    line, source = 0, ""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
-    return (frames[-1].lineno or 0, frames[-1].line or "") if frames else (0, "")
+    if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
+        line, source = error.lineno or 0, (error.text or "").strip()
+    elif frames:
+        line, source = frames[-1].lineno or 0, frames[-1].line or ""
+    return f"\n  at {path}:{line}  {source}".rstrip() if line else ""
 
 
 def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workload:

@@ -11,12 +11,16 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 import meshdsl as md
 
-from .batches import Batches, Text, data_for, tensors, tokens_of
+from .batches import Batches, Text, data_for, described, tensors, tokens_of
+from .iterators import position_of
 from .reader import Reader, Record, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
@@ -52,23 +56,18 @@ def train(
     `stop` reports a signal, the run saves and raises `Stopped`.
     """
     batches = data_for(workload, seed) if batches is None else batches
-    specs = workload.inputs(workload.config)
-    key = md.random.key(seed)
     key_parameter = _key(workload)
-    eval_key = (
-        (key,) if key_parameter and key_parameter.default is key_parameter.empty else ()
-    )  # an optional key is not passed: no dropout
     run, types = stages(workload, mesh, layout, weight_update=weight_update, machine=machine, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
-    evaluate_step = md.compile(workload.eval_step(), mesh, layout)
     stop = Stop() if stop is None else stop
-
     with closing(keep):
         started = time.perf_counter()
+        description = described(batches)
         tree_specs = {"params": types[0], "state": types[1]}
-        restored = keep.restore(tree_specs, program, seed) if keep else None
+        restored = keep.restore(tree_specs, program, seed, batches, description) if keep else None
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
+        key = md.random.key(seed)
         state = restored[0] if restored else State(_initialise(workload, mesh, layout, key))
         yield {
             "event": "start",
@@ -78,7 +77,7 @@ def train(
             "seed": seed,
             "config": as_json(dataclasses.asdict(workload.config)),
             "parameters": sum(math.prod(d.size for d in p.shape) for p in types[0].values()),
-            "data": as_json(describe()) if (describe := getattr(batches, "describe", None)) else {"kind": "given"},
+            "data": description or {"kind": "given"},
         }
         if restored:
             left = max(steps - state.step, 0)
@@ -89,65 +88,145 @@ def train(
                 "changed": restored[2],
                 "steps_left": left,
             }
+        is_optional = key_parameter is not None and key_parameter.default is not key_parameter.empty
+        specs = workload.inputs(workload.config)
+        loop = _Loop(
+            state=state,
+            steps=steps,
+            seed=seed,
+            batches=batches,
+            specs=specs,
+            description=description,
+            run=run,
+            evaluate_step=md.compile(workload.eval_step(), mesh, layout),
+            keys=_Keys(key) if key_parameter else None,
+            eval_key=(key,) if key_parameter and not is_optional else (),  # an optional key is not passed: no dropout
+            eval_every=eval_every,
+            eval_batches=eval_batches,
+            keep=keep,
+            stop=stop,
+            reader=Reader(state, steps, tokens_of(specs), non_finite, max_skips),
+        )
         first_step = state.step
-        reader = Reader(state, steps, tokens_of(specs), non_finite, max_skips)
-        due = False
+        yield from loop.all_steps(resumed=restored is not None)
+        yield _end(state, loop.reader, steps - first_step, time.perf_counter() - started, batches)
 
-        def save(*, wait: bool) -> Iterator[Record]:
-            yield from reader.read()  # so that the saved counts include the last step
-            nonlocal due
-            if keep and state.saved != state.step:
-                started = time.perf_counter()
-                due = not keep.save(state, seed, wait=wait)
-                if not due:
-                    yield {"event": "save", "step": state.step, "seconds": time.perf_counter() - started}
-                reader.restart()
 
-        def stop_run(signal_number: int) -> Iterator[Record]:
-            if keep:
-                yield from save(wait=True)
-                keep.checkpoints.wait()
-                raise Stopped(signal_number, state.step)
+@dataclass
+class _Loop:
+    """The run of one process: what every step needs."""
 
-        def evaluate() -> Iterator[Record]:
-            yield from reader.read()
-            totals: dict[str, float] = {}
-            for i in range(eval_batches):
-                metrics = evaluate_step(state.tree["params"], tensors(batches("held_out", i), specs), *eval_key)
-                for name, value in metrics.items():
-                    totals[name] = totals.get(name, 0.0) + float(value.numpy()) / eval_batches
-                if signal_number := stop.now():
-                    yield from stop_run(signal_number)
-            if isinstance(batches, Text):
-                totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
-            yield {"event": "eval", "step": state.step, "batches": eval_batches, **finite(totals)}
-            reader.restart()
+    state: State
+    steps: int
+    seed: int
+    batches: Batches
+    specs: Mapping[str, Any]
+    description: Mapping[str, Any] | None
+    run: Callable[..., Any]
+    evaluate_step: Callable[..., Any]
+    keys: _Keys | None
+    eval_key: tuple[md.Tensor, ...]
+    eval_every: int
+    eval_batches: int
+    keep: Keeping | None
+    stop: Stop
+    reader: Reader
+    save_due: bool = False
 
+    def all_steps(self, *, resumed: bool) -> Iterator[Record]:
+        """The records of all remaining steps, and of the saves and evaluations between and after them."""
+        state, stop = self.state, self.stop
         if signal_number := stop.now():
-            yield from stop_run(signal_number)
+            yield from self.stop_run(signal_number)
+        if resumed and self.evaluation_due():  # the run may have ended between the save and the evaluation
+            yield from self.evaluate()
         next_answer = stop.ask()
-        while state.step < steps:
-            step = state.step + 1
-            batch = tensors(batches("train", step), specs)
-            step_key = (md.random.fold_in(key, step),) if key_parameter else ()
-            params, slots, metrics = run(state.tree["params"], state.tree["state"], batch, *step_key)
-            state.tree, state.step = {"params": params, "state": slots}, step
+        while state.step < self.steps:
+            metrics = self.one_step()
             stop_answer, next_answer = next_answer, stop.ask()
-            yield from reader.read()
-            reader.pending = (step, metrics)
-            due = due or (keep is not None and keep.due(step))
-            if due and step != steps:
-                yield from save(wait=False)
+            yield from self.reader.read()
+            self.reader.pending = (state.step, metrics)
+            self.save_due = self.save_due or (self.keep is not None and self.keep.due(state.step))
+            if self.save_due and state.step != self.steps:
+                yield from self.save(wait=False)
             if signal_number := stop_answer():
-                yield from stop_run(signal_number)
-            if eval_batches and eval_every and step % eval_every == 0 and step != steps:
-                yield from evaluate()
-        yield from save(wait=True)
-        if eval_batches:
-            yield from evaluate()
-        if keep:
-            keep.checkpoints.wait()
-        yield _end(state, reader, steps - first_step, time.perf_counter() - started, batches)
+                yield from self.stop_run(signal_number)
+            if self.evaluation_due():
+                yield from self.evaluate()
+        yield from self.save(wait=True)
+        if self.eval_batches:
+            yield from self.evaluate()
+        if self.keep:
+            self.keep.checkpoints.wait()
+
+    def one_step(self) -> Mapping[str, md.Tensor]:
+        """Start the next step and return its metrics, which may not be computed yet."""
+        state, step = self.state, self.state.step + 1
+        batch = tensors(self.batches("train", step), self.specs)
+        step_key = (self.keys.at(step),) if self.keys else ()
+        began = time.perf_counter() if self.reader.compile_seconds is None else 0.0
+        params, slots, metrics = self.run(state.tree["params"], state.tree["state"], batch, *step_key)
+        if self.reader.compile_seconds is None:  # a call returns once the step is compiled and started
+            self.reader.compile_seconds = time.perf_counter() - began
+        state.tree, state.step = {"params": params, "state": slots}, step
+        return metrics
+
+    def evaluation_due(self) -> bool:
+        """Whether to evaluate after this step; after the last step the run always does."""
+        step = self.state.step
+        return bool(self.eval_batches and self.eval_every and 0 < step < self.steps and step % self.eval_every == 0)
+
+    def save(self, *, wait: bool) -> Iterator[Record]:
+        """Save the state, unless this step is saved already. Without `wait`, not while an earlier save is written."""
+        yield from self.reader.read()  # so that the saved counts include the last step
+        if self.keep is None or self.state.saved == self.state.step:
+            return
+        started = time.perf_counter()
+        position = position_of(self.batches)
+        saved = self.keep.save(self.state, self.seed, wait=wait, description=self.description, position=position)
+        self.save_due = not saved
+        if saved:
+            yield {"event": "save", "step": self.state.step, "seconds": time.perf_counter() - started}
+        self.reader.restart()
+
+    def stop_run(self, signal_number: int) -> Iterator[Record]:
+        """Save and raise `Stopped`; does nothing in a run without checkpoints."""
+        if self.keep:
+            yield from self.save(wait=True)
+            self.keep.checkpoints.wait()
+            raise Stopped(signal_number, self.state.step)
+
+    def evaluate(self) -> Iterator[Record]:
+        """Evaluate on the held-out batches; yields the records of the last step and of the evaluation."""
+        yield from self.reader.read()
+        totals: dict[str, float] = {}
+        for i in range(self.eval_batches):
+            batch = tensors(self.batches("held_out", i), self.specs)
+            metrics = self.evaluate_step(self.state.tree["params"], batch, *self.eval_key)
+            for name, value in metrics.items():
+                totals[name] = totals.get(name, 0.0) + float(value.numpy()) / self.eval_batches
+            if signal_number := self.stop.now():
+                yield from self.stop_run(signal_number)
+        if isinstance(self.batches, Text):
+            totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
+        yield {"event": "eval", "step": self.state.step, "batches": self.eval_batches, **finite(totals)}
+        self.reader.restart()
+
+
+class _Keys:
+    """The random key of each step, computed for many steps at once: each is `md.random.fold_in(key, step)`."""
+
+    COUNT = 128
+
+    def __init__(self, key: md.Tensor):
+        self.key, self.first, self.rows = key, 0, list[Any]()
+
+    def at(self, step: int) -> md.Tensor:
+        if not self.first <= step < self.first + len(self.rows):
+            steps = np.arange(step, min(step + self.COUNT, 2**32), dtype=np.uint32)
+            keys = md.random.fold_in(self.key, md.tensor(steps, "step"))
+            self.first, self.rows = step, list(keys.array)  # on the device, because sending each costs 0.08 ms
+        return md.tensor(self.rows[step - self.first], self.key.dims)
 
 
 def _end(state: State, reader: Reader, steps_done: int, seconds: float, batches: Batches) -> Record:

@@ -7,8 +7,10 @@ JSON lines are flushed one by one, so a killed run loses at most the current ste
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,9 +35,10 @@ class Lines:
     def __init__(self, path: Path, header: Record):
         self.path, self.header = path, dict(header)
         try:
-            self.file: TextIO = path.open("a", encoding="utf-8")
+            self.file = _appended(path)
         except (OSError, ValueError) as error:
-            raise UsageError(f"--metrics {path} cannot be written: {error}") from None
+            reason = "no process reads this pipe" if getattr(error, "errno", None) == errno.ENXIO else str(error)
+            raise UsageError(f"--metrics {path} cannot be written: {reason}") from None
 
     def write(self, record: Record) -> None:
         """Append one record."""
@@ -49,6 +52,14 @@ class Lines:
         """Close the file."""
         with contextlib.suppress(OSError):  # every line was flushed by write, which reported errors
             self.file.close()
+
+
+def _appended(path: Path) -> TextIO:
+    """A file opened to append; a pipe that no process reads is an `OSError` instead of a wait."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o666)
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "a", encoding="utf-8")
 
 
 class TensorBoard:

@@ -64,6 +64,15 @@ class Progress:
         self.stream.flush()
         self.visible = True
 
+    def note(self, text: str) -> None:
+        """Show what is going on before the first step: at once."""
+        if self.animated:
+            self.stream.write(f"\r\x1b[K{self.label} {text}"[: shutil.get_terminal_size().columns - 1])
+            self.stream.flush()
+            self.visible = True
+        else:
+            print(f"{self.label} 0/{self.total}  {text}", file=self.stream, flush=True)
+
     def clear(self) -> None:
         """Erase the bar, so that other lines can be printed; the next update draws it again."""
         if self.visible:

@@ -27,7 +27,10 @@ class NonFiniteLoss(md.MeshdslError):
 
 
 class Reader:
-    """Creates the records of steps and measures their time. The first step is not counted, because it compiles."""
+    """Creates the records of steps and measures their time.
+
+    The time to compile the first step is reported apart, and this step does not count in the mean.
+    """
 
     def __init__(self, state: State, steps: int, tokens: int, non_finite: str, max_skips: int):
         self.state, self.steps, self.tokens = state, steps, tokens
@@ -35,6 +38,7 @@ class Reader:
         self.pending: tuple[int, Mapping[str, md.Tensor]] | None = None
         self.last: tuple[int, float] | None = None
         self.read_one = False
+        self.compile_seconds: float | None = None  # of the first step, once it has started
         self.started = time.perf_counter()
         self.seconds, self.counted = 0.0, 0
 
@@ -56,6 +60,10 @@ class Reader:
         seconds, self.started = time.perf_counter() - self.started, time.perf_counter()
         non_finite_count = values.pop("non_finite")
         self._count(step, values, non_finite_count)
+        compiling: Record = {}
+        if not self.read_one and self.compile_seconds is not None:
+            compiling = {"compile_seconds": self.compile_seconds}
+            seconds = max(seconds - self.compile_seconds, 0.0)
         if self.read_one:
             self.seconds, self.counted = self.seconds + seconds, self.counted + 1
         self.read_one = True
@@ -64,6 +72,7 @@ class Reader:
             "step": step,
             **finite(values),
             "seconds": seconds,
+            **compiling,
             **self._rates(step, non_finite_count),
         }
 

@@ -47,6 +47,7 @@ class Saving:
     save_every: int = 100
     keep: int = 3
     resume: str = "auto"  # or never, or the path of a step or of a checkpoint directory
+    take_over: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ that never stopped.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 
 import meshdsl as md
 
+from .iterators import go_to
 from .values import UsageError, as_json
 
 __all__ = ["Keeping", "State", "closing"]
@@ -51,13 +54,27 @@ class Keeping:
         """Whether this step is to be saved."""
         return step % self.every == 0
 
-    def save(self, state: State, seed: int, *, wait: bool) -> bool:
-        """Save the state; returns False, without saving, if an earlier save is running and `wait` is false."""
+    def save(
+        self,
+        state: State,
+        seed: int,
+        *,
+        wait: bool,
+        description: Mapping[str, Any] | None = None,
+        position: Any = None,
+    ) -> bool:
+        """Save the state; returns False, without saving, if an earlier save is running and `wait` is false.
+
+        `description` is what the data says about itself, to compare when the run resumes; `position` is the state of
+        an iterator.
+        """
         data = {
             "step": state.step,
             "seed": seed,
             "skipped": state.skipped,
             "skipped_in_a_row": state.skipped_in_a_row,
+            **({"description": _short(description)} if description else {}),
+            **({"position": position} if position is not None else {}),
         }
         key = md.random.key(seed)
         saved = self.checkpoints.save(
@@ -66,8 +83,15 @@ class Keeping:
         state.saved = state.step if saved else state.saved
         return saved
 
-    def restore(self, like: Any, program: md.Program, seed: int) -> tuple[State, str, list[str]] | None:
-        """The restored state, its directory, and the settings changed since it was saved; None for a new run.
+    def restore(
+        self,
+        like: Any,
+        program: md.Program,
+        seed: int,
+        batches: Any = None,
+        description: Mapping[str, Any] | None = None,
+    ) -> tuple[State, str, list[str]] | None:
+        """The restored state, its directory, and what changed since it was saved (settings, data); None for a new run.
 
         Raises `UsageError` if the checkpoint does not match the run, and `CheckpointError` if no checkpoint is valid.
         """
@@ -97,9 +121,14 @@ class Keeping:
                 f"step {restored.step} of {source.directory} was trained with seed {data['seed']}, and this run has "
                 f"{seed}\n  to continue with the same batches and random numbers, use --seed {data['seed']}"
             )
+        go_to(batches, data.get("position"), f"step {restored.step} of {source.directory}")
         saved = restored.step if source is self.checkpoints else -1
         state = State(restored.tree, restored.step, data["skipped"], data["skipped_in_a_row"], saved)
-        return state, f"{source.directory}", _changes(restored.config, self.config)
+        changes = [
+            *_changes(restored.config, self.config),
+            *_differences("data", data.get("description"), _short(description)),
+        ]
+        return state, f"{source.directory}", changes
 
     def _other_model(self, source: md.Checkpoints, step: int | None, error: md.ShapeError) -> UsageError:
         """The error for a checkpoint whose parameters or optimizer state differ from the run's."""
@@ -153,12 +182,31 @@ def closing(keep: Keeping | None) -> Iterator[None]:
 
 def _changes(before: Any, now: Any) -> list[str]:
     """The workload's config and training options that changed, one line each."""
-    restored = []
+    lines: list[str] = []
     for table in ("config", "train"):
         old, new = (c.get(table) if isinstance(c, Mapping) else None for c in (before, now))
-        if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-            continue
-        for key in sorted({*old, *new}):
-            if as_json(old.get(key)) != as_json(new.get(key)) and f"{table}.{key}" != "train.steps":
-                restored.append(f"{table}.{key} was {old.get(key)}, now it is {new.get(key)}")
-    return restored
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changed = _differences(table, old, new)
+            lines += [line for line in changed if not line.startswith("train.steps was ")]
+    return lines
+
+
+def _differences(name: str, old: Any, new: Any) -> list[str]:
+    """The values that differ, by dotted key, one line each. What comes from the checkpoint is escaped and shortened."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = sorted({*map(str, old), *map(str, new)})
+        return [line for key in keys for line in _differences(f"{name}.{key}", old.get(key), new.get(key))]
+    if as_json(old) == as_json(new) or (old is None and isinstance(new, Mapping)):
+        return []
+    return [f"{_shown(name)} was {_shown(old)}, now it is {_shown(new)}"]
+
+
+def _short(description: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A description to store in every checkpoint: its hash if it is long."""
+    text = json.dumps(description, sort_keys=True)
+    return description if len(text) <= 8192 else {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _shown(value: Any) -> str:
+    text = ascii(str(value))[1:-1]
+    return text if len(text) <= 200 else f"{text[:197]}..."

@@ -59,6 +59,7 @@ class Target:
         self.folder, self.step = folder, folder / "step-00000001"
         self.original = (self.step / MANIFEST).read_bytes()
         self.document = json.loads(self.original)
+        self.part_size = (self.step / "part-00000.bin").stat().st_size
         self.honest = sum(file.stat().st_size for file in self.step.iterdir())
 
     def write(self, body: bytes) -> None:
@@ -80,6 +81,15 @@ class Target:
             assert "step-00000001" in text and len(text) < 2000, text
             return "refused"
         return "accepted"
+
+    def punch(self, draw: random.Random) -> None:
+        """Make the manifest, or the data, much larger without writing: what follows is a hole."""
+        name = draw.choice([MANIFEST, "part-00000.bin"])
+        os.truncate(self.step / name, (self.step / name).stat().st_size + draw.choice([10**6, 10**9, 10**11, 10**13]))
+
+    def mend(self) -> None:
+        """The data without its hole."""
+        os.truncate(self.step / "part-00000.bin", self.part_size)
 
 
 def lay_out(document: dict[str, Any]) -> bytes:
@@ -285,6 +295,9 @@ def many(folder: Path, count: int, seed: int, megabytes: float = 1.0) -> dict[st
         target.write(made)
         honest = target.honest - len(target.original) + len(made)
         del made
+        has_hole = draw.random() < 0.05
+        if has_hole:
+            target.punch(draw)
         keep = f"case {n} of seed {seed}, in {target.step / MANIFEST}"
         began = time.process_time()
         with watch:
@@ -299,6 +312,9 @@ def many(folder: Path, count: int, seed: int, megabytes: float = 1.0) -> dict[st
         assert seconds < SECONDS, f"{keep}: {seconds} s"
         assert peak < 2 * honest + ALLOWANCE, f"{keep}: {peak} bytes, {honest} are honest"
         assert not watch.seen, f"{keep}: {watch.seen}"
+        if has_hole:
+            assert outcome == "refused", f"{keep}: a hole was accepted"
+            target.mend()
         results[outcome] += 1
         results["seconds"] = max(results["seconds"], seconds)
         results["bytes_over_honest"] = max(results["bytes_over_honest"], peak / honest)

@@ -101,10 +101,10 @@ def failures(folder: Path) -> None:
 
     real = write.write_durably
 
-    def full(path: Path, fill: Any) -> None:
-        if me == 1 and path.name == "part-00001.bin":
+    def full(name: str, folder: int, fill: Any) -> None:
+        if me == 1 and name == "part-00001.bin":
             raise OSError(28, "No space left on device")
-        real(path, fill)
+        real(name, folder, fill)
 
     write.write_durably = full
     checkpoints.save(3, tree)

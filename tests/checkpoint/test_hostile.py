@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,30 @@ def test_opened_refuses_links_and_pipes(target: hostile.Target, tmp_path: Path):
                 place.rmdir() if place.is_dir() and not place.is_symlink() else place.unlink()
                 os.rename(outside, place)
     assert target.restore() == "accepted"
+
+
+def test_sparse_files_take_no_memory(tmp_path: Path):
+    """Holes make files look large: 100 GB of manifest beside 10 TB of data, and a chunk of 256 MB."""
+    target = hostile.Target(tmp_path, megabytes=0.1)
+    manifest, part = target.step / "manifest.json", target.step / "part-00000.bin"
+    honest = manifest.read_bytes()
+    os.truncate(part, 10**13)
+    tracemalloc.start()
+    try:
+        for prefix in (b"", honest[:-90], b'{"header": '):
+            manifest.write_bytes(prefix)
+            os.truncate(manifest, 10**11)
+            with pytest.raises(md.CheckpointError, match=r"manifest.json: byte \d+ is zero"):
+                md.Checkpoints(target.folder).restore(1)
+        document = json.loads(target.original)
+        entry, stored = document["tensors"][0], 256 << 20
+        entry["dims"], entry["cuts"] = [["io", stored // 4]], [[0, stored // 4]]
+        entry["chunks"] = [[0, 0, "0" * 64]]
+        document["tensors"], document["header"]["files"] = [entry], [stored]
+        os.truncate(part, stored)
+        target.write(hostile.lay_out(document))
+        with pytest.raises(md.CheckpointError, match="is corrupt: its SHA-256 differs"):
+            md.Checkpoints(target.folder).verify(1)
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

@@ -6,7 +6,6 @@ import errno
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint import lock, restore, store
+from meshdsl.checkpoint import restore, store
 from meshdsl.checkpoint.directory import unfinished
 
 
@@ -347,58 +346,6 @@ def test_lock_refuses_a_second_writer(tmp_path: Path):
     second.save(2, x(2))
     second.close()
     assert not (tmp_path / "lock").exists()
-
-
-@pytest.mark.parametrize(
-    ("holder", "stale"),
-    [
-        ({"pid": 2**22 + 1}, True),  # beyond the largest number a process can have
-        ({"began": "1"}, True),
-        ({"boot": "another"}, True),
-        ({}, False),
-        ({"host": "elsewhere", "pid": 2**22 + 1}, False),
-        ({"pid": "1; rm"}, False),
-        ({"pid": -1}, False),
-        ({"pid": 10**30}, True),
-    ],
-)
-def test_lock_staleness(tmp_path: Path, holder: dict[str, Any], stale: bool):
-    import json
-
-    (tmp_path / "lock").write_text(json.dumps({**lock._own_record(), **holder}))
-    checkpoints = md.Checkpoints(tmp_path)
-    if stale:
-        checkpoints.save(1, x())
-    else:
-        with pytest.raises(md.SaveError, match="is being written by"):
-            checkpoints.save(1, x())
-        (taking := md.Checkpoints(tmp_path, take_over=True)).save(1, x())
-        taking.close()
-    checkpoints.close()
-
-
-@pytest.mark.parametrize("text", ["", "[" * 4000, "nonsense", "[]", '{"pid": 1'])
-def test_lock_unparsable_is_respected(tmp_path: Path, text: str):
-    (tmp_path / "lock").write_text(text)
-    with pytest.raises(md.SaveError, match="or, if that process has certainly ended, remove"):
-        md.Checkpoints(tmp_path).save(1, x())
-
-
-def test_lock_stale_is_taken_by_one(tmp_path: Path):
-    import json
-
-    for n in range(20):
-        (tmp_path / "lock").write_text(json.dumps({**lock._own_record(), "began": "1"}))
-
-        def take(i: int) -> bool:
-            try:
-                lock.acquire(tmp_path, f"{i}")
-            except md.SaveError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(8) as pool:
-            assert sum(pool.map(take, range(8))) == 1, n
 
 
 def test_save_order_of_disk_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -68,7 +68,7 @@ def test_cli_errors_match_golden_text(golden: Callable[[str, str], None], name: 
     ("arguments", "message"),
     [
         ([], "meshdsl: error: the following arguments are required: COMMAND"),
-        (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn"),
+        (["doctor", "--jsn"], "meshdsl doctor: error: no option '--jsn'; did you mean --json?"),
         (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: must be an integer from 0, got '-1'"),
     ],
 )  # fmt: skip
@@ -195,7 +195,7 @@ def test_cli_train_exits_130_on_interrupt():
             process.stdout.readline()
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.stderr.read() == "interrupted\n"
+        assert process.stderr.read() == "train 0/1000000  compiling the step\ninterrupted\n"
     assert process.returncode == 130
 
 

@@ -15,7 +15,8 @@ import pytest
 from meshdsl.commands import common, doctor
 from meshdsl.compilers import aot, calibrate
 from meshdsl.compilers.diff import CompilerDiff
-from meshdsl.report import html
+from meshdsl.errors import MeshdslError
+from meshdsl.report import files, html
 from meshdsl.report.schema import SCHEMA_VERSION
 from meshdsl.report.tables import WIDTH
 from meshdsl.train import UsageError
@@ -292,7 +293,7 @@ def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "page.html"
     run = here("analyze", *GRID, "--html", str(path))
     assert run.code == 0 and path.read_text().startswith("<!doctype html>")
-    assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~common._umask()
+    assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~files._umask()
     before = path.read_text()
 
     def broken(reports: object) -> str:
@@ -316,9 +317,35 @@ def test_write_error_for_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UsageError, match="cannot be written: No space left on device"):
+    with pytest.raises(MeshdslError, match="cannot be written: No space left on device"):
         common.write(tmp_path / "a.html", "text")
     assert os.listdir(tmp_path) == []
+
+
+def test_write_only_replaces_regular_files(tmp_path: Path):
+    """A device or a pipe is written to, whoever asks; a link keeps its place."""
+    real, link, pipe = tmp_path / "real.html", tmp_path / "link.html", tmp_path / "pipe"
+    real.write_text("before")
+    link.symlink_to(real)
+    common.write(link, "text")
+    assert link.is_symlink() and real.read_text() == "text"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="pipe cannot be written: no process reads this pipe"):
+        common.write(pipe, "text")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    common.write(pipe, "text")
+    assert os.read(reader, 99) == b"text" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    for path in (Path("/dev/null"), null):
+        common.write(path, "text")
+        assert stat.S_ISCHR(path.stat().st_mode), path
+    with pytest.raises(MeshdslError, match="/dev/full cannot be written: No space left on device"):
+        common.write(Path("/dev/full"), "text")
+    with pytest.raises(UsageError, match="it is a directory"):
+        common.write(tmp_path, "text")
+    assert sorted(os.listdir(tmp_path)) == ["link.html", "null", "pipe", "real.html"]
 
 
 def test_compare_and_search_write_html(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,32 @@ def test_resume_of_a_finished_run_and_of_another_model(tmp_path: Path):
     assert run.code == 2
     assert "was saved with another model or optimizer" in run.err and "config.io was 3, now it is 5" in run.err
     assert "params/w: is float32[io=3] in the checkpoint and float32[io=5] in this run" in run.err
+
+
+def test_train_cleans_up_after_kills_and_goes_on_without_a_full_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mine = [".config.toml.mine", "config.toml.notes"]
+    for name in (".config.toml.0a1b2c3d", ".resolved.toml.abcd1234", *mine):
+        (tmp_path / name).write_text("left behind")
+    options = ["--eval-batches", "0", "--checkpoints", str(tmp_path), "--save-every", "1"]
+    assert here(*ODD, *options, "--steps", "2").code == 0
+    assert {name for name in os.listdir(tmp_path) if "toml" in name} == {"config.toml", *mine}
+    real = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("config.toml"):
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    run = here(*ODD, *options, "--steps", "4")
+    assert run.code == 1 and "config.toml cannot be written: No space left on device" in run.err, run
+    assert md.Checkpoints(tmp_path).latest() == 4, "the run itself is saved"
+    os.mkfifo(tmp_path / "pipe")
+    run = here(*ODD, *options, "--steps", "5", "--metrics", str(tmp_path / "pipe"))
+    assert run.code == 2 and "pipe cannot be written: no process reads this pipe" in run.err, run
+    run = here(*ODD, *options, "--steps", "5", "--metrics", "/dev/full")
+    assert run.code == 1 and "/dev/full: a write failed: No space left on device" in run.err, run
+    assert md.Checkpoints(tmp_path).latest() == 5
 
 
 def test_train_errors_for_a_full_disk(tmp_path: Path):

@@ -99,3 +99,19 @@ def test_mistakes(name: str, golden: Callable[[str, str], None]) -> None:
         MISTAKES[name]()
     notes = getattr(raised.value, "__notes__", [])
     golden(f"layouts/{name}", "\n".join([f"{type(raised.value).__name__}: {raised.value}", *notes]))
+
+
+@pytest.mark.parametrize("name", ["\N{LATIN SMALL LETTER O WITH DIAERESIS}", "1", "", "a-b", 'a"b', "a\nb"])
+def test_mesh_errors_for_axis_names(name: Any):
+    """XLA aborts the whole process for names that are not ASCII."""
+    with pytest.raises(md.LayoutError, match="a mesh axis is named like a Python variable"):
+        md.Mesh({name: 2})
+    with pytest.raises(md.LayoutError, match="a mesh axis is"):
+        md.Mesh(f"{name}:2")
+
+
+@pytest.mark.parametrize("size", ["\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}", "9" * 5000, "-1", "2.0"])
+def test_mesh_errors_for_sizes(size: str):
+    with pytest.raises(md.LayoutError, match="a mesh axis is written name:size") as caught:
+        md.Mesh(f"rows:{size}")
+    assert len(str(caught.value)) < 300

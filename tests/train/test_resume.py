@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train import Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, train
+from meshdsl.train import Iterated, Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, train
+from meshdsl.train.loop import _Keys
 from meshdsl.train.state import State
 from tests.train import two
 from tests.train.tiny import tiny
@@ -141,6 +142,97 @@ def test_resume_skips_corrupt_checkpoints(tmp_path: Path):
     with pytest.raises(md.CheckpointError, match="there is no valid checkpoint") as caught:
         run(ONE, 6, keeping(tmp_path, 2))
     assert caught.value.exit_code == 4  # type: ignore[attr-defined]
+
+
+def test_resume_evaluates_what_was_due(tmp_path: Path):
+    """A run that ends between the save of a step and its evaluation evaluates when it resumes."""
+    options: dict[str, Any] = {"steps": 5, "eval_every": 2, "eval_batches": 1}
+    whole = list(train(tiny, *ONE, **options))
+    for ends in ("save", "step"):  # after the save of step 2, and by a signal in step 2, before it is due to be saved
+        records: Records = []
+        stop = Stop()
+        keep = keeping(tmp_path / ends, 2 if ends == "save" else 100)
+        try:
+            for record in train(tiny, *ONE, keep=keep, stop=stop, **options):
+                records.append(record)
+                if record["event"] == ends and record["step"] == (2 if ends == "save" else 1):
+                    stop.note(signal.SIGTERM) if ends == "step" else keep.checkpoints.close()
+                    if ends == "save":
+                        break
+        except Stopped as stopped:
+            assert stopped.step == 2
+        records += train(tiny, *ONE, keep=keeping(tmp_path / ends, 2), **options)
+        found = {record["step"]: record["loss"] for record in records if record["event"] == "eval"}
+        assert found == {record["step"]: record["loss"] for record in whole if record["event"] == "eval"}, ends
+
+
+class Counting:
+    """An iterator whose batches depend only on its position, which is bytes, as Grain's may be."""
+
+    def __init__(self) -> None:
+        self.position, self.noise = 0, data_for(tiny, 0)
+
+    def __next__(self) -> Any:
+        if self.position == 9:
+            raise StopIteration
+        self.position += 1
+        return self.noise("train", self.position)
+
+    def get_state(self) -> bytes:
+        return str(self.position).encode()
+
+    def set_state(self, state: bytes) -> None:
+        self.position = int(state)
+
+
+def test_resume_continues_an_iterator(tmp_path: Path):
+    def batches() -> Iterated:
+        return Iterated(Counting(), held_out=lambda i: data_for(tiny, 0)("held_out", i))
+
+    whole = run(ONE, 7, keeping(tmp_path / "whole"), batches=batches())
+    parts = run(ONE, 4, keeping(tmp_path / "parts"), batches=batches())
+    parts += run(ONE, 7, keeping(tmp_path / "parts"), batches=batches())
+    assert losses(parts) == losses(whole) == losses(run(ONE, 7, keeping(tmp_path / "function")))
+    with pytest.raises(UsageError, match="stores the position of an iterator, and this run's data differs"):
+        run(ONE, 8, keeping(tmp_path / "whole"))
+    with pytest.raises(UsageError, match="stores no position of an iterator"):
+        run(ONE, 8, keeping(tmp_path / "function"), batches=batches())
+    with pytest.raises(md.MeshdslError, match="ended before step 10"):
+        run(ONE, 10, keeping(tmp_path / "whole"), batches=batches())
+    with pytest.raises(md.MeshdslError, match="has the methods __next__, get_state and set_state; got list_iterator"):
+        Iterated(iter([]), held_out=lambda i: {})  # type: ignore[arg-type]  # the mistake that is tested
+
+
+def test_keys_of_many_steps_are_those_of_each():
+    key = md.random.key(3)
+    keys = _Keys(key)
+    for step in (1, 2, 512, 513, 7, 2**32 - 1):
+        assert np.array_equal(keys.at(step).numpy(), md.random.fold_in(key, step).numpy()), step
+
+
+class Described:
+    """Batches that say what they are."""
+
+    def __init__(self, **fields: Any):
+        self.data, self.fields = data_for(tiny, 0), fields
+
+    def __call__(self, split: str, step: int) -> Any:
+        return self.data(split, step)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "files", **self.fields}
+
+
+def test_resume_reports_changed_data(tmp_path: Path):
+    hostile = "\x1b]0;owned\x07"
+    run(ONE, 1, keeping(tmp_path), batches=Described(sha256="abc", files={"a": 1, "b": hostile}))
+    records = run(ONE, 2, keeping(tmp_path), batches=Described(sha256="abd", files={"a": 1, "b": 2}))
+    lines = ["data.files.b was \\x1b]0;owned\\x07, now it is 2", "data.sha256 was abc, now it is abd"]
+    assert records[1]["changed"] == lines
+    assert run(ONE, 3, keeping(tmp_path), batches=Described(sha256="abd", files={"a": 1, "b": 2}))[1]["changed"] == []
+    records = run(ONE, 4, keeping(tmp_path), batches=Described(long="x" * 10_000))
+    assert any(line.startswith("data.sha256 was") for line in records[1]["changed"])
+    assert run(ONE, 5, keeping(tmp_path), batches=Described(long="x" * 10_000))[1]["changed"] == []
 
 
 def nan_at(*steps: int) -> Callable[[str, int], Any]:

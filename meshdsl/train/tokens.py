@@ -1,0 +1,173 @@
+"""Training data from files of token ids: memory-mapped, in windows, shuffled anew in every epoch.
+
+A batch is a pure function of (split, step), so a resumed run reads exactly the batches that it would have read. In each
+epoch, every window of the training files is in exactly one batch. The shuffle is a permutation that is computed for
+one window at a time (a Feistel network with cycle walking: Black and Rogaway, 2002, "Ciphers with arbitrary finite
+domains", section 4), so it needs no memory, whatever the number of windows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+
+from .data import SPLITS
+
+__all__ = ["TokenFiles", "shuffled"]
+
+_DTYPES = ("uint8", "uint16", "uint32", "int32")
+_SAMPLE = 1 << 16  # bytes at each end of a file that its hash covers
+_ROUNDS = 4
+
+
+def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
+    """The place of `position` in a permutation of `range(count)` that depends on seed and epoch.
+
+    >>> sorted(shuffled(n, 5, seed=0, epoch=1) for n in range(5))
+    [0, 1, 2, 3, 4]
+    """
+    half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
+    while True:
+        position = _feistel(position, half, seed, epoch)
+        if position < count:
+            return position
+
+
+def _feistel(n: int, half: int, seed: int, epoch: int) -> int:
+    """A permutation of the numbers of `2 * half` bits."""
+    mask = (1 << half) - 1
+    left, right = n >> half, n & mask
+    for number in range(_ROUNDS):
+        words = f"{seed} {epoch} {number} {right}".encode("ascii")
+        left, right = right, left ^ (int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") & mask)
+    return left << half | right
+
+
+class _Windows:
+    """The windows of `length + 1` tokens of some files, in the order of the files; consecutive ones share a token."""
+
+    def __init__(self, paths: Sequence[str | Path], dtype: str, length: int):
+        self.paths = [Path(path) for path in paths]
+        self.length = length
+        self.files = [_mapped(path, dtype) for path in self.paths]
+        self.starts = [0, *itertools.accumulate((len(file) - 1) // length for file in self.files)]
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    def __getitem__(self, n: int) -> np.ndarray:
+        number = bisect.bisect_right(self.starts, n) - 1
+        begin = (n - self.starts[number]) * self.length
+        return self.files[number][begin : begin + self.length + 1]
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [
+            {"file": path.name, "tokens": len(file), "sha256_of_ends": _sha256_of_ends(path)}
+            for path, file in zip(self.paths, self.files, strict=True)
+        ]
+
+
+class TokenFiles:
+    """Batches of `tokens` and `targets` (the tokens that follow), int32 of shape [batch, length], from token files.
+
+    A file is an array of token ids, without a header: uint8, uint16, uint32 or int32, little-endian. Use it as the data
+    of a workload: `data=lambda c, seed: TokenFiles(["train.bin"], ["valid.bin"], seed=seed, batch=8, length=128)`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.arange(41, dtype=np.uint16).tofile(f"{folder}/train.bin")
+    ...     files = TokenFiles([f"{folder}/train.bin"], [f"{folder}/train.bin"], seed=0, batch=2, length=5)
+    ...     files("train", 1)["tokens"].shape, files.windows, sorted(
+    ...         int(row[0]) for step in range(1, 5) for row in files("train", step)["tokens"])
+    ((2, 5), 8, [0, 5, 10, 15, 20, 25, 30, 35])
+
+    With `processes`, the rows of a batch are those of one process only, `batch / processes` of them, for loops that
+    build global arrays from local ones; `meshdsl train` passes whole batches. Evaluation reads the windows of the
+    held-out files in order, from the first. Raises `MeshdslError` for a file that is missing or too short.
+    """
+
+    def __init__(
+        self,
+        train: Sequence[str | Path],
+        held_out: Sequence[str | Path] = (),
+        *,
+        seed: int,
+        batch: int,
+        length: int,
+        dtype: str = "uint16",
+        process: int = 0,
+        processes: int = 1,
+    ):
+        if dtype not in _DTYPES:
+            raise md.MeshdslError(f"the dtype of a token file is one of {', '.join(_DTYPES)}, got {dtype!r}")
+        if min(batch, length, processes) < 1 or not 0 <= process < processes or batch % processes:
+            raise md.MeshdslError(
+                f"batch {batch} and length {length} must be at least 1, and the batch a multiple of the {processes} "
+                f"processes; process {process} must be from 0 to {processes - 1}"
+            )
+        self.seed, self.batch, self.length, self.dtype = seed, batch, length, dtype
+        self.process, self.processes = process, processes
+        self._splits = {
+            SPLITS[0]: _Windows(train, dtype, length),
+            SPLITS[1]: _Windows(held_out, dtype, length),
+        }
+        if not len(self._splits[SPLITS[0]]):
+            raise md.MeshdslError(f"the training files have no window of {length + 1} tokens\n  reduce the length")
+
+    @property
+    def windows(self) -> int:
+        """The number of windows in an epoch."""
+        return len(self._splits[SPLITS[0]])
+
+    def describe(self) -> dict[str, Any]:
+        """What is stored in checkpoints, and compared when a run resumes."""
+        return {
+            "kind": "tokens",
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "length": self.length,
+            **{split: windows.describe() for split, windows in self._splits.items()},
+        }
+
+    def __call__(self, split: str, step: int) -> Mapping[str, np.ndarray]:
+        windows = self._splits[split]
+        if not len(windows):
+            raise md.MeshdslError(f"there are no {split} files with a window of {self.length + 1} tokens")
+        share = self.batch // self.processes
+        first = (step - (split == SPLITS[0])) * self.batch + self.process * share  # training steps start at 1
+        rows = np.stack([windows[self._place(split, n, len(windows))] for n in range(first, first + share)])
+        return {"tokens": rows[:, :-1].astype(np.int32), "targets": rows[:, 1:].astype(np.int32)}
+
+    def _place(self, split: str, n: int, count: int) -> int:
+        """The window that is the n-th since the start of the run."""
+        epoch, position = divmod(n, count)
+        return shuffled(position, count, self.seed, epoch) if split == SPLITS[0] else position
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype).newbyteorder("<")
+    try:
+        size = os.path.getsize(path)
+        if size % kind.itemsize or size < 2 * kind.itemsize:
+            raise md.MeshdslError(f"{path} has {size} bytes, which are not two or more tokens of {dtype}")
+        return np.memmap(path, kind, mode="r")
+    except OSError as error:
+        raise md.MeshdslError(f"the token file {path} cannot be read: {error.strerror}") from None
+
+
+def _sha256_of_ends(path: Path) -> str:
+    """The hash of the first and last 64 kB of a file, which may be too large to read at every start."""
+    with path.open("rb") as file:
+        total = hashlib.sha256(file.read(_SAMPLE))
+        file.seek(max(os.path.getsize(path) - _SAMPLE, 0))
+        total.update(file.read(_SAMPLE))
+    return total.hexdigest()

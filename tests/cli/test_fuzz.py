@@ -1,0 +1,114 @@
+"""No command line, model file or environment gives a traceback; `python -m tests.cli.fuzz` draws many more."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from meshdsl.versions import OLDEST_JAX
+from tests.cli import fuzz
+from tests.cli.running import HERE, Run, here
+
+ROOT = HERE.parent.parent
+BIGRAM = "tests/cli/workloads.py:bigram"
+
+
+def test_cli_random_command_lines():
+    found = fuzz.fuzz(150, seed=0)
+    assert not found["failures"], "\n".join(found["failures"])
+
+
+@pytest.mark.parametrize("body", fuzz.BODIES)
+def test_model_files_that_go_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str):
+    monkeypatch.chdir(tmp_path)
+    Path("odd.py").write_bytes(fuzz.BODIES[body].encode("utf-8", "surrogateescape"))
+    run = here("analyze", "odd.py:lm")
+    assert run.code == (2 if body in ("prints", "empty") else 1) and run.err, run
+    assert not re.search("Traceback|InternalError|\x1b", run.err), run.err
+
+
+@pytest.mark.parametrize("place", fuzz.PLACES)
+def test_model_functions_that_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str):
+    """`sys.exit(0)` in a model file is no success."""
+    monkeypatch.chdir(tmp_path)
+    source = (HERE / "workloads.py").read_text()
+    odd = f"\n\nimport sys\n\ndef odd(*args):\n    sys.exit(0)\n\nlm = dataclasses.replace(bigram, {place}=odd)\n"
+    Path("odd.py").write_text(f"import dataclasses\n{source.replace('from __future__ import annotations', '')}{odd}")
+    run = here("train", "odd.py:lm", "--steps", "1", "--eval-batches", "0")
+    assert run.code == 1 and "odd.py:lm calls sys.exit(0)\n  at odd.py:" in run.err, run
+
+
+def test_json_has_no_prints_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    source = (HERE / "workloads.py").read_text()
+    Path("loud.py").write_text(
+        source.replace("def inputs(config: Config)", "print('top')\n\n\ndef inputs(config: Config)")
+    )
+    run = here("analyze", "loud.py:bigram", "--json")
+    assert run.code == 0 and [json.loads(line)["command"] for line in run.out.splitlines()] == ["analyze"], run
+    assert "top" in run.err
+
+
+def environment(arguments: list[str], **variables: str) -> Run:
+    command = [sys.executable, "-m", "meshdsl", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+    return Run(run.returncode, run.stdout, run.stderr)
+
+
+def test_cli_with_an_unknown_platform():
+    run = environment(["train", BIGRAM, "--steps", "1"], JAX_PLATFORMS="nope")
+    assert run.code == 1 and run.err.startswith("MeshdslError: JAX cannot start: JAX_PLATFORMS is 'nope'; "), run
+    assert "Traceback" not in run.err
+
+
+def test_cli_says_first_that_jax_is_too_old(tmp_path: Path):
+    folder = tmp_path / "jax-0.4.30.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.4.30\n")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    for arguments in (["train", BIGRAM], ["explain", "nothing.py:x"]):
+        run = environment(arguments, PYTHONPATH=path)
+        assert run.code == 1 and run.err.startswith(
+            "MeshdslError: meshdsl needs JAX 0.10.2 or newer; installed: 0.4.30"
+        )
+    script = "import meshdsl as md\ntry: md.Dim\nexcept Exception as e: print(e)"
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env)
+    assert "needs JAX 0.10.2 or newer" in run.stdout
+    assert environment(["--version"], PYTHONPATH=path).code == 0
+
+
+def test_oldest_jax_is_that_of_the_package():
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"jax>={'.'.join(map(str, OLDEST_JAX))},<0.11" in required
+    assert importlib.metadata.version("jax")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "1" + "0" * 20], "--devices: must be at most"),
+        (["--steps", "9" * 5000], "--steps: must be at most"),
+        (["--steps", "\N{SUPERSCRIPT TWO}"], "--steps: must be an integer from 0"),
+        (["--steps", "\N{ARABIC-INDIC DIGIT TWO}"], "--steps: must be an integer from 0"),
+        (["--seed", "9" * 5000], "--seed: must be an integer"),
+        (["--set", "learning_rate=-1"], "the learning rate must be at least 0, got -1.0"),
+        (["--set", "learning_rate=nan"], "the learning rate must be at least 0, got nan"),
+        (["--checkpoints", "x" * 300], "x: File name too long"),
+        (["--config", "x" * 300], "cannot be read: File name too long"),
+        (["--metrics", "x" * 300], "cannot be written"),
+    ],
+)
+def test_cli_errors_of_values(arguments: list[str], message: str):
+    run = here("train", f"{HERE / 'workloads.py'}:bigram", "--steps", "0", *arguments)
+    assert run.code in (1, 2) and message in run.err, run
+    assert "Traceback" not in run.err and len(run.err) < 1500

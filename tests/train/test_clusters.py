@@ -1,0 +1,118 @@
+"""`meshdsl train` under a cluster starts as one of its processes without options; the environment is simulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+import meshdsl as md
+from meshdsl.checkpoint.directory import step_numbers
+from meshdsl.commands import devices
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def slurm(rank: int, port: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "4711", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_NODES": "1", "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
+def open_mpi(rank: int, port: int) -> dict[str, str]:
+    return {
+        "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://127.0.0.1,10.148.0.1:34911", "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "JAX_COORDINATOR_PORT": str(port),
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", [slurm, open_mpi])
+def test_train_under_a_cluster(tmp_path: Path, environment: Any):
+    port = free_port()
+    command = [sys.executable, "-m", "meshdsl", "train", "tests/train/tiny.py:tiny", "--layout", "data", "--json"]
+    command += ["--devices", "2", "--steps", "3", "--checkpoints", str(tmp_path / "run")]
+    runs = [
+        subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, **environment(rank, port)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [run.communicate(timeout=240) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+            run.wait()
+    assert [run.returncode for run in runs] == [0, 0], said
+    events = [json.loads(line)["event"] for line in said[0][0].splitlines()]  # also Gloo's own line goes to stderr
+    assert events[0] == "start" and events[-1] == "end" and said[1][0] == "", said
+    assert step_numbers(tmp_path / "run")[-1] == 3
+    assert len(list((tmp_path / "run" / "step-00000003").glob("part-*.bin"))) == 2, "each process writes its part"
+
+
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
+TPU = {"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        (slurm(0, 1), "SLURM"),
+        (open_mpi(0, 1), "Open MPI"),
+        (KUBERNETES, "Kubernetes"),
+        (TPU, "a TPU pod"),
+        ({}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, without srun
+        ({**slurm(0, 1), "SLURM_NTASKS": "1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),  # a pod that is not one of an indexed job
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, None),
+    ],
+)
+def test_start_finds_the_cluster(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str], name: str | None):
+    calls: list[tuple[Any, ...]] = []
+    found = devices.cluster_of(environment)
+    assert (found.name if found else None) == name
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(jax.config, "update", lambda *setting: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args: calls.append(args))
+    options = SimpleNamespace(coordinator=None, processes=None, process=None, devices=None, cluster="auto")
+    devices.start(options, md.Mesh("all:1"))  # type: ignore[arg-type]  # only these fields are read
+    assert calls == ([(None, None, None)] if name else [])
+    options.cluster = "none"
+    devices.start(options, md.Mesh("all:1"))  # type: ignore[arg-type]
+    assert len(calls) == bool(name)
+
+
+def test_start_names_the_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    def unreachable(*args: Any) -> None:
+        raise RuntimeError("deadline exceeded")
+
+    for variable, value in slurm(0, 1).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(jax.config, "update", lambda *setting: None)
+    monkeypatch.setattr(jax.distributed, "initialize", unreachable)
+    options = SimpleNamespace(coordinator=None, processes=None, process=None, devices=None, cluster="auto")
+    with pytest.raises(md.MeshdslError, match="could not connect under SLURM: deadline exceeded\n  to run as a single"):
+        devices.start(options, md.Mesh("all:1"))  # type: ignore[arg-type]
+    options.devices = 3
+    with pytest.raises(md.MeshdslError, match="--devices 3 cannot be divided among 2 processes"):
+        devices.start(options, md.Mesh("all:1"))  # type: ignore[arg-type]

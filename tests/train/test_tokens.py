@@ -1,0 +1,73 @@
+"""Token files: every window once an epoch, by any number of processes, and the same batch for the same step."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.train.tokens import TokenFiles, shuffled
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 257, 1000])
+def test_shuffled_is_a_permutation(count: int):
+    orders = {tuple(shuffled(n, count, seed, epoch) for n in range(count)) for seed in (0, 1) for epoch in (0, 1)}
+    assert all(sorted(order) == [*range(count)] for order in orders)
+    assert count < 16 or len(orders) == 4
+
+
+def files(folder: Path, draw: random.Random, length: int) -> list[Path]:
+    """Files whose tokens are unique, so that a window is known by its first token."""
+    paths, first = [], 0
+    for n in range(draw.randrange(1, 4)):
+        tokens = draw.randrange(length + 1, 20 * length)
+        np.arange(first, first + tokens, dtype=np.uint16).tofile(folder / f"{n}.bin")
+        paths.append(folder / f"{n}.bin")
+        first += tokens
+    return paths
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_token_files_read_every_window_once_an_epoch(tmp_path: Path, seed: int):
+    draw = random.Random(seed)
+    length, processes = draw.randrange(1, 9), draw.choice([1, 2, 3])
+    batch, paths = processes * draw.randrange(1, 5), files(tmp_path, draw, length)
+    options: dict[str, Any] = {"seed": seed, "batch": batch, "length": length}
+    whole = TokenFiles(paths, paths[:1], **options)
+    parts = [TokenFiles(paths, **options, process=i, processes=processes) for i in range(processes)]
+    seen: list[int] = []
+    for step in range(1, 3 * whole.windows // batch + 2):
+        found = whole("train", step)
+        joined = np.concatenate([part("train", step)["tokens"] for part in parts])
+        assert np.array_equal(found["tokens"], joined), "the processes have the rows of the batch"
+        assert np.array_equal(found["tokens"][:, 1:], found["targets"][:, :-1])
+        assert (found["targets"] == found["tokens"] + 1).all(), "no window crosses files"
+        seen += found["tokens"][:, 0].tolist()
+    epochs = [seen[n : n + whole.windows] for n in range(0, len(seen) - whole.windows + 1, whole.windows)]
+    assert all(len(set(epoch)) == whole.windows for epoch in epochs) and len(epochs) >= 2
+    assert whole.windows < 8 or epochs[0] != epochs[1]
+    assert np.array_equal(whole("held_out", 0)["tokens"][0], np.arange(length))
+    assert TokenFiles(paths, **options).describe() != TokenFiles(paths[::-1], **options).describe() or len(paths) == 1
+
+
+def test_token_files_errors(tmp_path: Path):
+    good, odd = tmp_path / "good.bin", tmp_path / "odd.bin"
+    np.arange(9, dtype=np.uint16).tofile(good)
+    odd.write_bytes(b"abc")
+    options: dict[str, Any] = {"seed": 0, "batch": 2, "length": 4}
+    for paths, changes, message in [
+        ([tmp_path / "none.bin"], {}, "none.bin cannot be read: No such file"),
+        ([odd], {}, "odd.bin has 3 bytes, which are not two or more tokens of uint16"),
+        ([good], {"length": 9}, "have no window of 10 tokens"),
+        ([good], {"dtype": "float32"}, "the dtype of a token file is one of"),
+        ([good], {"processes": 3}, "a multiple of the 3 processes"),
+        ([good], {"process": 1}, "process 1 must be from 0 to 0"),
+    ]:
+        with pytest.raises(md.MeshdslError, match=message):
+            TokenFiles(paths, **{**options, **changes})
+    with pytest.raises(md.MeshdslError, match="there are no held_out files with a window of 5 tokens"):
+        TokenFiles([good], **options)("held_out", 0)
