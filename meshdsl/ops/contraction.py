@@ -103,7 +103,9 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
     dtype = located(lambda: as_dtype(dtype or xs[0].dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
-        xs = promote(*(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs)))
+        xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
+        if len({x.dtype for x in xs}) > 1:  # some were summed, in the dtype of the sum
+            xs = tuple(cast(x, dtype) for x in xs)
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)
 
 

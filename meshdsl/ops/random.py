@@ -336,7 +336,7 @@ def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor
     return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
 
 
-def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int32") -> Tensor:
+def randint(key: Tensor, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32") -> Tensor:
     """Draw uniform integers from `low` (inclusive) to `high` (exclusive).
 
     >>> import meshdsl as md
@@ -345,8 +345,7 @@ def randint(key: Tensor, dims: DimsLike, low: Any, high: Any, dtype: Any = "int3
 
     Raises `ShapeError` if two numbers leave no integer between them. Where tensors do, the result is `low`.
     """
-    low, high = (x if isinstance(x, Tensor) else as_tensor(x).item() for x in (low, high))
-    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and not low < high:
+    if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and not low < high:
         raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
     shape, dtype = _dims(dims), located(lambda: _dtype_of_kind("randint", dtype, "i", "integers"))
     sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
