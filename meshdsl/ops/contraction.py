@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..backend import Local, letters
@@ -105,7 +104,8 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
         xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
         if len({x.dtype for x in xs}) > 1:  # some were summed, in the dtype of the sum
-            xs = tuple(cast(x, dtype) for x in xs)
+            widest = builtins.max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
+            xs = tuple(cast(x, widest) for x in xs)
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)
 
 
@@ -116,8 +116,8 @@ def _without_alone(x: Tensor, others: Sequence[Tensor], out: Shape, dtype: np.dt
     """
     kept = {d.name for d in out} | {d.name for y in others for d in y.dims}
     alone = [d for d in x.dims if d.name not in kept]
-    wide = np.dtype(jnp.promote_types(x.dtype, dtype)) if kind(x.dtype) == kind(dtype) else x.dtype
-    return sum(cast(x, wide), alone) if alone else x
+    wider = kind(x.dtype) == kind(dtype) and dtype.itemsize > x.dtype.itemsize
+    return sum(cast(x, dtype) if wider else x, alone) if alone else x
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:
