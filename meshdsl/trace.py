@@ -180,7 +180,7 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
     if "control" in params:
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
-    if len(ins) > 1 and _on_other_devices([x._array for x in ins]):
+    if len(ins) > 1 and _on_other_devices([x.stored for x in ins]):
         raise at(
             ShapeError(
                 f"{op.name} of tensors on different devices: results of functions compiled for "

@@ -161,12 +161,21 @@ class Tensor:
             raise at(
                 TraceError(
                     f"a traced tensor has no values yet, so {what} cannot be read\n"
-                    f"  it is {self.type}, and stands for whatever the compiled program will compute\n"
+                    f"  its type is {self.type}; the compiled program computes its values\n"
                     "  return it from the function, or compute with md operations instead of NumPy's"
                 ),
                 caller(),
             )
-        return self._array
+        stored = self._array
+        if isinstance(stored, jax.Array) and not isinstance(stored, Tracer) and stored.is_deleted():
+            raise at(
+                ShapeError(
+                    f"tensor {self.type} was donated to an earlier call, which has overwritten its memory\n"
+                    "  use the result that replaced it, or leave the argument out of donate="
+                ),
+                caller(),
+            )
+        return stored
 
     def __bool__(self) -> bool:
         if self._array is None:
@@ -259,7 +268,10 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
     except ValueError:
         raise ShapeError(f"the rows of {_short(x)} have different lengths or types") from None
     if values.dtype.kind not in "biufcV" or values.dtype.names is not None:
-        raise ShapeError(f"an array of numbers or booleans is needed, got {_short(x)} ({type(x).__name__})")
+        raise ShapeError(
+            f"expected a tensor, or numbers or booleans; got {_short(x)} ({type(x).__name__})\n"
+            "  give an array's dims names with md.tensor(array, dims)"
+        )
     return values
 
 

@@ -19,6 +19,13 @@ ON_ROWS = md.compile(lambda x: x * 2, "rows:2", "batch:rows")
 ON_COLS = md.compile(lambda x: x * 2, "cols:4", "io:cols")
 
 
+def donated() -> md.Tensor:
+    """A tensor that a compiled function has overwritten."""
+    x = md.compile(lambda x: x * 2, "rows:2", "batch:rows")(X)
+    md.compile(lambda x: x * 3, "rows:2", "batch:rows", donate=0)(x)
+    return x
+
+
 def odd(value: Any) -> Any:
     """An argument of a type that a type checker would refuse."""
     return value
@@ -37,9 +44,9 @@ REALISTIC: dict[str, tuple[Callable[[], Any], str]] = {
     "JAX key": (lambda: md.random.normal(odd(jax.random.key(0)), "a:3"), "md.random.key(seed)"),
     "JAX key as a tensor": (lambda: md.tensor(jax.random.key(0)), "md.random.key(seed)"),
     "ragged rows": (lambda: md.tensor([[1, 2], [3]], "a b"), "different lengths"),
-    "objects": (lambda: md.tensor(np.array(["a", None], object), "a"), "numbers or booleans"),
-    "nothing": (lambda: md.tensor(None), "numbers or booleans"),
-    "beyond 64 bits": (lambda: md.tensor([10**30], "a"), "numbers or booleans"),
+    "objects": (lambda: md.tensor(np.array(["a", None], object), "a"), "numbers or booleans;"),
+    "nothing": (lambda: md.tensor(None), "numbers or booleans;"),
+    "beyond 64 bits": (lambda: md.tensor([10**30], "a"), "numbers or booleans;"),
     "slice from a half": (lambda: md.slice(X, "io", odd(0.5), 1), "0.5 (float); expected int"),
     "shift by a text": (lambda: md.shift(X, "io", odd("1")), "'1' (str); expected int"),
     "empty range": (lambda: md.random.randint(md.random.key(0), "a:2", 5, 1), "no integer from 5 to below 1"),
@@ -50,6 +57,7 @@ REALISTIC: dict[str, tuple[Callable[[], Any], str]] = {
     "jnp array": (lambda: md.sum(jnp.ones(3)), "md.tensor(array, dims)"),
     "in jit": (lambda: jax.jit(lambda a: md.tensor(a, "a"))(jnp.ones(3)), "a JAX transformation"),
     "tensors of two meshes": (lambda: ON_ROWS(X) + ON_COLS(X), "different devices"),
+    "donated tensor": (lambda: donated() + 1, "was donated to an earlier call"),
     "too few arguments": (lambda: ON_ROWS(), "takes"),
     "einsum of nothing": (lambda: md.einsum(out="io"), "at least one tensor"),
     "norm of integers": (lambda: md.optim.global_norm({"w": md.tensor([1])}), "a norm needs floats"),
