@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import meshdsl as md
 from meshdsl.lowering.collectives import AllGather
+from meshdsl.lowering.partition.whole_dims import whole_dims
 
 CACHE = {kind: md.spec("batch:4 memory:64 heads:8 head:16") for kind in ("k", "v")}
 
@@ -34,3 +36,12 @@ def test_whole_dims_splits_a_dim_that_only_one_of_two_readers_needs_whole() -> N
     args = md.spec("memory:8 head:6"), md.spec("head:6 memory:4"), md.spec("", "int32")
     program = md.compile(both, "all:2", "memory:all").program(*args)
     assert program.outs[1].sharding.axes("memory") == ("all",)
+
+
+def test_whole_dims_of_rows_do_not_include_the_scanned_dim() -> None:
+    def stacked(x: md.Tensor) -> md.Tensor:
+        rows = md.scan(lambda c, x: (c, x * 2), md.tensor(0.0), x, over="t")[1]
+        return md.scan(lambda c, row: (c + row, row), md.tensor(np.zeros(4, np.float32), "b"), rows, over="t")[0]
+
+    whole = whole_dims(md.compile(stacked, "all:2").graph(md.spec("t:3 b:4")))
+    assert set().union(*whole.values()) == {"t"}

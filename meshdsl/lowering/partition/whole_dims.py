@@ -61,7 +61,7 @@ def _read_by_loop(loop: Eqn, scan: Scan, i: int, found: WholeDims) -> frozenset[
         n = scan.carries
         results = dict.fromkeys(body.outs[:n], NONE)
         for v, out in zip(body.outs[n:], loop.outs[n:], strict=True):
-            dims = found.get(out, NONE)
+            dims = found.get(out, NONE) & {d.name for d in v.shape}  # the scanned dim is not a dim of the row
             results[v] = results.get(v, dims) & dims
         _collect(body, results, found)
     inside = found.get(body.ins[i], NONE)
