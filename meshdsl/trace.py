@@ -276,8 +276,7 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
     if isinstance(x, Tensor):
         return x
     try:
-        # an integer has to fit into `dtype`, which may hold more than JAX's default integers
-        array = np.asarray(x) if isinstance(x, int) and dtype is not None else np.asarray(array_of(x))
+        array = np.asarray(array_of(x))
     except MeshdslError as error:
         raise at(error, _where()) from None
     if array.ndim:

@@ -83,6 +83,8 @@ def _notes(report: Report) -> list[str]:
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
         notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
+    if report.machine.profile is not None:
+        notes += [str(report.machine.profile), str(report.coverage)]
     return notes
 
 
