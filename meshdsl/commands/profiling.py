@@ -19,9 +19,9 @@ def profile(options: argparse.Namespace) -> int:
     """Measure every kernel of the step, and of the step under each overlap plan; extend or write the profile."""
     import jax
 
-    from ..checkpoint.X import write_text
     from ..compilers.calibrate import QUICK, Plan
     from ..compilers.profiler import measure
+    from ..report.files import write_text
 
     options.workload, target = options.profile, Path(options.out)
     options.profile = None  # plans are made with the machine's own figures
