@@ -51,7 +51,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
 
 def queued(program: Program) -> bool:
     """Whether a collective starts while another one on its axes has not been waited for."""
-    start_of = {eqn.outs[0]: eqn for eqn in program.eqns if isinstance(eqn.op, Start)}
+    axes_of = {eqn.outs[0]: eqn.op.axes for eqn in program.eqns if isinstance(eqn.op, Start)}
     flying: set[tuple[str, ...]] = set()
     for eqn in program.eqns:
         if isinstance(eqn.op, Start):
@@ -59,7 +59,7 @@ def queued(program: Program) -> bool:
                 return True
             flying.add(eqn.op.axes)
         elif eqn.op is WAIT:
-            flying.discard(start_of[eqn.ins[0]].op.axes)
+            flying.discard(axes_of[eqn.ins[0]])
     return False
 
 
