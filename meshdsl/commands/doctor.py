@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="with --calibrate or --profile: fewer points, or shorter measurements, in a third of the time",
     )
-    measured = parser.add_argument_group("with --profile")
+    measured: Any = parser.add_argument_group("with --profile")
     workload_options(measured)
     step_options(measured)
     overlap_option(measured, several=True)
