@@ -38,6 +38,11 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         help=f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})",
     )
     parser.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="measured times of kernels, from `meshdsl doctor --profile`; preferred to the machine's figures",
+    )
+    parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
     )
     parser.add_argument(
@@ -146,7 +151,9 @@ def machine_of(options: argparse.Namespace) -> Any:
     from ..train import UsageError
 
     try:
-        return machine(DEFAULT_MACHINE if options.machine is None else options.machine)
+        return machine(
+            DEFAULT_MACHINE if options.machine is None else options.machine, profile=getattr(options, "profile", None)
+        )
     except MachineError as error:
         raise UsageError(str(error)) from None
 

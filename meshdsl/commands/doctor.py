@@ -7,7 +7,9 @@ import os
 import re
 from typing import Any
 
-from .common import FAILURE, OK, command, out_file, print_json, version
+from .common import FAILURE, OK, command, out_file, print_json, version, workload_options
+from .costing import overlap_option, step_options
+from .profiling import profile
 
 __all__ = ["add"]
 
@@ -26,18 +28,37 @@ def add(commands: Any) -> None:
         "$MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="with --calibrate: measure fewer points, in a third of the time"
+        "--profile",
+        metavar="WORKLOAD",
+        help="measure the kernels of a workload's step on this computer's devices instead, and write the file that "
+        "--profile of analyze, compare and explain reads",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="with --calibrate or --profile: fewer points, or shorter measurements, in a third of the time",
+    )
+    measured: Any = parser.add_argument_group("with --profile")
+    workload_options(measured)
+    step_options(measured)
+    overlap_option(measured, several=True)
+    measured.add_argument("--machine", metavar="NAME", help="the machine that overlap plans are made for")
+    measured.add_argument(
+        "--out",
+        type=_machine_file,
+        default="profile.toml",
+        metavar="FILE",
+        help="the profile; one of the same device and JAX version is extended (default profile.toml)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print versions, devices and problems, and return 1 if there are problems; or calibrate."""
+    """Print versions, devices and problems, and return 1 if there are problems; or calibrate, or profile."""
+    _check(options)
     if options.calibrate is not None:
         return _calibrate(options)
-    if options.quick:
-        from ..train import UsageError
-
-        raise UsageError("--quick has no effect without --calibrate")
+    if options.profile is not None:
+        return profile(options)
     versions, problems = _examine()
     if options.json:
         print_json({"command": "doctor", **versions, "problems": problems, "ok": not problems})
@@ -48,6 +69,20 @@ def run(options: argparse.Namespace) -> int:
             print(f"problem: {problem}")
         print("problems found" if problems else "no problems found")
     return FAILURE if problems else OK
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that have no effect together."""
+    from ..train import UsageError
+
+    if options.calibrate is not None and options.profile is not None:
+        raise UsageError("--calibrate and --profile measure different things; give one of them")
+    if options.quick and options.calibrate is None and options.profile is None:
+        raise UsageError("--quick has no effect without --calibrate or --profile")
+    given = ("layout", "mesh", "settings", "batch", "length", "overlap", "machine", "forward")
+    unused = [f"--{name}" for name in given if getattr(options, name)]
+    if unused and options.profile is None:
+        raise UsageError(f"{unused[0].replace('settings', 'set')} has no effect without --profile")
 
 
 def _machine_file(text: str) -> str:

@@ -30,14 +30,14 @@ from ..cost.machine_file import MachineError
 from ..cost.network import KINDS, monotone
 from ..report.files import write_text
 
-__all__ = ["calibrate"]
+__all__ = ["QUICK", "Plan", "calibrate", "per_trip"]
 
 Array = Any
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """Measured sizes: sides of square products, channels of convolutions, elements of a copy, bytes of a collective.
 
     All are large enough that launch time is negligible; below them the rates are constant.
@@ -52,7 +52,7 @@ class _Plan:
     rounds: int = 3
 
 
-QUICK = _Plan((64, 256), (8, 16), 2**21, (2**10, 2**16, 2**20), 0.01, 0.5, 2)
+QUICK = Plan((64, 256), (8, 16), 2**21, (2**10, 2**16, 2**20), 0.01, 0.5, 2)
 
 
 def calibrate(
@@ -80,16 +80,28 @@ def calibrate(
     if target.exists() and not target.is_file():
         raise MachineError(f"{target} is not a file; give the path of a .toml file")
     say = progress or (lambda text: print(text, file=sys.stderr, flush=True))
-    text = _document(_Bench(available[:devices], QUICK if quick else _Plan()), say)
+    text = _document(_Bench(available[:devices], QUICK if quick else Plan()), say)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, text)
     return target
 
 
+def per_trip(run: Callable[[int], float], plan: Plan) -> float:
+    """Seconds of one trip, from a function of the number of trips that returns their seconds and a constant."""
+    deadline = time.perf_counter() + plan.limit
+    start = run(0)
+    trips, elapsed = 1, run(1)
+    while elapsed - start < plan.seconds and trips < 2**14 and time.perf_counter() < deadline:
+        each = max(elapsed - start, 1e-7) / trips
+        trips = min(2**14, max(2 * trips, math.ceil(1.2 * plan.seconds / each)))
+        elapsed = run(trips)
+    return max(elapsed - start, 1e-9) / trips
+
+
 class _Bench:
     """Measure instructions on all devices at once."""
 
-    def __init__(self, devices: Sequence[Any], plan: _Plan):
+    def __init__(self, devices: Sequence[Any], plan: Plan):
         self.devices = devices
         self.plan = plan
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -99,14 +111,7 @@ class _Bench:
 
         Devices along the mesh axis "group" may communicate.
         """
-        run, deadline = self.loop(step, blocks, group), time.perf_counter() + self.plan.limit
-        start = run(0)
-        trips, elapsed = 1, run(1)
-        while elapsed - start < self.plan.seconds and trips < 2**14 and time.perf_counter() < deadline:
-            per_trip = max(elapsed - start, 1e-7) / trips
-            trips = min(2**14, max(2 * trips, math.ceil(1.2 * self.plan.seconds / per_trip)))
-            elapsed = run(trips)
-        return max(elapsed - start, 1e-9) / trips
+        return per_trip(self.loop(step, blocks, group), self.plan)
 
     def loop(self, step: Callable[..., Any], blocks: Sequence[Array], group: int) -> Callable[[int], float]:
         """A function from the number of repeats of `step` to their total seconds, the median of several rounds."""

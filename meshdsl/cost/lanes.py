@@ -17,7 +17,7 @@ from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, full_bytes
-from .roofline import roofline
+from .roofline import kernel_time
 
 __all__ = ["COMPUTE", "Event", "Schedule", "Span"]
 
@@ -146,7 +146,7 @@ class Schedule:
     def item(self, step: Step, depth: int) -> _Item:
         if isinstance(step, Kernel):
             lines = self.ledger.of(step)
-            bound = roofline(lines, self.machine)
+            bound = kernel_time(step, lines, self.ledger.program, self.machine)
             weights = {line.index: w for line, w in zip(lines, bound.weights, strict=True)}
             return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):

@@ -11,7 +11,7 @@ import os
 import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import nearest
 from .machine_file import MachineError, read
 from .network import KINDS, Network
+from .profile import Profile, load_profile
 
 __all__ = ["Machine", "MachineError", "machine", "machines"]
 
@@ -59,6 +60,7 @@ class Machine:
     overlapped_by_compiler: tuple[str, ...] = KINDS  # kinds that the device's compiler is assumed to overlap by itself
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> source of its figure
     file: str = ""
+    profile: Profile | None = None  # measured times of kernels, preferred to the figures above
 
     @property
     def platform(self) -> str:
@@ -108,18 +110,23 @@ def _on(curve: Sequence[tuple[float, float]], size: float) -> float:
     return y0 + (y1 - y0) * math.log(size / x0) / math.log(x1 / x0)
 
 
-def machine(name: str | os.PathLike[str]) -> Machine:
-    """Load the machine with this name, or from this file.
+def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None) -> Machine:
+    """Load the machine with this name, or from this file; with a profile, kernels in it take their measured times.
 
     A name is looked up in the folders of $MESHDSL_MACHINES (default ~/.config/meshdsl/machines), then among the
-    machines of the package. A `name` that ends in `.toml` or contains a path separator is a file.
+    machines of the package. A `name` that ends in `.toml` or contains a path separator is a file. `profile` is a file
+    that `meshdsl doctor --profile` has written.
 
     >>> machine("tpu-v5e").peak_of("bfloat16")
     197000000000000.0
 
     Raises `MachineError` for an unknown name, and for a malformed file, with all its problems.
     """
-    text = os.fspath(name)
+    found = _named(os.fspath(name))
+    return found if profile is None else replace(found, profile=load_profile(profile))
+
+
+def _named(text: str) -> Machine:
     if text.endswith(".toml") or os.sep in text:
         return _load(Path(text).expanduser())
     for folder in (*users_folders(), PACKAGED):

@@ -2,19 +2,24 @@
 
     seconds = max(products / (peak x efficiency) + other FLOPs / vector rate, bytes / bandwidth) + launch
 
-The lower bound is the same formula without launch, at full efficiency, with products and other FLOPs in parallel.
+The lower bound is the same formula without launch, at full efficiency, with products and other FLOPs in parallel. A
+kernel in the machine's profile takes its measured time instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import Op
-from .ledger import Line
+from ..lowering import Program
+from .fusion import Kernel
+from .kernel_form import form_of, work_of
+from .ledger import Ledger, Line
 from .machine import Machine
+from .profile import Coverage
 
-__all__ = ["Roofline", "roofline"]
+__all__ = ["Roofline", "coverage", "kernel_time", "roofline"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,14 @@ class Roofline:
     launch: float
     least: float  # lower bound: full efficiency, everything overlaps
     weights: tuple[float, ...]  # one per line; they sum to 1
+    measured: float | None = None  # from the machine's profile
+    source: str = "missing"  # "exact" or "interpolated" if measured
 
     @property
     def seconds(self) -> float:
-        """The estimated time."""
+        """The measured or estimated time."""
+        if self.measured is not None:
+            return self.measured
         return max(self.products + self.vector, self.memory) + self.launch
 
     @property
@@ -40,6 +49,31 @@ class Roofline:
         if self.launch > max(compute, self.memory):
             return "launch"
         return "compute" if compute >= self.memory else "memory"
+
+
+def kernel_time(kernel: Kernel, lines: Sequence[Line], program: Program, machine: Machine) -> Roofline:
+    """The time of one kernel: from the machine's profile if that has the kernel, otherwise its roofline."""
+    estimate = roofline(lines, machine)
+    if machine.profile is None:
+        return estimate
+    form = form_of(kernel, program)
+    measured = machine.profile.seconds(form, work_of(lines))
+    if measured is None:
+        return estimate
+    measured = max(measured, machine.launch)  # in the loop of a measurement, small kernels may have no launch
+    source = "interpolated" if machine.profile.exact(form) is None else "exact"
+    return replace(estimate, measured=measured, source=source, least=min(estimate.least, measured))
+
+
+def coverage(ledger: Ledger, machine: Machine) -> Coverage:
+    """How many kernels of a program have a time in the machine's profile."""
+    found = Coverage()
+    for step in dict.fromkeys(line.step for line in ledger.lines):
+        if isinstance(step, Kernel):
+            lines = ledger.of(step)
+            time = kernel_time(step, lines, ledger.program, machine)
+            found.add(time.source, time.seconds * lines[0].trips)
+    return found
 
 
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:

@@ -16,7 +16,8 @@ from ..cost.fusion import Kernel, Step
 from ..cost.ledger import Ledger, Line
 from ..cost.machine import Machine
 from ..cost.memory import Memory
-from ..cost.roofline import roofline
+from ..cost.profile import Coverage
+from ..cost.roofline import coverage, roofline
 from ..cost.timeline import Cost, Timeline
 from ..layouts import Layout, Mesh
 from ..lowering import Program
@@ -133,6 +134,11 @@ class Report:
         bound = roofline(self.ledger.of(step), self.machine).bound
         return {"memory": "memory bandwidth", "launch": "kernel launches"}.get(bound, "compute")
 
+    @cached_property
+    def coverage(self) -> Coverage:
+        """How many kernels take their time from the machine's profile."""
+        return coverage(self.ledger, self.machine)
+
     @property
     def constraint(self) -> str:
         """The limiting resource: "memory" if the program doesn't fit, otherwise the resource with the most time."""
@@ -181,6 +187,7 @@ class Report:
                 "mesh": self.mesh.axes,
                 "layout": None if self.layout is None else str(self.layout),
                 "machine": {"name": self.machine.name, "title": self.machine.title, "hbm": self.machine.hbm},
+                "profile": self._profile(),
                 "placement": str(self.timeline.placement),
                 "notes": list(self.timeline.placement.notes),
                 "fits": self.fits,
@@ -204,6 +211,13 @@ class Report:
                 "memory": self.memory.to_dict(),
             }
         )
+
+    def _profile(self) -> dict[str, Any] | None:
+        profile = self.machine.profile
+        if profile is None:
+            return None
+        origin = {name: getattr(profile, name) for name in ("file", "device", "jax", "date", "rounds")}
+        return origin | vars(self.coverage)
 
     def __repr__(self) -> str:
         what = f"{self.title!r} on " if self.title else ""

@@ -83,6 +83,11 @@ def _notes(report: Report) -> list[str]:
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
         notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
+    profile = report.machine.profile
+    if profile is not None:
+        notes += [str(profile), str(report.coverage)]
+        if profile.platform != report.machine.platform:
+            notes.append(f"the profile is of {profile.platform} devices, and {report.machine.name} has others")
     return notes
 
 

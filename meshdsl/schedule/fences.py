@@ -51,13 +51,15 @@ def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
     inside = {start: [kernels[e] for e in eqns if e in kernels] for start, eqns in windows(program).items()}
     start_of = {wait: start for start, wait in pairs(program).items()}
     made = _Fenced(program)
+    before: Eqn | None = None
     for eqn in program.eqns:
         if isinstance(eqn.op, Start) and inside[eqn]:
-            made.start(eqn, inside[eqn])
+            made.start(eqn, inside[eqn], before.outs if before is not None and before.op is WAIT else ())
         elif eqn.op is WAIT and inside[start_of[eqn]]:
             made.wait(eqn, inside[start_of[eqn]])
         else:
             made.add(eqn)
+        before = eqn
     return program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs))
 
 
@@ -85,17 +87,22 @@ class _Fenced:
         self.eqns.append(Eqn(FENCE, ins, tuple(outs), {}, eqn.where, eqn.backward))
         return outs
 
-    def start(self, eqn: Eqn, kernels: Sequence[Held]) -> None:
-        """Tie the collective's operand to the largest operand of each kernel whose operands are all defined here."""
+    def start(self, eqn: Eqn, kernels: Sequence[Held], arrived: Sequence[Var]) -> None:
+        """Tie the collective's operand to the largest operand of each kernel whose operands are all defined here, and
+        to the result of a wait directly before it.
+        """
         chosen: list[tuple[Eqn, Var]] = []
         for kernel in kernels:
             free = [edge for edge in kernel.reads if edge not in self.operands]
             if free and all(v in self.defined for _, v in kernel.reads):  # else it depends on kernels of the window
                 chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
         others = [v for v in dict.fromkeys(v for _, v in chosen) if v is not eqn.ins[0]]
-        if others:
-            operand, *tied = self.tie([eqn.ins[0], *others], eqn)
-            of = dict(zip(others, tied, strict=True))
+        arrived = [v for v in arrived if v is not eqn.ins[0]]
+        values = list(dict.fromkeys([*others, *arrived]))
+        if values:
+            operand, *tied = self.tie([eqn.ins[0], *values], eqn)
+            of = dict(zip(values, tied, strict=True))
+            self.new.update((v, of[v]) for v in arrived)
             self.operands.update((edge, of[edge[1]]) for edge in chosen if edge[1] in of)
             self.operands[eqn, eqn.ins[0]] = operand
         self.add(eqn)

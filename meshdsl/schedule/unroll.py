@@ -69,9 +69,9 @@ class _Unrolled:
 
     def reduces_rows(self, eqn: Eqn) -> bool:
         """Whether to replace a collective on a stack by the same collective on each of its rows."""
-        dim, (row, *_) = self.rows[eqn.ins[0]]
+        dim, rows = self.rows[eqn.ins[0]]
         op: Any = eqn.op
-        if self.program.local_bytes(row) < self.large:
+        if not rows or self.program.local_bytes(rows[0]) < self.large:  # a loop without trips has no rows
             return False
         return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
 

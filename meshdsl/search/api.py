@@ -84,7 +84,7 @@ def search(
     """
     try:
         compiled, args = _compiled(f, args, donate)
-        on = machine if isinstance(machine, Machine) else machine_named(machine)
+        on = _bounded(machine)
         request = SearchRequest(
             objective=objective,
             limit=on.hbm if limit is None else limit,
@@ -152,7 +152,7 @@ def search_overrides(
             _problem(f, compiled, args),
             mesh if isinstance(mesh, Mesh) else Mesh(mesh),
             layout if isinstance(layout, Layout) else Layout(layout),
-            machine if isinstance(machine, Machine) else machine_named(machine),
+            _bounded(machine),
             objective=objective,
             limit=limit,
             tensors=_names(tensors),
@@ -161,6 +161,18 @@ def search_overrides(
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def _bounded(machine: Machine | str | os.PathLike[str]) -> Machine:
+    """The machine, whose figures must bound every layout; raises `LayoutError` for a machine with a profile."""
+    on = machine if isinstance(machine, Machine) else machine_named(machine)
+    if on.profile is not None:
+        raise LayoutError(
+            f"a search takes no profile: machine {on.name!r} has {on.profile}\n"
+            "  its bounds are those of the machine's figures, and measured times may be below them; search without the "
+            "profile, then compare the best layouts with it"
+        )
+    return on
 
 
 def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:

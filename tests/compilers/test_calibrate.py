@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from meshdsl.compilers import calibrate as module
-from meshdsl.compilers.calibrate import _Bench, _Plan, calibrate
+from meshdsl.compilers.calibrate import Plan, _Bench, calibrate
 from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
 
-TINY = _Plan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
+TINY = Plan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
 
 
 @pytest.fixture(scope="module")

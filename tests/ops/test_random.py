@@ -35,6 +35,13 @@ def test_keys(seed: int) -> None:
     same(md.random.key(md.tensor(np.int64(seed))), data)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_every_integer_of_32_bits_folds_in(x64: bool) -> None:
+    with jax.enable_x64(x64):
+        words = [md.random.fold_in(md.random.key(7), i).numpy().tolist() for i in (0, 2**31 - 1, 2**31, 2**32 - 1)]
+    assert len({tuple(word) for word in words}) == 4
+
+
 def test_keys_from_keys() -> None:
     for i in (0, 5, 2**31 + 7):
         same(md.random.fold_in(KEY, i), jax.random.key_data(jax.random.fold_in(THEIRS, i)))

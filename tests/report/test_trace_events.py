@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -21,7 +22,14 @@ def test_a_train_step(name: str) -> None:
     events = trace["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     complete = [event for event in events if event["ph"] == "X"]
-    assert len(complete) == len(timeline.events)
+    loops = [event for event in complete if event["name"].startswith("scan x3")]
+    assert len(loops) == 2 and len(complete) > len(timeline.events)
+    for loop in loops:  # every trip shows the same instructions
+        end = loop["ts"] + loop["dur"]
+        inside = [event for event in complete if loop["ts"] - 1e-6 <= event["ts"] < end - 1e-6 and event is not loop]
+        counts = Counter((event["name"], event["args"]["trips"]) for event in inside)
+        assert counts and all(count % 3 == 0 for count in counts.values()), counts
+    assert any("[batch length" in event["name"] and " at models/transformer.py:" in event["name"] for event in complete)
     assert {event["ph"] for event in events} == {"X", "M"}
     assert {lanes[event["tid"]] for event in complete} == {event.lane for event in timeline.events}
     for event in complete:
@@ -32,7 +40,7 @@ def test_a_train_step(name: str) -> None:
     assert max(event["ts"] + event["dur"] for event in complete) == pytest.approx(timeline.seconds * 1e6)
     for lane in lanes:
         slices_nest([event for event in complete if event["tid"] == lane])
-    sent = {event["name"] for event in complete if event["cat"] != COMPUTE}
+    sent = {event["name"].partition(" ")[0] for event in complete if event["cat"] != COMPUTE}
     assert ("all_reduce" in sent) == (name != "empty")
 
 

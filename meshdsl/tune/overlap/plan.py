@@ -21,6 +21,7 @@ from ...lowering.program import Program
 from ...schedule.fences import fence, is_product, windows
 from ...units import show_bytes
 from .kernels import kernels_with_products
+from .one_in_flight import one_in_flight
 from .planner import Planner
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, Window
@@ -55,9 +56,15 @@ def plan_overlap(
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
     planner = Planner(program, machine, placement, request)
+
+    def fenced(one: Program) -> Program:
+        if machine.platform == "tpu":  # its compiler runs one collective at a time
+            one = one_in_flight(one, machine, placement)
+        return fence(one, kernels_with_products(one))
+
     found = [
         plain,
-        *(judged(name, fence(one, kernels_with_products(one))) for name, one in planner.plans(request.mode)),
+        *(judged(name, fenced(one)) for name, one in planner.plans(request.mode)),
     ]
     chosen = _best(request, found)
     if request.mode != "auto" and not _overlaps(chosen[1]):

@@ -1,0 +1,170 @@
+"""`Profile`: measured times of kernels on one device, by operations, local sizes and dtypes.
+
+A kernel has a form and sizes. The form is its operations, the dtypes of its operands and which of their dims are equal;
+numbers such as the factor of a product are left out, because they do not change the time. A kernel that was measured in
+exactly these sizes takes the measured time. Between two measured sizes of one form, the logarithm of the time is linear
+in the logarithm of the work (FLOPs if it has products, otherwise bytes). Other kernels have no time here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .machine_file import MachineError
+
+__all__ = ["Coverage", "Form", "Point", "Profile", "load_profile"]
+
+KEYS = ("device", "platform", "jax", "date", "rounds")
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form and the sizes of one kernel."""
+
+    text: str
+    sizes: tuple[int, ...]  # of the dims in `text`, in its order
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: the sizes of the kernel, its work, and the seconds that one run took."""
+
+    sizes: tuple[int, ...]
+    work: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured kernels, and their origin: device, JAX version, date, and rounds of each measurement (a median)."""
+
+    device: str
+    platform: str
+    jax: str
+    date: str
+    rounds: int
+    kernels: Mapping[str, tuple[Point, ...]]  # by the text of the form
+    file: str = ""
+
+    def __str__(self) -> str:
+        count = sum(map(len, self.kernels.values()))
+        return f"{count} kernels measured on {self.device}, {self.date}, JAX {self.jax}, median of {self.rounds} rounds"
+
+    @cached_property
+    def _exact(self) -> dict[Form, float]:
+        return {Form(text, point.sizes): point.seconds for text, points in self.kernels.items() for point in points}
+
+    @cached_property
+    def _curves(self) -> dict[str, list[tuple[float, float]]]:
+        """For every form, (work, seconds) in increasing order; equal work has the mean of its times."""
+        return {text: _curve(points) for text, points in self.kernels.items()}
+
+    def exact(self, form: Form) -> float | None:
+        """Seconds of a kernel that was measured in these sizes."""
+        return self._exact.get(form)
+
+    def seconds(self, form: Form, work: float) -> float | None:
+        """Seconds of a kernel, measured or interpolated; None outside the measured sizes of its form."""
+        exact = self.exact(form)
+        return _between(self._curves.get(form.text, []), work) if exact is None else exact
+
+    def merged(self, other: Profile) -> Profile:
+        """Both profiles' kernels; the other's times replace those of the same sizes."""
+        kernels = {text: {point.sizes: point for point in points} for text, points in self.kernels.items()}
+        for text, points in other.kernels.items():
+            kernels.setdefault(text, {}).update((point.sizes, point) for point in points)
+        lists = {text: tuple(points.values()) for text, points in kernels.items()}
+        return Profile(other.device, other.platform, other.jax, other.date, other.rounds, lists, other.file)
+
+    def to_toml(self) -> str:
+        """The text of the file that `load_profile` reads."""
+        lines = [f"{key} = {json.dumps(getattr(self, key))}" for key in KEYS]
+        for text, points in sorted(self.kernels.items()):
+            rows = [f"    [{list(point.sizes)}, {point.work:.6e}, {point.seconds:.6e}]," for point in points]
+            lines += ["", "[[kernel]]", f"form = {json.dumps(text)}", "points = [  # sizes, work, seconds", *rows, "]"]
+        return "\n".join([*lines, ""])
+
+
+def _curve(points: Iterable[Point]) -> list[tuple[float, float]]:
+    by_work: dict[float, list[float]] = {}
+    for point in points:
+        by_work.setdefault(point.work, []).append(point.seconds)
+    return [(work, sum(times) / len(times)) for work, times in sorted(by_work.items())]
+
+
+def _between(curve: Sequence[tuple[float, float]], work: float) -> float | None:
+    """The time at this work, between its neighbours on the curve; None outside the curve."""
+    if not curve or not curve[0][0] <= work <= curve[-1][0]:
+        return None
+    i = bisect_left([x for x, _ in curve], work)
+    (x1, y1) = curve[i]
+    if x1 == work:
+        return y1
+    (x0, y0) = curve[i - 1]
+    share = math.log(work / x0) / math.log(x1 / x0) if x0 > 0 else 1.0
+    return y0 * (y1 / y0) ** share
+
+
+@dataclass
+class Coverage:
+    """Where the times of a program's kernels come from: numbers of kernels, and their seconds in one step."""
+
+    exact: int = 0
+    interpolated: int = 0
+    missing: int = 0
+    seconds: dict[str, float] = field(default_factory=dict[str, float])  # by "exact", "interpolated", "missing"
+
+    def add(self, source: str, seconds: float) -> None:
+        """Count one kernel."""
+        setattr(self, source, getattr(self, source) + 1)
+        self.seconds[source] = self.seconds.get(source, 0.0) + seconds
+
+    def __str__(self) -> str:
+        total = self.exact + self.interpolated + self.missing
+        roofline = self.seconds.get("missing", 0.0) / max(sum(self.seconds.values()), 1e-30)
+        return (
+            f"{self.exact} of {total} kernels have measured times and {self.interpolated} interpolated ones; "
+            f"{self.missing} are not in the profile and have roofline times, {roofline:.0%} of compute"
+        )
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile; raises `MachineError` for a file that is missing or malformed."""
+    file = Path(path).expanduser()
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MachineError(f"there is no profile {file}\n  run: meshdsl doctor --profile MODEL --out {file}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MachineError(f"the profile {file} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise MachineError(f"the profile {file} is not TOML: {error}") from None
+    missing = [key for key in (*KEYS, "kernel") if key not in document]
+    if missing:
+        raise MachineError(
+            f"the profile {file} has no {', '.join(missing)}\n  measure again with meshdsl doctor --profile"
+        )
+    try:
+        kernels = {str(entry["form"]): tuple(map(_point, entry["points"])) for entry in document["kernel"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise MachineError(
+            f"the profile {file} has a malformed kernel: {type(error).__name__}: {error}\n"
+            "  a kernel is a form and its points, each [[sizes], work, seconds] with seconds above 0"
+        ) from None
+    return Profile(**{key: document[key] for key in KEYS}, kernels=kernels, file=str(file))
+
+
+def _point(row: Any) -> Point:
+    sizes, work, seconds = row
+    if not (math.isfinite(work) and math.isfinite(seconds) and seconds > 0 and work >= 0):
+        raise ValueError(f"{row}")
+    return Point(tuple(map(int, sizes)), float(work), float(seconds))

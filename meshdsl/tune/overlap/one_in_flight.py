@@ -1,0 +1,92 @@
+"""One collective in flight on each set of mesh axes: a planned program whose windows do not intersect.
+
+A plan may start a collective while another one occupies its axes; the second one queues. A compiler that runs one
+collective at a time (TPU) instead moves one of the two windows away from its products. Here the first one's wait is
+placed where the timeline says that it is complete, and the second one's start directly after it.
+"""
+
+from __future__ import annotations
+
+from ...cost.fusion import Kernel, Send, Wait
+from ...cost.lanes import Schedule
+from ...cost.ledger import ledger
+from ...cost.machine import Machine
+from ...cost.network import Placement
+from ...ir import Eqn
+from ...lowering.asynchrony import WAIT, Start, pairs
+from ...lowering.program import Program
+
+__all__ = ["one_in_flight"]
+
+
+def one_in_flight(program: Program, machine: Machine, placement: Placement) -> Program:
+    """The program with later starts and earlier waits; the order of everything else is the same."""
+    begins, ends = _times(program, machine, placement)
+    lanes = _Lanes(pairs(program), ends)
+    for eqn in program.eqns:
+        if eqn in begins:
+            lanes.complete(begins[eqn])
+        if isinstance(eqn.op, Start):
+            lanes.start(eqn)
+        elif eqn.op is WAIT:
+            lanes.wait(eqn)
+        else:
+            lanes.eqns.append(eqn)
+    return program.replace(eqns=tuple(lanes.eqns))
+
+
+def _times(program: Program, machine: Machine, placement: Placement) -> tuple[dict[Eqn, float], dict[Eqn, float]]:
+    """When each kernel begins, by its last equation, and when each started collective is complete."""
+    found = ledger(program)
+    begins: dict[Eqn, float] = {}
+    ends: dict[Eqn, float] = {}
+    for item in Schedule(found, machine, placement, pipelined=False).ran(found.steps):
+        if isinstance(item.step, Kernel):
+            begins[item.step.eqns[-1]] = item.start
+        elif isinstance(item.step, Send) and isinstance(item.step.eqn.op, Start):
+            ends[item.step.eqn] = max(item.end, ends.get(item.step.eqn, 0.0))
+        elif not isinstance(item.step, Wait):
+            begins[item.step.eqn] = item.start
+    return begins, ends
+
+
+class _Lanes:
+    """A program under rewriting: its new equations, and the collectives in flight and queued by mesh axes."""
+
+    def __init__(self, wait_of: dict[Eqn, Eqn], ends: dict[Eqn, float]):
+        self.wait_of, self.ends = wait_of, ends
+        self.start_of = {wait: start for start, wait in wait_of.items()}
+        self.eqns: list[Eqn] = []
+        self.flights: dict[tuple[str, ...], list[Eqn]] = {}  # the first one is in flight, the others are queued
+        self.done: set[Eqn] = set()
+
+    def start(self, eqn: Eqn) -> None:
+        flight = self.flights.setdefault(self.lane(eqn), [])
+        flight.append(eqn)
+        if len(flight) == 1:
+            self.eqns.append(eqn)
+
+    def wait(self, eqn: Eqn) -> None:
+        """Wait for everything on the lane up to this wait's collective, unless it is complete."""
+        start = self.start_of[eqn]
+        while start not in self.done:
+            self.next(self.lane(start))
+
+    def complete(self, now: float) -> None:
+        """Wait for those that are complete by now and keep another one waiting."""
+        for lane, flight in self.flights.items():
+            while len(flight) > 1 and self.ends[flight[0]] <= now:
+                self.next(lane)
+
+    def next(self, lane: tuple[str, ...]) -> None:
+        """Wait for the collective in flight, and start the next one."""
+        flight = self.flights[lane]
+        first = flight.pop(0)
+        self.done.add(first)
+        self.eqns.append(self.wait_of[first])
+        self.eqns += flight[:1]
+
+    @staticmethod
+    def lane(eqn: Eqn) -> tuple[str, ...]:
+        assert isinstance(eqn.op, Start)
+        return eqn.op.axes
