@@ -27,7 +27,7 @@ from meshdsl.tune.overlap.tasks import ordered, tasks_of
 from tests.lowering.programs import Draw, draw, same_bits
 
 MACHINE = md.machine("a100-p4de")
-PROGRAMS, BLOCKS = 70, 2
+PROGRAMS, BLOCKS = 80, 2
 
 
 def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
