@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..dims import Dim
 from ..ir import Var
 from ..lowering import Program
 from ..lowering.simulate import index_along
@@ -20,10 +19,11 @@ from ..units import show_bytes
 from .frames import Frame, Rect, hatched
 from .grid import Grid
 from .picture import Picture, drawing
+from .whole import WholeTensor
 
 __all__ = ["blocks"]
 
-MARGIN, GAP = 18, 30
+MARGIN = 18
 LINE = 14  # height of a line of text below a block
 SIGNS = {"sum": "+", "max": "max", "min": "min"}
 
@@ -58,7 +58,7 @@ class _Blocks:
     @cached_property
     def whole(self) -> Frame:
         """The tensor as it is drawn on the left."""
-        return self._frame(190.0)
+        return self._frame(150.0 if len(self.grid.drawn[2]) > 4 else 190.0)
 
     def _frame(self, width: float) -> Frame:
         rows, cols = Frame(self.program, self.var, 1, 1).shown
@@ -67,6 +67,11 @@ class _Blocks:
         ratio = rows.size / max(cols.size if cols else 1, 1)
         return Frame(self.program, self.var, width, width * min(max(ratio, 0.55), 0.95))
 
+    @property
+    def gap(self) -> float:
+        """The distance between two devices."""
+        return 22.0 if len(self.grid.drawn[2]) > 4 else 30.0
+
     @cached_property
     def lines(self) -> int:
         """Lines of text below each block."""
@@ -74,53 +79,14 @@ class _Blocks:
 
     def picture(self) -> Picture:
         """The whole drawing."""
-        left = self._tensor(MARGIN + 24, 74.0)
+        left = WholeTensor(self.whole).draw(MARGIN + 24, 74.0)
         planes = [self._plane(i, plane) for i, plane in enumerate(self.grid.drawn[0])]
-        width = self.plane_x(len(planes)) + MARGIN - 26
-        low = max(self.cards_y + len(self.grid.drawn[1]) * self.row_height - GAP, 74 + self.whole.height + 30)
+        width = self.plane_x(len(planes)) + MARGIN - 26 - self.gap + 8
+        low = max(self.cards_y + len(self.grid.drawn[1]) * self.row_height - self.gap, 74 + self.whole.height + 30)
         legend, height = self._legend(MARGIN, low + 18, width - 2 * MARGIN)
         heading = text(MARGIN, 30, self.title, cls="big")
         width = max(width, 2 * MARGIN + label_width([self.title]) * 1.25)
         return drawing(self.title, width, height + 12, heading, left, *planes, legend)
-
-    # the tensor
-
-    def _tensor(self, x: float, y: float) -> str:
-        frame = self.whole
-        parts: list[str] = []
-        for sheet in reversed(range(frame.sheets)):
-            parts.append(frame.face(x, y, sheet).draw("empty outline"))
-        seen: set[tuple[float, float]] = set()
-        for *_, coords in sorted(Grid(self.program.mesh, 16, 16, 16).places(), key=lambda p: -frame.sheet(p[3])):
-            part = frame.part(x, y, coords)
-            if (part.x, part.y) not in seen:
-                seen.add((part.x, part.y))
-                parts.append(part.draw(frame.tint(coords)))
-        face = frame.face(x, y)
-        parts += [hatched(rect, "padding") for rect in frame.padding(x, y, face)]
-        parts += [*frame.cuts(x, y), face.draw("outline")]
-        rows, cols = frame.shown
-        if cols is not None:
-            parts.append(self._dim_label(cols, face.x, y - 9))
-        if rows is not None:
-            turned = self._dim_label(rows, 0, 0, anchor="middle")
-            parts.append(element("g", turned, transform=f"translate({x - 10:.1f} {face.y + face.height / 2:.1f}) rotate(-90)"))
-        deep = ", ".join(str(dim) for dim in frame.deep)
-        others = [str(dim) for dim in self.var.shape if dim not in frame.shown and dim not in frame.deep]
-        notes = [f"behind one another: {deep}"] if deep else []
-        notes += [f"not drawn, not sharded: {', '.join(others)}"] if others else []
-        parts += [text(face.x, y + frame.height + 18 + 15 * i, note, cls="small soft") for i, note in enumerate(notes)]
-        return "".join(parts)
-
-    def _dim_label(self, dim: Dim, x: float, y: float, anchor: str = "start") -> str:
-        """`batch=64 /rows`, with the axes in their colours."""
-        spans = [element("tspan", f"{dim.name}={dim.size}", cls="strong")]
-        for axis in self.var.sharding.axes(dim):
-            spans.append(element("tspan", f" /{axis}", cls=f"strong {axis_class(self.program.mesh.axes, axis)}"))
-        extra = self.program.extents.padded(dim) - dim.size
-        if extra:
-            spans.append(element("tspan", f" + {extra} padding", cls="soft"))
-        return element("text", *spans, x=x, y=y, text_anchor=anchor)
 
     # the devices
 
@@ -134,15 +100,15 @@ class _Blocks:
 
     @property
     def row_height(self) -> float:
-        return self.card.height + 16 + LINE * self.lines + GAP
+        return self.card.height + 16 + LINE * self.lines + self.gap
 
     def plane_x(self, plane: int) -> float:
         """The left edge of a plane."""
-        return self.cards_x + plane * (len(self.grid.drawn[2]) * (self.card.width + GAP) + 26)
+        return self.cards_x + plane * (len(self.grid.drawn[2]) * (self.card.width + self.gap) + 26)
 
     def corner(self, plane: int, row: int, col: int) -> tuple[float, float]:
         """The upper left corner of a device's drawing."""
-        return self.plane_x(plane) + col * (self.card.width + GAP), self.cards_y + row * self.row_height
+        return self.plane_x(plane) + col * (self.card.width + self.gap), self.cards_y + row * self.row_height
 
     def _plane(self, i: int, plane: int) -> str:
         _, down, right = self.grid.axes
@@ -193,7 +159,8 @@ class _Blocks:
             size = self.program.extents.padded(dim) // self.program.mesh.count(axes)
             start = index_along(self.program.mesh, coords, axes) * size
             end = min(start + size, dim.size)
-            yield f"{dim.name} {start}…{end - 1}" if end > start else f"{dim.name}: padding"
+            many = f"{start}…{end - 1}" if end - start > 1 else str(start)
+            yield f"{dim.name} {many}" if end > start else f"{dim.name}: padding"
 
     def _lines(self, coords: dict[str, int]) -> list[str]:
         lines = list(self._ranges(coords))
@@ -212,7 +179,7 @@ class _Blocks:
         width, height = self.card.width, self.card.height
         if right and col + 1 < len(self.grid.drawn[2]):
             gap = self.grid.drawn[2][col + 1] - self.grid.drawn[2][col] > 1
-            yield self._sign(right, x + width + GAP / 2, y + height / 2, height, upright=True, gap=gap)
+            yield self._sign(right, x + width + self.gap / 2, y + height / 2, height, upright=True, gap=gap)
         if down and row + 1 < len(self.grid.drawn[1]):
             gap = self.grid.drawn[1][row + 1] - self.grid.drawn[1][row] > 1
             below = y + height + LINE * self.lines + 16
@@ -232,7 +199,8 @@ class _Blocks:
             if upright
             else {"x1": x - half, "x2": x + half, "y1": y, "y2": y}
         )
-        return element("line", **ends, stroke_width=1.8, stroke_dasharray="1 5", stroke_linecap="round", cls=f"line-{number}")
+        dots = {"stroke_width": 1.8, "stroke_dasharray": "1 5", "stroke_linecap": "round"}
+        return element("line", **ends, **dots, cls=f"line-{number}")
 
     # below
 

@@ -20,6 +20,7 @@ from ..report.svg import element
 __all__ = ["Frame", "Rect", "hatched"]
 
 SHEETS = 4  # sheets that are drawn of a third sharded dim
+THIN = 3.0  # the least width and height of a block, in pixels
 CUTS = 16  # cuts that are drawn along one dim; more would merge
 
 
@@ -34,9 +35,7 @@ class Rect:
 
     def draw(self, cls: str, tip: str = "", rx: float = 0) -> str:
         """The rectangle as an SVG element."""
-        return element(
-            "rect", tip=tip, x=self.x, y=self.y, width=self.width, height=self.height, rx=rx or "", cls=cls
-        )
+        return element("rect", tip=tip, x=self.x, y=self.y, width=self.width, height=self.height, rx=rx or "", cls=cls)
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,10 @@ class Frame:
         face = self.face(x, y, self.sheet(coords))
         rows, cols = (self.blocks(dim) for dim in self.shown)
         row, col = (self.block(dim, coords) for dim in self.shown)
-        return Rect(
-            face.x + face.width * col / cols, face.y + face.height * row / rows, face.width / cols, face.height / rows
-        )
+        width, height = max(face.width / cols, THIN), max(face.height / rows, THIN)
+        x0 = min(face.x + face.width * col / cols, face.x + face.width - width)
+        y0 = min(face.y + face.height * row / rows, face.y + face.height - height)
+        return Rect(x0, y0, width, height)
 
     def tint(self, coords: Mapping[str, int]) -> str:
         """The class of the block's colour; equal blocks have equal colours."""
@@ -161,8 +161,8 @@ def hatched(rect: Rect, tip: str = "") -> str:
     lines: list[str] = []
     offset = 5.0
     while offset < rect.width + rect.height:
-        x1, y1 = (rect.x + offset, rect.y) if offset <= rect.width else (rect.x + rect.width, rect.y + offset - rect.width)
-        x2, y2 = (rect.x, rect.y + offset) if offset <= rect.height else (rect.x + offset - rect.height, rect.y + rect.height)
-        lines.append(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}")
+        right, low = min(offset, rect.width), min(offset, rect.height)
+        start = f"M{rect.x + right:.1f} {rect.y + offset - right:.1f}"
+        lines.append(f"{start}L{rect.x + offset - low:.1f} {rect.y + low:.1f}")
         offset += 5.0
     return rect.draw("empty", tip) + element("path", d="".join(lines), fill="none", cls="hatch")

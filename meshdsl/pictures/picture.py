@@ -34,6 +34,7 @@ STYLE = style(
         (".empty", "fill", ("#f3f5f7", "#1d232b")),
         (".rule", "stroke", RULE),
         (".hatch", "stroke", SOFT),
+        (".halo", "stroke", GROUND),
         (".forward", "fill", ("#c9d3dd", "#3a444f")),
         (".backward", "fill", ("#8593a2", "#77848f")),
         (".dot", "fill", GROUND),
@@ -45,7 +46,8 @@ STYLE = style(
     f".md-picture .mono{{{MONO};font-size:11px}}.md-picture .strong{{font-weight:600}}"
     ".md-picture .big{font-size:14px;font-weight:600}.md-picture .sign{font-size:17px;font-weight:600}"
     ".md-picture .outline,.md-picture .band{fill:none}.md-picture .band{stroke-width:1.6}"
-    ".md-picture .faint{fill-opacity:.22}.md-picture .hatch{stroke-width:1.1}",
+    ".md-picture .faint{fill-opacity:.22}.md-picture .hatch{stroke-width:1.1}"
+    ".md-picture .halo{paint-order:stroke;stroke-width:4px}",
 )
 
 

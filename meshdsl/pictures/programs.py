@@ -1,4 +1,4 @@
-"""The picture of a program: a row for each collective, with the devices that exchange and the sharding before and after.
+"""The picture of a program: a row for each collective, the devices that exchange, the sharding before and after.
 
 Bands join the devices of a group, in the colour of the mesh axis; an arrow is a device that sends to one other.
 """
@@ -17,15 +17,15 @@ from ..markup import axis_class
 from ..report.svg import element, text
 from ..report.tables import cut, line_of
 from ..units import show_bytes
+from .bands import Devices
 from .frames import Frame, hatched
 from .grid import Grid
 from .picture import Picture, drawing
-from .steps import Compute, Enter, Leave, Send, Step, steps
+from .steps import Compute, Enter, Leave, Send, Step, folded, steps
 
 __all__ = ["program_picture"]
 
 WIDTH = 920
-DOT = 17  # distance between devices
 INDENT = 16
 COLUMN = 74  # characters that fit into the column of text
 
@@ -46,16 +46,12 @@ class _ProgramPicture:
         return Grid(self.program.mesh, across=8 if flat else 4, down=4)
 
     @cached_property
-    def mesh_width(self) -> float:
-        return len(self.grid.drawn[0]) * (len(self.grid.drawn[2]) * DOT + 10)
-
-    @cached_property
-    def mesh_height(self) -> float:
-        return len(self.grid.drawn[1]) * DOT
+    def devices(self) -> Devices:
+        return Devices(self.grid)
 
     @property
     def thumbs_x(self) -> float:
-        return 44 + INDENT * self.deepest + self.mesh_width + 14
+        return 44 + INDENT * self.deepest + self.devices.width + 14
 
     @cached_property
     def deepest(self) -> int:
@@ -70,7 +66,7 @@ class _ProgramPicture:
         """The steps until the last collective that is drawn."""
         shown: list[Step] = []
         count = 0
-        for step in steps(self.program):
+        for step in folded(list(steps(self.program))):
             count += isinstance(step, Send)
             if count > self.most:
                 return [*shown, *(Leave(s.depth) for s in reversed(list(self._open(shown))))]
@@ -98,14 +94,14 @@ class _ProgramPicture:
             drawn, height = self._step(step, y)
             parts.append(drawn)
             if isinstance(step, Enter):
-                opened.append(y + 20)
+                opened.append(y + 25)
             if isinstance(step, Leave):
                 x = 37.0 + INDENT * step.depth
                 top = opened.pop()
                 d = f"M{x + 6:.1f} {top:.1f}H{x:.1f}V{y + 2:.1f}H{x + 6:.1f}"
                 parts.append(element("path", d=d, fill="none", stroke_width=1.4, cls="outline"))
             y += height
-        left_out = len(records) - sum(isinstance(step, Send) for step in self.steps)
+        left_out = len(records) - sum(1 + len(step.alike) for step in self.steps if isinstance(step, Send))
         total = sum(record.count * record.wire_bytes for record in records)
         words = f"{number}; each device sends {show_bytes(total)} in one run"
         if left_out:
@@ -125,24 +121,24 @@ class _ProgramPicture:
 
     @property
     def _label_height(self) -> float:
-        return self.mesh_height + 8
+        return self.devices.height + 8
 
     def _mesh_label(self) -> str:
         """The mesh once, with the names of its axes beside it, as the legend of the small ones."""
         x, y = 44 + INDENT * self.deepest, 62.0
         outer, down, right = self.grid.axes
         axes = self.program.mesh.axes
-        parts = [self._dots(x, y)]
+        parts = [self.devices.dots(x, y)]
         at = self.thumbs_x
         words = [(right, "→"), (down, "↓"), *((axis, "side by side") for axis in outer)]
         for axis, way in words:
             if axis is not None:
                 label = f"{axis} {way}"
-                parts.append(text(at, y + self.mesh_height / 2 + 1, label, cls=f"strong {axis_class(axes, axis)}"))
+                parts.append(text(at, y + self.devices.height / 2 + 1, label, cls=f"strong {axis_class(axes, axis)}"))
                 at += 7.2 * len(label) + 18
         if self.grid.count < self.program.mesh.size:
             words_ = f"{self.grid.count} of {self.program.mesh.size} devices are drawn"
-            parts.append(text(at, y + self.mesh_height / 2 + 1, words_, cls="soft"))
+            parts.append(text(at, y + self.devices.height / 2 + 1, words_, cls="soft"))
         return "".join(parts)
 
     def _passes(self, y: float) -> str:
@@ -163,11 +159,11 @@ class _ProgramPicture:
                 band = self._pass_mark(any(eqn.backward for eqn in step.eqns), y, 22)
                 return band + text(x, y + 15, where, cls="small soft"), 22.0
             case Enter():
-                return text(40 + INDENT * step.depth, y + 14, step.words, cls="strong"), 26.0
+                return text(40 + INDENT * step.depth, y + 19, step.words, cls="strong"), 30.0
             case Leave():
                 return "", 10.0
             case Send():
-                height = max(62.0, self.mesh_height + 20)
+                height = max(62.0, self.devices.height + 20)
                 return self._pass_mark(step.eqn.backward, y, height) + self._send(step, y + 5, height - 10), height
 
     def _pass_mark(self, backward: bool, y: float, height: float) -> str:
@@ -176,10 +172,14 @@ class _ProgramPicture:
     def _send(self, step: Send, y: float, height: float) -> str:
         record, before, after = step.record, step.eqn.ins[0], step.eqn.outs[0]
         middle = y + height / 2
-        parts = [self._bands(44 + INDENT * step.depth, middle - self.mesh_height / 2, record)]
+        parts = [self.devices.bands(44 + INDENT * step.depth, middle - self.devices.height / 2, record)]
         parts.append(self._thumb(self.thumbs_x, middle, before))
         arrow = self.thumbs_x + 58
-        parts.append(element("path", d=f"M{arrow:.1f} {middle:.1f}h14m-5 -4l5 4l-5 4", fill="none", stroke_width=1.5, cls="outline"))
+        parts.append(
+            element(
+                "path", d=f"M{arrow:.1f} {middle:.1f}h14m-5 -4l5 4l-5 4", fill="none", stroke_width=1.5, cls="outline"
+            )
+        )
         parts.append(self._thumb(self.thumbs_x + 80, middle, after))
         start = "start of " if isinstance(step.eqn.op, Start) else ""
         spans = [element("tspan", f"{start}{self._kind(record)} over ", cls="strong")]
@@ -194,6 +194,10 @@ class _ProgramPicture:
         reason = str(record.cause)
         parts.append(text(x, middle + 21, cut(reason, 62), cls="small soft"))
         times = f" × {record.count}" if record.count != 1 else ""
+        if step.alike:
+            total = sum(each.bytes * each.count for each in (record, *step.alike))
+            more = f"and {len(step.alike)} more like it: {show_bytes(total)} in all"
+            parts.append(text(WIDTH - 20, middle + 5, more, anchor="end", cls="small strong"))
         parts.append(text(WIDTH - 20, middle - 11, f"{record.size}{times}", anchor="end", cls="strong"))
         parts.append(text(WIDTH - 20, middle + 21, line_of(step.eqn.where, 34), anchor="end", cls="small soft"))
         return "".join(parts)
@@ -223,80 +227,6 @@ class _ProgramPicture:
         if var.sharding.partial:
             number = axis_class(self.program.mesh.axes, var.sharding.partial[0])[5:]
             sign = {"sum": "+"}.get(var.sharding.kind, var.sharding.kind)
-            cls = f"axis-{number} {'sign' if sign == '+' else 'small strong'}"
+            cls = f"halo axis-{number} {'sign' if sign == '+' else 'small strong'}"
             parts.append(text(face.x + face.width / 2, face.y + face.height / 2 + 6, sign, anchor="middle", cls=cls))
         return "".join(parts)
-
-    # the mesh
-
-    def _at(self, x: float, y: float, i: int, j: int, k: int) -> tuple[float, float]:
-        plane = len(self.grid.drawn[2]) * DOT + 10
-        return x + i * plane + k * DOT + DOT / 2, y + j * DOT + DOT / 2
-
-    def _dots(self, x: float, y: float) -> str:
-        return "".join(
-            element("circle", cx=cx, cy=cy, r=3.2, stroke_width=1.2, cls="dot outline")
-            for i, j, k, _ in self.grid.places()
-            for cx, cy in [self._at(x, y, i, j, k)]
-        )
-
-    def _bands(self, x: float, y: float, record: CollectiveRecord) -> str:
-        """The groups of devices that exchange, or the arrows of a permutation."""
-        colour = axis_class(self.program.mesh.axes, record.axes[0])[5:]
-        pairs = record.op.pairs(self.program.mesh)
-        if pairs is not None:
-            return self._dots(x, y) + self._arrows(x, y, record, pairs, colour)
-        groups: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
-        for i, j, k, coords in self.grid.places():
-            key = tuple(at for axis, at in coords.items() if axis not in record.axes)
-            groups.setdefault(key, []).append((i, j, k))
-        tip = f"groups of {self.program.mesh.count(record.axes)} devices exchange"
-        drawn = [self._group(x, y, members, colour, tip) for members in groups.values()]
-        return "".join(drawn) + self._dots(x, y)
-
-    def _group(self, x: float, y: float, members: list[tuple[int, int, int]], colour: str, tip: str) -> str:
-        """A band around the members in each plane, and a line between the planes."""
-        parts: list[str] = []
-        ends: list[tuple[float, float]] = []
-        for plane in sorted({i for i, _, _ in members}):
-            places = [self._at(x, y, i, j, k) for i, j, k in members if i == plane]
-            left, right = min(p[0] for p in places) - 6.5, max(p[0] for p in places) + 6.5
-            top, bottom = min(p[1] for p in places) - 6.5, max(p[1] for p in places) + 6.5
-            box = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rx": 6.5}
-            parts.append(element("rect", tip=tip, **box, cls=f"axis-{colour} faint"))
-            parts.append(element("rect", **box, cls=f"band line-{colour}"))
-            ends.append(((left + right) / 2, top))
-        for (x1, y1), (x2, y2) in zip(ends, ends[1:], strict=False):
-            d = f"M{x1:.1f} {y1:.1f}Q{(x1 + x2) / 2:.1f} {min(y1, y2) - 7:.1f} {x2:.1f} {y2:.1f}"
-            parts.append(element("path", d=d, cls=f"band line-{colour}"))
-        return "".join(parts)
-
-    def _arrows(self, x: float, y: float, record: CollectiveRecord, pairs: list[tuple[int, int]], colour: str) -> str:
-        """Sender to receiver for each pair whose two devices are drawn; pairs number the devices along the axes."""
-        axes = [axis for axis in self.program.mesh.axes if axis in record.axes]
-        by_group: dict[tuple[int, ...], dict[int, tuple[float, float]]] = {}
-        for i, j, k, coords in self.grid.places():
-            key = tuple(at for axis, at in coords.items() if axis not in axes)
-            number = 0
-            for axis in axes:
-                number = number * self.program.mesh.axes[axis] + coords[axis]
-            by_group.setdefault(key, {})[number] = self._at(x, y, i, j, k)
-        parts: list[str] = []
-        for places in by_group.values():
-            for sender, receiver in pairs:
-                if sender != receiver and sender in places and receiver in places:
-                    parts.append(_arrow(places[sender], places[receiver], colour))
-        return "".join(parts)
-
-
-def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
-    """A curved arrow; opposite arrows bend to opposite sides, so that both can be seen."""
-    (x1, y1), (x2, y2) = start, end
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
-    ux, uy = (x2 - x1) / length, (y2 - y1) / length
-    bend = 3 + length * 0.12
-    cx, cy = (x1 + x2) / 2 + uy * bend, (y1 + y2) / 2 - ux * bend
-    ex, ey = x2 - ux * 4, y2 - uy * 4
-    tip = f"M{ex - 4 * ux + 3 * uy:.1f} {ey - 4 * uy - 3 * ux:.1f}L{ex:.1f} {ey:.1f}L{ex - 4 * ux - 3 * uy:.1f} {ey - 4 * uy + 3 * ux:.1f}"
-    curve = f"M{x1 + 4 * ux:.1f} {y1 + 4 * uy:.1f}Q{cx:.1f} {cy:.1f} {ex:.1f} {ey:.1f}"
-    return element("path", d=f"{curve}{tip}", cls=f"band line-{colour}")

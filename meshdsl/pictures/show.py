@@ -81,7 +81,9 @@ def _under_sharding(type_: Type, sharding: Sharding, mesh: Mesh) -> tuple[Progra
     names = [dim.name for dim in type_.shape]
     for dim, _ in sharding.split:
         if dim not in names:
-            raise LayoutError(f"the sharding names dim {dim!r}, and the tensor is {show_dims(type_.shape)}; {nearest(dim, names)}")
+            raise LayoutError(
+                f"the sharding names dim {dim!r}, and the tensor is {show_dims(type_.shape)}; {nearest(dim, names)}"
+            )
     for axis in (*sharding.split_axes, *sharding.partial):
         mesh.check_axis(axis)
     return _of_one(type_, sharding, mesh, Extents({dim: mesh.count(axes) for dim, axes in sharding.split}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from ..ir import Cond, Eqn, Graph, Op, Scan, While
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 
-__all__ = ["Compute", "Enter", "Leave", "Send", "Step", "steps"]
+__all__ = ["Compute", "Enter", "Leave", "Send", "Step", "folded", "steps"]
 
+FOLD = 3  # as many alike collectives in a row are drawn as one
 NAMES = 5  # operations that a line of local work names
 
 
@@ -39,6 +41,15 @@ class Send:
     eqn: Eqn
     record: CollectiveRecord
     depth: int
+    alike: tuple[CollectiveRecord, ...] = ()  # those that follow and exchange in the same way
+
+    @property
+    def key(self) -> tuple[object, ...] | None:
+        """Equal keys: drawn as one; None: drawn alone, because the pairs of devices differ."""
+        record = self.record
+        if record.kind == "permute":
+            return None
+        return record.kind, record.axes, record.cause.kind, self.eqn.backward, self.depth
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,43 @@ def steps(program: Program, graph: Graph | None = None, depth: int = 0, trips: i
             yield Leave(depth)
     if waiting:
         yield Compute(tuple(waiting), depth)
+
+
+def folded(items: list[Step]) -> list[Step]:
+    """The same steps; `FOLD` or more alike collectives in a row are one, and the work between them follows it."""
+    result: list[Step] = []
+    at = 0
+    while at < len(items):
+        run = _run(items, at)
+        members = [step for step in run if isinstance(step, Send)]
+        if len(members) < FOLD:
+            result.append(items[at])
+            at += 1
+            continue
+        first = members[0]
+        result.append(dataclasses.replace(first, alike=tuple(step.record for step in members[1:])))
+        at += len(run)
+        after = items[at : at + 1]
+        work = [step for step in [*run, *after] if isinstance(step, Compute)]
+        if work:
+            result.append(Compute(tuple(eqn for step in work for eqn in step.eqns), first.depth))
+        at += sum(isinstance(step, Compute) for step in after)
+    return result
+
+
+def _run(items: list[Step], at: int) -> list[Step]:
+    """The longest run from here of alike collectives and the work between them; empty if none starts here."""
+    first = items[at]
+    if not isinstance(first, Send) or first.key is None:
+        return []
+    end = at + 1
+    for i in range(at + 1, len(items)):
+        step = items[i]
+        if isinstance(step, Send) and step.key == first.key:
+            end = i + 1
+        elif not isinstance(step, Compute):
+            break
+    return items[at:end]
 
 
 def sends(graph: Graph) -> bool:
