@@ -58,8 +58,8 @@ _STYLE = style(
 def coloured(text: str, axes: Iterable[str] = ()) -> str:
     """Text as HTML: escaped, with the names of mesh axes in their colours.
 
-    An axis name is coloured after `/`, `:`, `,`, `+` or `over`, where programs and layouts write axes; a dim of the
-    same name is not.
+    An axis name is coloured where programs, layouts and meshes write axes: after `/`, `:`, `,`, `+` or `over`, and
+    before `:` and a size. A dim of the same name is not.
 
     >>> coloured("[batch=2/rows] <x>", ["rows"])
     '[batch=2/<b class="axis-0">rows</b>] &lt;x&gt;'
@@ -69,8 +69,13 @@ def coloured(text: str, axes: Iterable[str] = ()) -> str:
     if not axes:
         return escaped
     names = "|".join(sorted(map(re.escape, axes), key=len, reverse=True))
-    found = re.compile(rf"(?:(?<=[/,:+])|(?<=\bover ))({names})(?![\w=])")
-    return found.sub(lambda m: f'<b class="{axis_class(axes, m[1])}">{m[1]}</b>', escaped)
+    after, before = rf"(?:(?<=[/,:+])|(?<=\bover ))({names})(?![\w=])", rf"\b({names})(?=:\d)"
+
+    def mark(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return f'<b class="{axis_class(axes, name)}">{name}</b>'
+
+    return re.sub(f"{after}|{before}", mark, escaped)
 
 
 def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, more: str = "", opened: bool = True) -> str:
@@ -84,7 +89,7 @@ def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, more: str
     axes = list(axes)
     head, body = coloured(title, axes), f"<pre>{coloured(text, axes)}</pre>" if text else ""
     if body or more:
-        state = " open" if opened else ""
+        state = ' open=""' if opened else ""
         inner = f"<details{state}><summary>{head}</summary>{more}{body}</details>"
     else:
         inner = f"<div>{head}</div>"

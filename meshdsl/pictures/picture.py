@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ class Picture:
 
 def drawing(title: str, width: float, height: float, *content: str) -> Picture:
     """A complete picture on its own ground, so that it is legible on every page."""
+    width, height = math.ceil(width), math.ceil(height)
     ground = element("rect", x=0, y=0, width=width, height=height, rx=8, cls="ground")
     svg = element(
         "svg",
@@ -86,8 +88,8 @@ def drawing(title: str, width: float, height: float, *content: str) -> Picture:
         ground,
         "\n".join(content),
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width:.0f} {height:.0f}",
-        width=f"{width:.0f}",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
         style="max-width:100%;height:auto",
         cls="md-picture",
         role="img",

@@ -13,7 +13,7 @@ from ..lowering.program import CollectiveRecord
 
 __all__ = ["Compute", "Enter", "Leave", "Send", "Step", "folded", "steps"]
 
-FOLD = 3  # as many alike collectives in a row are drawn as one
+FOLD = 4  # as many alike collectives in a row are drawn as one
 NAMES = 5  # operations that a line of local work names
 
 
