@@ -6,6 +6,7 @@ sum, a cut in the colour of the axis for different blocks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from ..units import show_bytes
 from .frames import Frame, Rect, hatched
 from .grid import Grid
 from .picture import Picture, drawing
-from .whole import WholeTensor
+from .whole import WholeTensor, dim_label
 
 __all__ = ["blocks"]
 
@@ -57,8 +58,10 @@ class _Blocks:
 
     @cached_property
     def whole(self) -> Frame:
-        """The tensor as it is drawn on the left."""
-        return self._frame(150.0 if len(self.grid.drawn[2]) > 4 else 190.0)
+        """The tensor as it is drawn on the left, large enough for the labels of its dims."""
+        frame = self._frame(150.0 if len(self.grid.drawn[2]) > 4 else 190.0)
+        tall, wide = (label_width([dim_label(frame, dim)]) * 1.15 if dim else 0.0 for dim in frame.shown)
+        return dataclasses.replace(frame, width=max(frame.width, wide), height=max(frame.height, tall))
 
     def _frame(self, width: float) -> Frame:
         rows, cols = Frame(self.program, self.var, 1, 1).shown
@@ -73,6 +76,13 @@ class _Blocks:
         return 22.0 if len(self.grid.drawn[2]) > 4 else 30.0
 
     @cached_property
+    def pitch(self) -> float:
+        """The distance of two devices in a row: room for the drawing, and for the longest text below it."""
+        longest = max(label_width(self._lines(coords)) for *_, coords in self.grid.places())
+        above = label_width([f"{self.grid.axes[2]} {col}" for col in self.grid.drawn[2]]) * 1.1
+        return max(self.card.width + self.gap, longest + 10, above + 8)
+
+    @cached_property
     def lines(self) -> int:
         """Lines of text below each block."""
         return max(len(self.var.sharding.split) + bool(self.var.sharding.partial), 1)
@@ -82,10 +92,12 @@ class _Blocks:
         left = WholeTensor(self.whole).draw(MARGIN + 24, 74.0)
         planes = [self._plane(i, plane) for i, plane in enumerate(self.grid.drawn[0])]
         width = self.plane_x(len(planes)) + MARGIN - 26 - self.gap + 8
-        low = max(self.cards_y + len(self.grid.drawn[1]) * self.row_height - self.gap, 74 + self.whole.height + 30)
-        legend, height = self._legend(MARGIN, low + 18, width - 2 * MARGIN)
+        low = max(
+            self.cards_y + len(self.grid.drawn[1]) * self.row_height - self.gap, 74 + WholeTensor(self.whole).height
+        )
+        legend, right, height = self._legend(MARGIN, low + 18)
         heading = text(MARGIN, 30, self.title, cls="big")
-        width = max(width, 2 * MARGIN + label_width([self.title]) * 1.25)
+        width = max(width, right + MARGIN, 2 * MARGIN + label_width([self.title]) * 1.3)
         return drawing(self.title, width, height + 12, heading, left, *planes, legend)
 
     # the devices
@@ -104,11 +116,11 @@ class _Blocks:
 
     def plane_x(self, plane: int) -> float:
         """The left edge of a plane."""
-        return self.cards_x + plane * (len(self.grid.drawn[2]) * (self.card.width + self.gap) + 26)
+        return self.cards_x + plane * (len(self.grid.drawn[2]) * self.pitch + 26)
 
     def corner(self, plane: int, row: int, col: int) -> tuple[float, float]:
         """The upper left corner of a device's drawing."""
-        return self.plane_x(plane) + col * (self.card.width + self.gap), self.cards_y + row * self.row_height
+        return self.plane_x(plane) + col * self.pitch, self.cards_y + row * self.row_height
 
     def _plane(self, i: int, plane: int) -> str:
         _, down, right = self.grid.axes
@@ -179,7 +191,7 @@ class _Blocks:
         width, height = self.card.width, self.card.height
         if right and col + 1 < len(self.grid.drawn[2]):
             gap = self.grid.drawn[2][col + 1] - self.grid.drawn[2][col] > 1
-            yield self._sign(right, x + width + self.gap / 2, y + height / 2, height, upright=True, gap=gap)
+            yield self._sign(right, x + (width + self.pitch) / 2, y + height / 2, height, upright=True, gap=gap)
         if down and row + 1 < len(self.grid.drawn[1]):
             gap = self.grid.drawn[1][row + 1] - self.grid.drawn[1][row] > 1
             below = y + height + LINE * self.lines + 16
@@ -204,8 +216,8 @@ class _Blocks:
 
     # below
 
-    def _legend(self, x: float, y: float, width: float) -> tuple[str, float]:
-        """What the signs mean, for those that are drawn, and what one device stores; and where it ends."""
+    def _legend(self, x: float, y: float) -> tuple[str, float, float]:
+        """What the signs mean, for those that are drawn, and what one device stores; its right and lower edge."""
         sharding, mesh = self.var.sharding, self.program.mesh
         entries: list[tuple[str, str, str]] = []  # class of the sign, sign, words
         for axis in (name for name, size in mesh.axes.items() if size > 1):
@@ -225,8 +237,9 @@ class _Blocks:
             at += wide + label_width([words]) + 22
         if any(self.program.extents.is_padded(dim) for dim in self.var.shape):
             parts += [hatched(Rect(at, y - 10, 16, 12)), text(at + 23, y, "padding", cls="soft")]
+            at += 23 + label_width(["padding"])
         stored = f"{show_bytes(self.program.local_bytes(self.var))} on each device"
         if self.grid.count < mesh.size:
             stored += f"; {self.grid.count} of {mesh.size} devices are drawn"
         parts.append(text(x, y + 19, stored, cls="soft"))
-        return "".join(parts), y + 19
+        return "".join(parts), max(at, x + label_width([stored])), y + 19

@@ -23,9 +23,10 @@ from .grid import Grid
 from .picture import Picture, drawing
 from .steps import Compute, Enter, Leave, Send, Step, folded, steps
 
-__all__ = ["program_picture"]
+__all__ = ["MOST", "program_picture"]
 
 WIDTH = 920
+MOST = 24  # collectives that a picture shows, unless asked for more
 INDENT = 16
 COLUMN = 74  # characters that fit into the column of text
 

@@ -14,7 +14,7 @@ from ..lowering import Program
 from ..values import Tensor, spec_of
 from .blocks import blocks
 from .picture import Picture
-from .programs import program_picture
+from .programs import MOST, program_picture
 
 __all__ = ["show"]
 
@@ -24,7 +24,7 @@ def show(
     layout: str | Layout | Mapping[str, Any] | Sharding | None = None,
     mesh: Mesh | str | None = None,
     *,
-    most: int = 24,
+    most: int = MOST,
 ) -> Picture:
     """Draw which block of a tensor each device stores, or the collectives of a program. Notebooks show the result.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,14 @@ from ..report.svg import element, text
 from .frames import CUTS, Frame, hatched
 from .grid import Grid
 
-__all__ = ["WholeTensor"]
+__all__ = ["WholeTensor", "dim_label"]
+
+NOTE = 36  # characters that fit beside the devices
+
+
+def dim_label(frame: Frame, dim: Dim) -> str:
+    """A dim with its axes, such as `batch=64 /rows`, as text."""
+    return " ".join([str(dim), *(f"/{axis}" for axis in frame.var.sharding.axes(dim))])
 
 
 @dataclass(frozen=True)
@@ -40,17 +48,28 @@ class WholeTensor:
             turned = self._dim_label(rows, 0, 0, anchor="middle")
             place = f"translate({x - 10:.1f} {face.y + face.height / 2:.1f}) rotate(-90)"
             parts.append(element("g", turned, transform=place))
-        deep = ", ".join(str(dim) for dim in frame.deep)
-        others = [str(dim) for dim in self.frame.var.shape if dim not in frame.shown and dim not in frame.deep]
-        notes = [f"behind one another: {deep}"] if deep else []
-        notes += [
-            f"{dim.name} is stored as {self.frame.program.extents.padded(dim)}, padding at its end"
-            for dim in self.frame.var.shape
-            if self.frame.program.extents.is_padded(dim)
-        ]
-        notes += [f"not drawn, not sharded: {', '.join(others)}"] if others else []
-        parts += [text(face.x, y + frame.height + 18 + 15 * i, note, cls="small soft") for i, note in enumerate(notes)]
+        for i, note in enumerate(self.notes):
+            parts.append(text(face.x, y + frame.height + 18 + 15 * i, note, cls="small soft"))
         return "".join(parts)
+
+    @property
+    def height(self) -> float:
+        """Of the drawing, with the notes below it."""
+        return self.frame.height + 15 * len(self.notes) + 8
+
+    @property
+    def notes(self) -> list[str]:
+        """What the drawing does not show, in lines of at most `NOTE` characters."""
+        frame, extents = self.frame, self.frame.program.extents
+        lines = ["behind one another: " + ", ".join(map(str, frame.deep))] if frame.deep else []
+        lines += [
+            f"{dim.name} is stored as {extents.padded(dim)}, padding at its end"
+            for dim in frame.var.shape
+            if extents.is_padded(dim)
+        ]
+        others = [str(dim) for dim in frame.var.shape if dim not in frame.shown and dim not in frame.deep]
+        lines += ["not drawn, not sharded: " + ", ".join(others)] if others else []
+        return [part for line in lines for part in textwrap.wrap(line, NOTE)]
 
     def _every_block(self, x: float, y: float) -> Iterator[str]:
         frame, mesh = self.frame, self.frame.program.mesh
