@@ -9,6 +9,7 @@ from ..layouts import Mesh
 from ..lowering.program import CollectiveRecord
 from ..markup import axis_class
 from ..report.svg import element
+from .frames import Rect
 from .grid import Grid
 
 __all__ = ["DOT", "Devices"]
@@ -71,9 +72,8 @@ class Devices:
             places = [self._at(x, y, i, j, k) for i, j, k in members if i == plane]
             left, right = min(p[0] for p in places) - 6.5, max(p[0] for p in places) + 6.5
             top, bottom = min(p[1] for p in places) - 6.5, max(p[1] for p in places) + 6.5
-            box = {"x": left, "y": top, "width": right - left, "height": bottom - top, "rx": 6.5}
-            parts.append(element("rect", tip=tip, **box, cls=f"axis-{colour} faint"))
-            parts.append(element("rect", **box, cls=f"band line-{colour}"))
+            box = Rect(left, top, right - left, bottom - top)
+            parts += [box.draw(f"axis-{colour} faint", tip, rx=6.5), box.draw(f"band line-{colour}", rx=6.5)]
             ends.append(((left + right) / 2, top))
         for (x1, y1), (x2, y2) in itertools.pairwise(ends):
             d = f"M{x1:.1f} {y1:.1f}Q{(x1 + x2) / 2:.1f} {min(y1, y2) - 7:.1f} {x2:.1f} {y2:.1f}"

@@ -133,27 +133,25 @@ class Frame:
         """The cuts between blocks, in the colours of the axes; a major axis has the thicker line."""
         face = self.face(x, y)
         for dim, vertical in zip(self.shown, (True, False), strict=True):
-            if dim is None:
-                continue
-            axes, done = self.var.sharding.axes(dim), 1
-            for depth, axis in enumerate(axes):
-                before, done = done, done * self.program.mesh.axes[axis]
-                if done > CUTS and depth:
-                    break
+            for share, axis, depth in self._shares(dim):
+                x1, x2, y1, y2 = face.x, face.x + face.width, face.y, face.y + face.height
+                if vertical:
+                    y1 = y2 = face.y + face.height * share
+                else:
+                    x1 = x2 = face.x + face.width * share
                 kind = f"line-{axis_class(self.program.mesh.axes, axis)[5:]}"
-                count = min(done, CUTS)
-                for k in range(1, count):
-                    if count == done and depth and k % (done // before) == 0:
-                        continue
-                    at = k / count
-                    ends = (
-                        {"x1": face.x, "x2": face.x + face.width, "y1": face.y + face.height * at}
-                        if vertical
-                        else {"y1": face.y, "y2": face.y + face.height, "x1": face.x + face.width * at}
-                    )
-                    ends.setdefault("y2", ends["y1"])
-                    ends.setdefault("x2", ends["x1"])
-                    yield element("line", **ends, stroke_width=2.4 if depth == 0 else 1.2, cls=kind)
+                yield element("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke_width=1.2 if depth else 2.4, cls=kind)
+
+    def _shares(self, dim: Dim | None) -> Iterator[tuple[float, str, int]]:
+        """Where a dim is cut, as a fraction of it, by which axis, and how minor that is; at most `CUTS` blocks."""
+        done = 1
+        for depth, axis in enumerate(() if dim is None else self.var.sharding.axes(dim)):
+            size = self.program.mesh.axes[axis]
+            if done * size > CUTS and depth:
+                return
+            blocks = min(done * size, CUTS)
+            yield from ((k / blocks, axis, depth) for k in range(1, blocks) if not depth or k % size)
+            done *= size
 
 
 def hatched(rect: Rect, tip: str = "") -> str:

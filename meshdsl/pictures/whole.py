@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..dims import Dim
 from ..markup import axis_class
 from ..report.svg import element, text
-from .frames import CUTS, Frame, hatched
+from .frames import CUTS, SHEETS, Frame, hatched
 from .grid import Grid
 
 __all__ = ["WholeTensor", "dim_label"]
@@ -66,6 +66,11 @@ class WholeTensor:
             f"{dim.name} is stored as {extents.padded(dim)}, padding at its end"
             for dim in frame.var.shape
             if extents.is_padded(dim)
+        ]
+        lines += [
+            f"{dim.name} has {frame.blocks(dim)} blocks, not all of them drawn"
+            for dim in frame.var.shape
+            if frame.blocks(dim) > (SHEETS if dim in frame.deep else CUTS)
         ]
         others = [str(dim) for dim in frame.var.shape if dim not in frame.shown and dim not in frame.deep]
         lines += ["not drawn, not sharded: " + ", ".join(others)] if others else []
