@@ -177,7 +177,7 @@ class _Blocks:
     def _lines(self, coords: dict[str, int]) -> list[str]:
         lines = list(self._ranges(coords))
         partial = self.var.sharding.partial
-        if partial:
+        if self.program.mesh.count(partial) > 1:
             term = index_along(self.program.mesh, coords, partial) + 1
             lines.append(f"term {term} of {self.program.mesh.count(partial)}")
         return lines or ["all of it"]
@@ -232,7 +232,7 @@ class _Blocks:
         parts: list[str] = []
         at = x
         for cls, sign, words in entries:
-            wide = label_width([sign]) + 8
+            wide = label_width([sign]) * 1.2 + 8
             parts += [text(at, y, sign, cls=f"strong {cls}"), text(at + wide, y, words, cls="soft")]
             at += wide + label_width([words]) + 22
         if any(self.program.extents.is_padded(dim) for dim in self.var.shape):

@@ -191,7 +191,7 @@ class _ProgramPicture:
         parts.append(element("text", *spans, x=x, y=middle - 11))
         name = f"{before.name}  " if before.name else ""
         types = f"{name}{self.program.show(before)}"
-        parts.append(text(x, middle + 5, cut(types, COLUMN), cls="mono"))
+        parts.append(text(x, middle + 5, cut(types, COLUMN - 32 if step.alike else COLUMN), cls="mono"))
         reason = str(record.cause)
         parts.append(text(x, middle + 21, cut(reason, 62), cls="small soft"))
         times = f" × {record.count}" if record.count != 1 else ""

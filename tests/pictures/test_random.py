@@ -13,6 +13,7 @@ import meshdsl as md
 from meshdsl.lowering import Program
 from meshdsl.pictures.picture import Picture
 from tests.lowering.programs import draw
+from tests.pictures.test_show import PICTURES
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTH = {"big": 8.3, "small": 5.7, "mono": 6.7}  # pixels of a character, by class
@@ -71,6 +72,11 @@ def check_labels(picture: Picture) -> None:
         assert left >= -2 and right <= width + 4 and top >= 0 and bottom <= height, f"{words!r} leaves {picture}"
         for a, b, c, d, other in boxes[i + 1 :]:
             assert right <= a + 4 or b <= left + 4 or bottom <= c + 1 or d <= top + 1, f"{words!r}, {other!r} overlap"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_labels_of_the_examples(name: str):
+    check_labels(PICTURES[name]())
 
 
 @pytest.mark.parametrize("seed", CASES)
