@@ -53,6 +53,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
     "report.report": ("Report",),
+    "pictures.show": ("show",),
     "cost.memory": ("Memory", "memory"),
     "compilers.verify": ("Verification", "verify"),
     "compilers.aot": ("Compilation", "CompilerError", "compile_for"),

@@ -134,6 +134,7 @@ from .params import eval_shape as eval_shape
 from .params import model as model
 from .params import param as param
 from .params import scope as scope
+from .pictures.show import show as show
 from .report.report import Report as Report
 from .search import search as search
 from .search import search_overrides as search_overrides

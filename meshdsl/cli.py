@@ -13,7 +13,20 @@ import errno
 import sys
 from collections.abc import Sequence
 
-from .commands import analyze, compare, doctor, explain, export, plot, search, train, verify
+from .commands import (
+    analyze,
+    compare,
+    doctor,
+    explain,
+    export,
+    init,
+    layouts,
+    machines,
+    plot,
+    search,
+    train,
+    verify,
+)
 from .commands.common import FAILURE, OK, version
 from .commands.failures import exit_code_of
 from .commands.output import json_lines, steady
@@ -23,10 +36,12 @@ from .report.schema import SCHEMA_VERSION
 
 __all__ = ["SCHEMA_VERSION", "main"]
 
-COMMANDS = (analyze, compare, search, explain, verify, train, plot, export, doctor)
+COMMANDS = (init, layouts, machines, analyze, compare, search, explain, verify, train, plot, export, doctor)
 
 _EXAMPLES = """\
 examples:
+  meshdsl init mine.py
+  meshdsl layouts models/transformer.py:lm
   meshdsl analyze models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --machine tpu-v5e
   meshdsl compare models/transformer.py:lm --layout data --layout data_model --html layouts.html
   meshdsl explain models/transformer.py:lm --layout data_model --dim heads

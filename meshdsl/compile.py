@@ -7,6 +7,7 @@ arguments may be specs, and the mesh may have more devices than the machine.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, calle
 from .ir import Graph, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
+from .markup import page_part
 from .pipeline import Options, Stage
 from .report.evaluate import cost as report
 from .report.report import Report
@@ -97,6 +99,23 @@ class Compiled:
         self._recent: Stages | None = None  # of the last call
         self._stages: dict[Any, Stages] = {}
         self._traced: dict[Any, Traced] = {}  # shared with the functions that `under` returns
+
+    def __repr__(self) -> str:
+        return f"<{self._heading()}>"
+
+    def _heading(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"compiled {name} on {self.mesh or 'one device'}, layout {str(self.layout) or '(empty)'}"
+
+    def _repr_html_(self) -> str:
+        lines = [f"overrides {self.layout.overrides}"] if self.layout.overrides else []
+        for each in dataclasses.fields(self.options):
+            value = getattr(self.options, each.name)
+            if value != each.default:
+                lines.append(f"{each.name} = {getattr(value, 'name', value)}")
+        programs = [repr(stages.program)[1:-1] for stages in self._stages.values() if stages.has_program]
+        lines += programs or ["no program yet; .program(*args) shows what a device runs, specs will do"]
+        return page_part(self._heading(), "\n".join(lines), self.mesh.axes)
 
     def _for(self, args: Sequence[Any]) -> tuple[Stages, list[Any]]:
         """The stages for the signature of these arguments, and the arguments as leaves."""

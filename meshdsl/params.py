@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from .autodiff import zeros
 from .dims import DimsLike, Shape, pick
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest, raised
 from .ir import Type
+from .markup import page_part
 from .ops import random
 from .trace import trace, tree
 from .values import Tensor
@@ -198,6 +200,21 @@ class Model:
     @property
     def __name__(self) -> str:
         return getattr(self.function, "__name__", "model")
+
+    def __repr__(self) -> str:
+        return f"<model {self.__name__}({', '.join(self._inputs())})>"
+
+    def _inputs(self) -> list[str]:
+        try:
+            return list(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):  # a built-in function
+            return ["..."]
+
+    def _repr_html_(self) -> str:
+        text = "\n".join([f"model.specs({', '.join(self._inputs())})    the parameters",
+                          f"model.init({', '.join(['key', *self._inputs()])})    their initial values",
+                          f"model({', '.join(['params', *self._inputs()])})    the result"])  # fmt: skip
+        return page_part(repr(self)[1:-1], text)
 
     def declarations(self, *inputs: Any, **kwargs: Any) -> dict[str, Declared]:
         """The declarations of all parameters for inputs of these types, by path, in the order of creation."""

@@ -85,6 +85,11 @@ class Stages:
         return self.begun[-1].graph
 
     @property
+    def has_program(self) -> bool:
+        """Whether the program was built already."""
+        return "pipeline_result" in vars(self)
+
+    @property
     def program(self) -> Program:
         program = self.state.program
         assert program is not None

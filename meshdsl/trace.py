@@ -180,6 +180,7 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
     if "control" in params:
         values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
         return tuple(values)
+    arrays = [x.array for x in ins]
     if len(ins) > 1 and _on_other_devices([x.stored for x in ins]):
         raise at(
             ShapeError(
@@ -189,7 +190,6 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
             ),
             _where(),
         )
-    arrays = [x.array for x in ins]
     shapes, types = tuple(x.dims for x in ins), tuple(types)
     if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)

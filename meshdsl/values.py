@@ -130,7 +130,7 @@ class Tensor:
     @property
     def array(self) -> Any:
         """The `jax.Array`, without padding. Raises `TraceError` for a traced tensor."""
-        stored = self._concrete("its array")
+        stored = self._readable("its array")
         return stored if tuple(np.shape(stored)) == self.shape else jnp.asarray(self.numpy())
 
     def numpy(self) -> np.ndarray:
@@ -138,7 +138,7 @@ class Tensor:
 
         Raises `TraceError` for a traced tensor, and for one that this process stores only in part.
         """
-        stored = self._concrete("its values")
+        stored = self._readable("its values")
         if isinstance(stored, jax.Array) and not stored.is_fully_addressable and not stored.is_fully_replicated:
             raise TraceError(
                 f"tensor {self.type} is stored partly on devices of other processes\n"
@@ -156,6 +156,19 @@ class Tensor:
         jax.block_until_ready(self._array)
         return self
 
+    def _readable(self, what: str) -> Any:
+        """The stored array; raises `ShapeError` if a call that it was donated to has overwritten it."""
+        stored = self._concrete(what)
+        if isinstance(stored, jax.Array) and not isinstance(stored, Tracer) and stored.is_deleted():
+            raise at(
+                ShapeError(
+                    f"tensor {self.type} was donated to an earlier call, which has overwritten its memory\n"
+                    "  use the result that replaced it, or leave the argument out of donate="
+                ),
+                caller(),
+            )
+        return stored
+
     def _concrete(self, what: str) -> Any:
         if self._array is None:
             raise at(
@@ -166,16 +179,7 @@ class Tensor:
                 ),
                 caller(),
             )
-        stored = self._array
-        if isinstance(stored, jax.Array) and not isinstance(stored, Tracer) and stored.is_deleted():
-            raise at(
-                ShapeError(
-                    f"tensor {self.type} was donated to an earlier call, which has overwritten its memory\n"
-                    "  use the result that replaced it, or leave the argument out of donate="
-                ),
-                caller(),
-            )
-        return stored
+        return self._array
 
     def __bool__(self) -> bool:
         if self._array is None:

@@ -37,6 +37,7 @@ TITLES = {
     "lowering": "Programs",
     "tune.weight_update": "Programs",
     "tune.overlap.values": "Programs",
+    "pictures.show": "Pictures",
     "report.report": "Cost",
     "search": "Cost",
     "cost.memory": "Memory",

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from .common import command, out_file, print_json, workload_mesh_layout, workload_options, write
-from .costing import cost_options, exit_code, overlap_option, report_for
+from .costing import cost_options, exit_code, overlap_option, pictures_of, report_for
 
 __all__ = ["add"]
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         from ..report.html import page
 
-        write(options.html, page(_reports_of(options, report)))
+        write(options.html, page(_reports_of(options, report), pictures_of({"program": report})))
     if options.trace:
         from ..report.trace_events import trace_events
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import LayoutError
 from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_options, write
-from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
+from .costing import cost_options, exit_code, overlap_option, pictures_of, report_of, step_of, step_title
 
 __all__ = ["add"]
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html and reports:
         from ..report.html import page
 
-        write(options.html, page(reports))
+        write(options.html, page(reports, pictures_of(reports)))
     if options.json:
         print_json({"command": "compare", **comparison.to_dict()})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ShapeError
@@ -18,6 +19,7 @@ __all__ = [
     "exit_code",
     "machine_of",
     "overlap_option",
+    "pictures_of",
     "report_for",
     "report_of",
     "size",
@@ -206,3 +208,10 @@ def exit_code(*reports: Any) -> int:
     for problem in problems:
         print(f"over memory: {problem}", file=sys.stderr)
     return ILLEGAL_LAYOUT if problems else OK
+
+
+def pictures_of(reports: Mapping[str, Any]) -> dict[str, str]:
+    """The picture of each report's program, for the HTML page."""
+    from ..pictures.programs import MOST, program_picture
+
+    return {name: program_picture(report.program, MOST).svg for name, report in reports.items()}

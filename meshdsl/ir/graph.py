@@ -18,6 +18,7 @@ import numpy as np
 from ..dims import Dim, Shape, show
 from ..errors import NOWHERE, InternalError, Where
 from ..layouts import Sharding
+from ..markup import page_part
 from .cause import NO_CAUSE, Cause
 from .collective import Collective
 from .op import Op, Params, Type
@@ -30,6 +31,7 @@ __all__ = [
 T = TypeVar("T")
 G = TypeVar("G", bound="Graph")
 REPLICATED = Sharding()
+SHORT = 30  # notebooks show a graph of at most so many equations opened
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +188,7 @@ class Eqn:
         return self if all(changed[key] is graph for key, graph in graphs.items()) else self.with_control(**changed)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Graph:
     """A function as a list of equations: inputs, equations, results. `print(graph)` shows it."""
 
@@ -197,6 +199,16 @@ class Graph:
 
     def __str__(self) -> str:
         return format_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<{self._heading()}>"
+
+    def _heading(self) -> str:
+        counts = [(len(self.ins), "input"), (self.instructions, "operation"), (len(self.outs), "result")]
+        return "graph: " + ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts)
+
+    def _repr_html_(self) -> str:
+        return page_part(self._heading(), str(self), opened=self.instructions <= SHORT)
 
     @property
     def instructions(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from ..dims import Shape
 from ..errors import LayoutError, nearest
+from ..markup import page_part
 from .mesh import Mesh
 from .sharding import Axes
 
@@ -47,6 +48,18 @@ class Layout:
     def __repr__(self) -> str:
         extra = f", overrides={self.overrides}" if self.overrides else ""
         return f"Layout({str(self)!r}{extra})"
+
+    def _repr_html_(self) -> str:
+        axes = dict.fromkeys(
+            axis for rules in (self.rules, *self.overrides.values()) for rule in rules.values() for axis in rule
+        )
+        rows = [f"{dim}:{','.join(rule) or '(not sharded)'}" for dim, rule in self.rules.items()]
+        rows += [
+            f"{pattern}  {dim}:{','.join(rule) or '(not sharded)'}"
+            for pattern, rules in self.overrides.items()
+            for dim, rule in rules.items()
+        ]
+        return page_part("layout" if rows else "empty layout: nothing is sharded", "\n".join(rows), axes)
 
     def __str__(self) -> str:
         return " ".join(f"{dim}:{','.join(axes)}" for dim, axes in self.rules.items())

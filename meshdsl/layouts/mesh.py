@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LayoutError, nearest
+from ..markup import page_part
 
 if TYPE_CHECKING:
     import jax
@@ -76,6 +77,11 @@ class Mesh:
 
     def __repr__(self) -> str:
         return f"Mesh({str(self)!r})"
+
+    def _repr_html_(self) -> str:
+        devices = f"{self.size} devices" if self.size > 1 else "one device"
+        title = f"mesh of {devices}{': ' if self.axes else ''}{self}"
+        return page_part(title, axes=self.axes)
 
     def __str__(self) -> str:
         return " ".join(f"{name}:{size}" for name, size in self.axes.items())

@@ -14,14 +14,16 @@ import numpy as np
 
 from ..errors import Where
 from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
+from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
+from ..markup import page_part
 from ..units import show_bytes
 from .asynchrony import Start
 
 __all__ = ["CollectiveRecord", "Program"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program(Graph):
     """Equations for one device of `mesh`. `print(program)` shows local sizes, shardings, collectives and their causes.
 
@@ -47,6 +49,15 @@ class Program(Graph):
 
     def __str__(self) -> str:
         return format_graph(self, self.show, f"program on {self.mesh or 'one device'}", self.note)
+
+    def _heading(self) -> str:
+        records = self.collectives
+        words = [f"{len(records)} collective{'' if len(records) == 1 else 's'}"]
+        words += [f"{show_bytes(sum(r.wire_bytes * r.count for r in records))} sent by each device"] if records else []
+        return f"program on {self.mesh or 'one device'}: {self.instructions} operations, {', '.join(words)}"
+
+    def _repr_html_(self) -> str:
+        return page_part(self._heading(), str(self), self.mesh.axes, opened=self.instructions <= SHORT)
 
     @cached_property
     def _shapes(self) -> dict[Var, tuple[int, ...]]:

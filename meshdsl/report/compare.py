@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..markup import page_part
 from ..units import number, seconds, show_bytes
 from .differences import changes, signed_bytes, signed_percent, signed_seconds
 from .report import PARTS, Report
@@ -58,7 +58,8 @@ class Comparison:
         return "\n\n".join(sections)
 
     def _repr_html_(self) -> str:
-        return f'<pre style="line-height:1.25">{html.escape(str(self))}</pre>'
+        axes = dict.fromkeys(axis for report in self.reports.values() for axis in report.mesh.axes)
+        return page_part(repr(self)[1:-1], str(self), axes)
 
 
 def compare(reports: Mapping[str, Report], illegal: Mapping[str, str] | None = None) -> Comparison:

@@ -53,8 +53,8 @@ pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
 )  # fmt: skip
 
 
-def page(reports: Mapping[str, Report]) -> str:
-    """The page as text. Requires at least one report.
+def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None) -> str:
+    """The page as text. Requires at least one report; `pictures` are the programs' pictures as SVG, by layout.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -86,6 +86,7 @@ def page(reports: Mapping[str, Report]) -> str:
         _each(reports, several, lambda report: roofline_scatter(report, width)),
         element("h2", "Collectives by dim"),
         collective_bars(reports) if any(r.collectives for r in reports.values()) else element("p", "Nothing is sent."),
+        *_drawn(pictures or {}),
         element("h2", "In full"),
         *(_full(name, report) for name, report in reports.items()),
     ]
@@ -99,6 +100,17 @@ def page(reports: Mapping[str, Report]) -> str:
         + "\n".join(sections)
         + "\n</body>\n</html>\n"
     )
+
+
+def _drawn(pictures: Mapping[str, str]) -> list[str]:
+    if not pictures:
+        return []
+    words = "The devices that exchange, the sharding before and after, and the line that asks for it."
+    parts = [
+        element("details", element("summary", html.escape(name)), svg, open="" if len(pictures) > 1 else "open")
+        for name, svg in pictures.items()
+    ]
+    return [element("h2", "Collectives in program order"), element("p", words), *parts]
 
 
 def _timelines(reports: Mapping[str, Report]) -> list[str]:

@@ -5,7 +5,6 @@ Every figure is a sum over the ledger's lines or the memory's values; a report a
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +20,7 @@ from ..cost.roofline import coverage, roofline
 from ..cost.timeline import Cost, Timeline
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..markup import page_part
 from ..units import seconds as show_seconds
 from ..units import show_bytes
 from .schema import SCHEMA_VERSION, plain
@@ -229,7 +229,7 @@ class Report:
         return self.text(self)
 
     def _repr_html_(self) -> str:
-        return f'<pre style="line-height:1.25">{html.escape(str(self))}</pre>'
+        return page_part(repr(self)[1:-1], str(self), self.mesh.axes)
 
 
 def _largest(sizes: Mapping[str, float]) -> Iterable[tuple[str, float]]:

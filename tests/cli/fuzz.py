@@ -50,7 +50,7 @@ BODIES = {
     "exit_in_import": "import os, sys\nsys.stdout.flush()\nraise KeyError",
 }
 PLACES = ("model", "inputs", "loss", "optimizer", "data")
-COMMANDS = ["analyze", "compare", "explain", "train", "verify", "doctor", "plot", "export"]
+COMMANDS = ["analyze", "compare", "explain", "train", "verify", "doctor", "plot", "export", "layouts", "machines"]
 COMMANDS += ["trian", "anlyze", "", "--", "-h", "--help", "--version", "help", "x" * 300, "\N{SNOWMAN}", "\udcff"]
 OPTIONS = [
     *("--layout", "--mesh", "--set", "--batch", "--length", "--machine", "--memory", "--place", "--steps", "--seed"),

@@ -296,7 +296,7 @@ def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~files._umask()
     before = path.read_text()
 
-    def broken(reports: object) -> str:
+    def broken(*_: object) -> str:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(html, "page", broken)

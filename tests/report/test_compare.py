@@ -64,4 +64,4 @@ def test_the_text_and_the_json():
     assert record["best"] == "data"
     assert compare({}, {"odd": "cannot"}).to_dict()["differences"] == {}
     assert repr(found) == "<Comparison of summed, data, odd; best data>"
-    assert isinstance(found, Comparison) and found._repr_html_().startswith("<pre")
+    assert isinstance(found, Comparison) and "summed, data, odd" in found._repr_html_()

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import meshdsl as md
+from meshdsl.commands.costing import pictures_of
 from meshdsl.report import charts
 from meshdsl.report.html import page
 from meshdsl.report.report import Report
@@ -43,6 +44,13 @@ def test_the_page_is_well_formed_and_self_contained(reports: dict[str, Report]):
     assert "prefers-color-scheme: dark" in text
     for name in reports:
         assert name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in text
+
+
+def test_the_page_has_the_pictures_of_the_programs():
+    pictures = pictures_of(ONE)
+    text = page(ONE, pictures)
+    ET.fromstring(re.sub(r"<meta[^>]*>", "", text.partition("\n")[2]))
+    assert all(svg in text for svg in pictures.values()) and "batch &amp; &lt;io&gt;" in text
 
 
 def drawings() -> list[tuple[str, str]]:

@@ -1,0 +1,81 @@
+"""The pictures in docs/images that `md.show` makes. `python docs/_ext/pictures.py` writes them; a test compares."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+import meshdsl as md
+from models.mlp import mlp
+
+__all__ = ["FOLDER", "pictures"]
+
+FOLDER = ROOT / "docs" / "images"
+MESH = "rows:2 cols:4"
+
+# name: the dims of a tensor, its layout or sharding, the mesh
+TENSORS: dict[str, tuple[str, Any, str]] = {
+    "two_dims": ("batch:64 io:32", "batch:rows; io:cols", MESH),
+    "copies": ("io:32 hidden:16", "batch:rows; hidden:cols", MESH),
+    "two_axes": ("batch:64 io:32", "batch:rows,cols", MESH),
+    "partial": ("batch:64 hidden:16", md.Sharding.of({"batch": ("rows",)}, partial=("cols",)), MESH),
+    "padded": ("batch:10 io:32", "batch:rows", "rows:4"),
+}
+
+X, W = md.spec("batch:64 io:32"), md.spec("io:32 hidden:16")
+
+
+def contract(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    return md.einsum(x, w, out="batch hidden")
+
+
+def scatter(h: md.Tensor, v: md.Tensor) -> md.Tensor:
+    return md.einsum(md.prefer(h, "d_ff"), v, out="length model")
+
+
+def flatten(x: md.Tensor) -> md.Tensor:
+    return md.flatten(x, "batch length", "token")
+
+
+def shift(x: md.Tensor) -> md.Tensor:
+    return md.shift(x, "batch", 1)
+
+
+def sort(x: md.Tensor) -> md.Tensor:
+    return md.sort(x, "batch")
+
+
+def take(table: md.Tensor, ids: md.Tensor) -> md.Tensor:
+    return md.take(table, ids, "vocab")
+
+
+# a function, its layout, the mesh, the specs of its arguments
+PROGRAMS: list[tuple[Callable[..., md.Tensor], str, str, tuple[Any, ...]]] = [
+    (contract, "batch:rows; io:cols", MESH, (X, W)),
+    (scatter, "length:cols; d_ff:cols", MESH, (md.spec("length:8 d_ff:16"), md.spec("d_ff:16 model:4"))),
+    (flatten, "length:rows", MESH, (md.spec("batch:4 length:6 model:8"),)),
+    (shift, "batch:rows", "rows:4", (md.spec("batch:64 io:4"),)),
+    (sort, "batch:rows; io:cols", MESH, (X,)),
+    (take, "batch:rows; vocab:cols", MESH, (md.spec("vocab:32 model:8"), md.spec("batch:4", "int32"))),
+]
+
+
+def pictures() -> dict[str, str]:
+    """The SVG text of every picture, by file name."""
+    made = {f"{name}.svg": md.show(md.spec(dims), layout, mesh) for name, (dims, layout, mesh) in TENSORS.items()}
+    for function, layout, mesh, specs in PROGRAMS:
+        made[f"{function.__name__}.svg"] = md.show(md.compile(function, mesh, layout).program(*specs))
+    mesh, layout = mlp.layouts["data_model"]
+    made["step.svg"] = md.show(md.compile(mlp.train_step(), mesh, layout).program(*mlp.specs()))
+    return {name: picture.svg + "\n" for name, picture in made.items()}
+
+
+if __name__ == "__main__":
+    for name, svg in pictures().items():
+        (FOLDER / name).write_text(svg, encoding="utf-8")
