@@ -128,7 +128,7 @@ class Schedule:
         items = [item for step in steps for item in self.issued(step, depth)]
         maker_of = dict(makers)
         for item in items:
-            for source in {maker_of[v] for v in item.step.reads if v in maker_of}:
+            for source in dict.fromkeys(maker_of[v] for v in item.step.reads if v in maker_of):
                 source.readers.append(item)
                 item.needs += 1
             maker_of.update((v, item) for v in item.step.writes if not item.marker)

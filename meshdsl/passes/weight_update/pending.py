@@ -87,13 +87,13 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
     readers.update(graph.outs)
     totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
     for eqn in graph.eqns:
-        ours = [totals[x] for x in set(eqn.ins) if x in totals]
+        ours = [totals[x] for x in dict.fromkeys(eqn.ins) if x in totals]
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in totals):
             continue
         out = eqn.outs[0]
         sharding = placed.shardings.get(out, Sharding())
         if sharding.partial and sharding.kind == "sum" and set(out.shape) == set(sums[0].shape):
-            for x in set(eqn.ins):
+            for x in dict.fromkeys(eqn.ins):
                 totals.pop(x, None)
             totals[out] = out if len(ours) > 1 else ours[0]
     return tuple(totals.values())

@@ -33,7 +33,7 @@ def list_schedule(tasks: Tasks, priority: Callable[[Task], float] = lambda task:
         heapq.heappush(sends if task.sends else computes, (-priority(task), next(tie), task))
 
     def finish(task: Task) -> None:
-        for reader in among.intersection(task.readers):
+        for reader in (reader for reader in task.readers if reader in among):  # not a set: its order changes by run
             waits_for[reader] -= 1
             if not waits_for[reader]:
                 release(reader)
