@@ -26,6 +26,7 @@ ORDER = [
     ["units"],
     ["boundary"],
     ["primitives"],
+    ["places"],
     ["target"],
     ["dims"],
     ["layouts"],
