@@ -58,7 +58,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "compilers.aot": ("Compilation", "CompilerError", "compile_for"),
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
-    "compile": ("Compiled", "compile", "host_devices"),
+    "compile": ("Compiled", "compile", "host_devices", "jaxify"),
     "tune.weight_update": ("WeightUpdate",),
     "tune.overlap.values": ("Overlap",),
     "search": ("search", "search_overrides"),

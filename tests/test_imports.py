@@ -47,6 +47,7 @@ ORDER = [
     ["tune"],
     ["pipeline"],
     ["signature"],
+    ["arguments", "inside_jax"],
     ["compile"],
     ["compilers"],
     ["checkpoint"],
