@@ -49,13 +49,16 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
     parameters = list(signature.parameters.values())
     spread = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL), len(parameters))
     names = [parameters[min(i, spread)].name for i in range(len(bound.args))]
-    fixed = {name: value for name, value in (*zip(names, bound.args, strict=True), *bound.kwargs.items()) if name in static}
+    fixed = {
+        name: value for name, value in (*zip(names, bound.args, strict=True), *bound.kwargs.items()) if name in static
+    }
     for name, value in fixed.items():
         try:
             hash(value)
         except TypeError:
             raise ShapeError(
-                f"static argument {name!r} has no hash: {value!r}\n  a call with an equal value shares the program; pass a tuple"
+                f"static argument {name!r} has no hash: {value!r}\n"
+                "  a call with an equal value shares the program; pass a tuple"
             ) from None
     moving = [i for i, name in enumerate(names) if name not in static]
     keywords = [name for name in bound.kwargs if name not in static]

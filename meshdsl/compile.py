@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from .arguments import bind, static_names
 from .cost.machine import Machine
@@ -24,7 +23,6 @@ from .inside_jax import array_function, traced_by_jax
 from .ir import Graph, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
-from .lowering.emit import partition_spec
 from .pipeline import Options, Stage
 from .report.evaluate import cost as report
 from .report.report import Report
@@ -35,7 +33,7 @@ from .tune.overlap.values import Overlap, OverlapPlan
 from .tune.weight_update import UpdateTable, WeightUpdate
 from .values import Tensor
 
-__all__ = ["Compiled", "History", "compile", "host_devices", "jaxify"]
+__all__ = ["Compiled", "History", "compile", "host_devices"]
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ class Compiled:
         try:
             if traced_by_jax(leaves):
                 arrays = [x.array if isinstance(x, Tensor) else x for x in leaves]
-                results: Sequence[Any] = self._array_function(stages)(*arrays)
+                results: Sequence[Any] = self.array_function(stages)(*arrays)
             else:
                 results = stages.executable(*stages.arrays(leaves))
         except MeshdslError as error:
@@ -173,7 +171,7 @@ class Compiled:
         tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
         return tree.tree_unflatten(stages.result, tensors)
 
-    def _array_function(self, stages: Stages) -> Callable[..., Any]:
+    def array_function(self, stages: Stages) -> Callable[..., Any]:
         """The program of one signature as a function of arrays that JAX can trace and differentiate."""
         if stages not in self._array_functions:
             compiled = lambda f: Compiled(f, self.mesh, self.layout, (), Options())  # noqa: E731 - one line
@@ -325,10 +323,10 @@ def compile(
     'all_reduce'
 
     Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
-    the results may reuse; such arguments cannot be used afterwards. `static` lists arguments, by name or number, that are
-    Python values with a hash (flags, sizes): each value has a program of its own. If a contraction of two operands would gather one
-    of them to more than `gather_limit` bytes per device, the operand is sent around the devices block by block instead
-    (0: always; None: never).
+    the results may reuse; such arguments cannot be used afterwards. `static` lists arguments, by name or number, that
+    are Python values with a hash (flags, sizes): each value has a program of its own. If a contraction of two operands
+    would gather one of them to more than `gather_limit` bytes per device, the operand is sent around the devices block
+    by block instead (0: always; None: never).
 
     `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
     updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay
@@ -367,40 +365,6 @@ def compile(
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
     return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, cost_machine), fixed)
-
-
-def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
-    """A compiled function as a plain function of `jax.Array`s, for a training loop of your own.
-
-    >>> import jax, jax.numpy as jnp
-    >>> import meshdsl as md
-    >>> f = md.jaxify(md.compile(lambda x: md.sum(x * x), "rows:4", "io:rows"), md.spec("io:8"))
-    >>> float(f(jnp.arange(8.0))), jax.grad(f)(jnp.arange(8.0)).tolist()
-    (140.0, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
-    >>> f.in_shardings[0].spec, f.out_shardings.spec
-    (PartitionSpec('rows',), PartitionSpec())
-
-    `args` are specs or tensors of one signature. Where they have tensors, the function takes arrays of the same
-    shapes, and returns arrays: global ones, in the program's shardings, `.in_shardings` and `.out_shardings`. It can be
-    called inside `jax.jit` and differentiated by `jax.grad`; the gradient is a second program under the same layout.
-    Under `jax.vmap` it raises `TraceError`.
-    """
-    stages, _ = compiled._for(args)
-    structure, run = stages.structure, compiled._array_function(stages)
-
-    def function(*arrays: Any) -> Any:
-        leaves, own = tree.tree_flatten(arrays)
-        if own != structure:
-            raise at(ShapeError(f"md.jaxify was called for {structure}, and the function with {own}"), caller())
-        shapes = [tuple(d.size for d in v.shape) for v in stages.graph.ins]
-        if [jax.numpy.shape(x) for x in leaves] != shapes:
-            raise at(ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}"), caller())
-        return tree.tree_unflatten(stages.result, run(*leaves))
-
-    outs = [NamedSharding(stages.bound, partition_spec(v.shape, v.sharding)) for v in stages.program.outs]
-    function.in_shardings = tree.tree_unflatten(structure, stages.shardings)  # pyright: ignore[reportFunctionMemberAccess]
-    function.out_shardings = tree.tree_unflatten(stages.result, outs)  # pyright: ignore[reportFunctionMemberAccess]
-    return function
 
 
 def host_devices(count: int) -> list[Any]:

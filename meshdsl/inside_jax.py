@@ -22,7 +22,6 @@ from .autodiff import pullback, zeros
 from .errors import TraceError
 from .ir import Graph, Var
 from .signature import Stages
-from .trace import evaluate, tree
 from .values import Tensor
 
 __all__ = ["array_function", "traced_by_jax"]
@@ -101,9 +100,9 @@ def _unbatched(run: Callable[..., Any]) -> Callable[..., Any]:
     @guarded.def_vmap
     def refuse(axis_size: int, in_batched: Any, *args: Any) -> Any:
         raise TraceError(
-            f"jax.vmap over {axis_size} places of a compiled function: its program has named dims, and no axis without\n"
-            "  give the tensors one more dim, for example 'member', and write the function on them: operations map over "
-            "a dim that they do not name; it can then be sharded too"
+            f"jax.vmap over {axis_size} places of a compiled function: its program has only named dims\n"
+            "  give the tensors one more dim, for example 'member', and call the function on them: operations map "
+            "over a dim that they do not name, and a layout can shard it"
         )
 
     return guarded

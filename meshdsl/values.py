@@ -231,8 +231,8 @@ class Tensor:
         raise at(
             TraceError(
                 f"a function of jax.numpy takes arrays, and this is {self.type}, whose dims have names\n"
-                "  use md's own function, md.map(jnp.sin, x) for an elementwise one, md.local(f, x, out=, split=) for any "
-                "other, or x.array outside a trace"
+                "  use md's own function, md.map(jnp.sin, x) for an elementwise one, md.local(f, x, out=, split=) for "
+                "any other, or x.array outside a trace"
             ),
             caller(),
         )
@@ -252,9 +252,11 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
     >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
     (batch=1, io=2)
 
-    Sizes in `dims` are optional. A random key of JAX, `jax.random.key(0)`, becomes the equal key of `md.random`. An array
-    that `jax.jit` or `jax.grad` traces becomes a tensor of it. Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an
-    array of numbers, and if an integer in it does not fit into the 32 bits that JAX uses by default.
+    Sizes in `dims` are optional. A random key of JAX, `jax.random.key(0)`, becomes the equal key of `md.random`. An
+    array that `jax.jit` or `jax.grad` traces becomes a tensor of it.
+
+    Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an array of numbers, and if an
+    integer in it does not fit into the 32 bits that JAX uses by default.
     """
     try:
         if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):

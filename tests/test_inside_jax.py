@@ -51,7 +51,7 @@ def test_jaxify_takes_and_returns_arrays_in_the_programs_shardings() -> None:
     assert int(y["i"]) == 4 and y["y"].shape == (6, 5)
     grads = jax.grad(lambda p: jnp.sum(f(p, X, 3)["y"] ** 2))({"w": W})
     np.testing.assert_allclose(grads["w"], jax.grad(lambda w: jnp.sum((2 * X @ w) ** 2))(W), rtol=1e-12)
-    assert f.in_shardings[1].spec [0] == "r" and f.out_shardings["y"].spec[0] == "r"
+    assert f.in_shardings[1].spec[0] == "r" and f.out_shardings["y"].spec[0] == "r"
     with pytest.raises(md.ShapeError, match=r"takes arrays of \[\(8, 5\), \(6, 8\), \(\)\]"):
         f({"w": W}, W, 3)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +94,7 @@ SPLIT: dict[str, F] = {
     "custom gradient": straight_through,
     "kernel": doubling,
 }
+assert len(SPLIT) == 20
 
 # functions of the same array: they mix its rows, and the primitive that does
 MIXING: dict[str, tuple[F, str]] = {
@@ -122,6 +122,7 @@ MIXING: dict[str, tuple[F, str]] = {
     "kernel": (kernel_over(0), "reduce_sum"),
     "kernel by number": (kernel_over(1, reads_step=True), "pallas_call"),
 }
+assert len(MIXING) == 20
 
 
 def rows(n: int = 12) -> md.Tensor:
@@ -139,6 +140,9 @@ def test_functions_that_map_over_a_dim_run_on_blocks(name: str) -> None:
     np.testing.assert_allclose(y.numpy(), f(x.array), rtol=1e-12)
     np.testing.assert_allclose(blocks(f, x.array), y.numpy(), rtol=1e-10, atol=1e-10)
     program = md.compile(lambda x: md.local(f, x, out="row column", split="row"), "r:3", "row:r").program(x)
+    one = md.compile(lambda x: md.local(f, x, out="row column", split="row"), "r:12", "row:r")
+    if name != "kernel":  # it has two rows in a grid step
+        assert not one.program(x).collectives
     assert not program.collectives and program.eqns[0].ins[0].sharding.axes("row") == ("r",)
 
 
@@ -166,11 +170,17 @@ def test_a_function_that_changes_with_its_size_is_refused_at_that_size() -> None
     def f(x: Any) -> Any:
         return x * 2 if x.shape[0] == 3 else x
 
-    with pytest.raises(md.ShapeError, match="does something else on a block"):
-        md.compile(lambda x: md.local(f, x, out="row column", split="row"), "r:4", "row:r").program(rows())
+    def g(x: Any) -> Any:
+        return x * 2 if x.shape[0] == 1 else x
+
+    for function, mesh in ((f, "r:4"), (g, "r:12")):
+        local = lambda x, f=function: md.local(f, x, out="row column", split="row")  # noqa: E731 - short
+        md.compile(local, "r:2", "row:r").program(rows())
+        with pytest.raises(md.ShapeError, match="does something else on a block"):
+            md.compile(local, mesh, "row:r").program(rows())
 
 
-@pytest.mark.parametrize("name", ["size", "mean", "first row"])
+@pytest.mark.parametrize("name", ["size", "constant", "root"])
 def test_sums_over_a_dim_are_partial_only_if_they_are_linear(name: str) -> None:
     def total(x: Any, w: Any) -> Any:
         return w * jnp.einsum("rc,c->c", x * x, w) + jnp.sum(x, 0)
@@ -181,9 +191,11 @@ def test_sums_over_a_dim_are_partial_only_if_they_are_linear(name: str) -> None:
     )
     np.testing.assert_allclose(f(x, w).numpy(), total(x.array, w.array), rtol=1e-12)
     nonlinear: F = {
-        "size": lambda x: x.sum(0) / x.shape[0], "mean": lambda x: x.sum(0) + 1, "first row": lambda x: jnp.sqrt(x.sum(0)),
-    }[name]  # fmt: skip
-    with pytest.raises(md.ShapeError, match="reads the size of a block|is not complete"):
+        "size": lambda x: x.sum(0) / x.shape[0],
+        "constant": lambda x: x.sum(0) + 1,
+        "root": lambda x: jnp.sqrt(x.sum(0)),
+    }[name]
+    with pytest.raises(md.ShapeError, match=r"reads the size of a block|is not complete"):
         md.local(nonlinear, x, out="column", contract="row")
 
 

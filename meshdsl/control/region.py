@@ -21,7 +21,8 @@ from ..ops.contraction import located
 from ..ops.reshape import refill, transpose
 from ..trace import as_tensor, bind1, run_kernel, trace
 from ..values import Tensor
-from .jax_blocks import JAX_BLOCKS, apply
+from .jax_blocks import JAX_BLOCKS
+from .jax_local import apply
 
 __all__ = ["LOCAL", "REGIONS", "local"]
 

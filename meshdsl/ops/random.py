@@ -261,7 +261,9 @@ def _uniform(key: Tensor | jax.Array, low: Tensor, high: Tensor, *, shape: Shape
     return maximum(unit * (high - low) + low, low)
 
 
-def uniform(key: Tensor | jax.Array, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32") -> Tensor:
+def uniform(
+    key: Tensor | jax.Array, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32"
+) -> Tensor:
     """Draw from the uniform distribution on [low, high).
 
     >>> import meshdsl as md
@@ -288,7 +290,9 @@ def normal(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32")
     return _draw(_normal, key, shape=_dims(dims), dtype=dtype, name="normal")
 
 
-def truncated_normal(key: Tensor | jax.Array, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+def truncated_normal(
+    key: Tensor | jax.Array, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32"
+) -> Tensor:
     """Draw from the standard normal distribution truncated to (`low`, `high`), which are numbers.
 
     >>> import meshdsl as md
@@ -338,7 +342,9 @@ def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = Non
     return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
 
 
-def randint(key: Tensor | jax.Array, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32") -> Tensor:
+def randint(
+    key: Tensor | jax.Array, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32"
+) -> Tensor:
     """Draw uniform integers from `low` (inclusive) to `high` (exclusive).
 
     >>> import meshdsl as md

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .factors import Mixes, Value, free, join, plain
+from .factors import MixesError, Value, free, join, plain
 from .kernels import pallas
 from .rules import Equation
 
@@ -21,7 +21,7 @@ def _same(a: Value, b: Value) -> Value:
     """A value that is either of two."""
     axes = tuple(join(x, y) for x, y in zip(a.axes, b.axes, strict=True))
     if a.partial != b.partial and not a.zero and not b.zero:
-        raise Mixes(f"carries a sum over {' '.join(sorted(a.partial ^ b.partial))} that is not complete")
+        raise MixesError(f"carries a sum over {' '.join(sorted(a.partial ^ b.partial))} that is not complete")
     return Value(axes, a.partial | b.partial, a.zero and b.zero)
 
 
@@ -33,13 +33,13 @@ def _settle(first: Sequence[Value], step: Callable[[Sequence[Value]], Sequence[V
         if after == carry:
             return carry
         carry = after
-    raise Mixes("carries a value that has other places after every trip")
+    raise MixesError("carries a value that has other places after every trip")
 
 
 def _scan(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Run) -> list[Value]:
     p, q = e.params, e.block.params
     if (p["length"], p["reverse"]) != (q["length"], q["reverse"]):
-        raise Mixes("loops over places that are split")
+        raise MixesError("loops over places that are split")
     consts, carries = p["num_consts"], p["num_carry"]
     rows = ins[consts + carries :]
     for x in rows:
@@ -61,13 +61,13 @@ def _while(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Run) ->
     carry = _settle(first, lambda carry: run(p["body_jaxpr"], q["body_jaxpr"], [*fixed, *carry], sums))
     (condition,) = run(p["cond_jaxpr"], q["cond_jaxpr"], [*tested, *carry], sums)
     if condition.partial:
-        raise Mixes("decides by a sum that is not complete")
+        raise MixesError("decides by a sum that is not complete")
     return carry
 
 
 def _cond(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Run) -> list[Value]:
     if ins[0].partial:
-        raise Mixes("decides by a sum that is not complete")
+        raise MixesError("decides by a sum that is not complete")
     branches = zip(e.params["branches"], e.block.params["branches"], strict=True)
     results = [run(a, b, ins[1:], sums) for a, b in branches]
     merged = results[0]
@@ -81,7 +81,7 @@ def _linear_solve(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: 
     before = counts.matvec + counts.vecmat
     fixed, given = ins[before : before + counts.solve], ins[sum(counts) :]
     if any(x.partial for x in ins):
-        raise Mixes("solves with a sum that is not complete")
+        raise MixesError("solves with a sum that is not complete")
     return run(bodies.solve, others.solve, [*fixed, *given], sums)
 
 

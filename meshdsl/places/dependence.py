@@ -10,7 +10,6 @@ contracted dim if that dim is only summed, and the sum is used linearly. Both ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +19,11 @@ from jax.extend.core import ClosedJaxpr, Literal
 from ..errors import Where, users_line
 from ..primitives import CALLS, inner
 from .control import CONTROL
-from .factors import Axis, Factor, Mixes, Value, dims_of, join, plain, sizes, uniform
-from .rules import FIRST, JOINT, PRODUCTS, RULES, Equation
+from .factors import Axis, Factor, MixesError, Value, dims_of, plain, sizes, uniform
+from .rules import RULES, Equation
+from .sums import sums_of
 
-__all__ = ["Problem", "check", "flops"]
+__all__ = ["Problem", "check"]
 
 
 class Problem(NamedTuple):
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     where: Where | None = None
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, problem: Problem):
         self.problem = problem
 
@@ -75,9 +75,9 @@ def check(
             for names, x, y in pairs
         ]
         results = run(full, block, values, frozenset(contract))
-    except _Refused as refused:
+    except _RefusedError as refused:
         return refused.problem
-    except Mixes as mixes:
+    except MixesError as mixes:
         return Problem("", str(mixes))
     for number, (names, value) in enumerate(zip(outs, results, strict=True)):
         problem = _wrong_result(names, value, block.out_avals[number].shape, cut, set(contract))
@@ -87,7 +87,7 @@ def check(
 
 
 def _operand(name: str, full: int, block: int, cut: Collection[str]) -> Axis:
-    return (Factor(name, full, block),) if name in cut and full != block else plain(full, block)
+    return (Factor(name, full, block),) if name in cut else plain(full, block)
 
 
 def _wrong_result(
@@ -111,12 +111,12 @@ def run(full: Any, block: Any, ins: Sequence[Value], sums: frozenset[str]) -> li
     (jaxpr, consts), (other, others) = inside
     env: dict[Any, Value] = {}
     if len(consts) != len(others):
-        raise Mixes("has other constants on a block")
+        raise MixesError("has other constants on a block")
     for v, a, b in zip(jaxpr.constvars, consts, others, strict=True):
         env[v] = _constant(a, b)
     env.update(zip(jaxpr.invars, ins, strict=True))
     if len(jaxpr.eqns) != len(other.eqns):
-        raise Mixes("does something else on a block: its equations depend on the size")
+        raise MixesError("does something else on a block: its equations depend on the size")
     same = dict(zip([*other.constvars, *other.invars], [*jaxpr.constvars, *jaxpr.invars], strict=True))
     live = _live(jaxpr)
     for a, b in zip(jaxpr.eqns, other.eqns, strict=True):
@@ -141,12 +141,12 @@ def _equation(env: dict[Any, Value], same: dict[Any, Any], a: Any, b: Any, sums:
     try:
         values = [_read(env, same, x, y) for x, y in zip(a.invars, b.invars, strict=True)]
         return _results(Equation(a, b, sums), values, sums)
-    except (Mixes, ValueError) as error:
-        what = str(error) if isinstance(error, Mixes) else "does something else on a block"
-        raise _Refused(Problem(a.primitive.name, what, _line(a))) from None
-    except _Refused as refused:
+    except (MixesError, ValueError) as error:
+        what = str(error) if isinstance(error, MixesError) else "does something else on a block"
+        raise _RefusedError(Problem(a.primitive.name, what, _line(a))) from None
+    except _RefusedError as refused:
         # the line of the outermost call: an inner jaxpr may be cached from an earlier caller
-        raise _Refused(refused.problem._replace(where=_line(a) or refused.problem.where)) from None
+        raise _RefusedError(refused.problem._replace(where=_line(a) or refused.problem.where)) from None
 
 
 def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
@@ -157,22 +157,22 @@ def _read(env: dict[Any, Value], same: dict[Any, Any], x: Any, y: Any) -> Value:
     if isinstance(x, Literal) and isinstance(y, Literal):
         return _constant(x.val, y.val)
     if isinstance(x, Literal) or isinstance(y, Literal) or same[y] is not x:
-        raise Mixes("does something else on a block")
+        raise MixesError("does something else on a block")
     return env[x]
 
 
 def _constant(a: Any, b: Any) -> Value:
-    """A constant of the function; raises `Mixes` if it depends on the size of a block."""
+    """A constant of the function; raises `MixesError` if it depends on the size of a block."""
     shapes = np.shape(a), np.shape(b)
-    if not hasattr(a, "shape") or np.ndim(a) == 0 or getattr(a, "dtype", None) is None or a.dtype.kind not in "biufc":
+    if not hasattr(a, "shape") or np.ndim(a) == 0 or getattr(a, "dtype", None) is None or a.dtype.kind not in "biufcV":
         if not _equal(a, b):
-            raise Mixes("reads the size of a block")
+            raise MixesError("reads the size of a block")
         return Value(tuple(plain(*s) for s in zip(*shapes, strict=True)), zero=_is_zero(a))
     a, b = np.asarray(a), np.asarray(b)
     if a.size and b.size and a.ndim == b.ndim and (a == a.flat[0]).all() and (b == a.flat[0]).all():
         return Value(tuple(uniform(*s) for s in zip(*shapes, strict=True)), zero=_is_zero(a.flat[0]))
     if shapes[0] != shapes[1] or not np.array_equal(a, b):
-        raise Mixes("reads an array that depends on the size of a block")
+        raise MixesError("reads an array that depends on the size of a block")
     return Value(tuple(plain(*s) for s in zip(*shapes, strict=True)))
 
 
@@ -195,7 +195,7 @@ def _equal(a: Any, b: Any) -> bool:
 def _results(e: Equation, ins: Sequence[Value], sums: frozenset[str]) -> list[Value]:
     name = e.full.primitive.name
     if name != e.block.primitive.name:
-        raise Mixes(f"is {e.block.primitive.name} on a block")
+        raise MixesError(f"is {e.block.primitive.name} on a block")
     if name in CONTROL:
         return CONTROL[name](e, ins, sums, _WALK)
     bodies, others = inner(e.full), inner(e.block)
@@ -204,10 +204,10 @@ def _results(e: Equation, ins: Sequence[Value], sums: frozenset[str]) -> list[Va
     if e.full.effects or (bodies and name not in RULES):
         RULES[""](e, [x.axes for x in ins])
         if e.full.effects:
-            raise Mixes("has side effects, once for every block")
+            raise MixesError("has side effects, once for every block")
     axes = RULES.get(name, RULES[""])(e, [x.axes for x in ins])
     _compare(e)
-    partial, zero = _sums(e, name, ins)
+    partial, zero = sums_of(e, name, ins)
     return [_checked(e, k, Value(a, partial, zero)) for k, a in enumerate(axes)]
 
 
@@ -216,10 +216,10 @@ def _closed(part: tuple[Any, Sequence[Any]]) -> ClosedJaxpr:
 
 
 def _compare(e: Equation) -> None:
-    """Raise `Mixes` if a parameter depends on the size of a block."""
+    """Raise `MixesError` if a parameter depends on the size of a block."""
     for key, value in e.full.params.items():
         if key not in _FREE and _simple(value) and not _equal(value, e.block.params.get(key)):
-            raise Mixes(f"reads the size of a block: its {key} is {value}, and {e.block.params.get(key)} there,")
+            raise MixesError(f"reads the size of a block: its {key} is {value}, and {e.block.params.get(key)} there,")
 
 
 def _simple(value: Any) -> bool:
@@ -229,56 +229,16 @@ def _simple(value: Any) -> bool:
 
 
 def _checked(e: Equation, k: int, value: Value) -> Value:
-    """The value of result k; raises `Mixes` if its sizes contradict its axes, or a dim is on two axes or summed."""
+    """The value of result k; raises `MixesError` if its sizes contradict its axes, or a dim has two axes or a sum."""
     if [sizes(axis) for axis in value.axes] != e.outs(k):
-        raise Mixes("gives another shape on a block")
+        raise MixesError("gives another shape on a block")
     kinds = dims_of(value.axes)
     twice = [kind for kind in kinds if kinds.count(kind) > 1]
     if twice:
-        raise Mixes(f"combines different places along {twice[0]}")
+        raise MixesError(f"combines different places along {twice[0]}")
     if value.partial & set(kinds):
-        raise Mixes(f"uses the sum over {' '.join(value.partial & set(kinds))} at its own places")
+        raise MixesError(f"uses the sum over {' '.join(value.partial & set(kinds))} at its own places")
     return value
-
-
-def _sums(e: Equation, name: str, ins: Sequence[Value]) -> tuple[frozenset[str], bool]:
-    """The dims over which the results are partial sums, and whether they are zero."""
-    before = [x.partial for x in ins]
-    zero = _zero(name, ins)
-    used = frozenset().union(*before) if before else frozenset()
-    if used:
-        dims = " ".join(sorted(used))
-        linear = [x for x in ins if not x.zero]
-        if name in JOINT:
-            linear = linear[1:] if name == "select_n" else linear
-            if any(x.partial != used for x in linear) or (name == "select_n" and ins[0].partial):
-                raise Mixes(f"adds to a sum over {dims} that is not complete")
-        elif name in PRODUCTS:
-            if sum(bool(p) for p in before) > 1:
-                raise Mixes(f"multiplies two sums over {dims} that are not complete")
-        elif name not in FIRST or any(before[1:]) or not _keeps_sums(e, name):
-            raise Mixes(f"reads a sum over {dims} that is not complete")
-    return used | frozenset(_summed(name, e, ins)), zero
-
-
-def _keeps_sums(e: Equation, name: str) -> bool:
-    """Whether a conversion keeps sums: an integer would be rounded before the sum is complete."""
-    return name != "convert_element_type" or np.dtype(e.params["new_dtype"]).kind in "fcV"
-
-
-def _zero(name: str, ins: Sequence[Value]) -> bool:
-    if name in PRODUCTS:
-        return any(x.zero for x in ins)
-    return name in JOINT | FIRST and bool(ins) and all(x.zero for x in ins)
-
-
-def _summed(name: str, e: Equation, ins: Sequence[Value]) -> set[str]:
-    """The contracted dims that an equation sums over."""
-    if name not in ("reduce_sum", "dot_general", "conv_general_dilated") or not e.sums:
-        return set()
-    before = {kind for x in ins for kind in dims_of(x.axes)}
-    after = set(dims_of(axis for axes in RULES[name](e, [x.axes for x in ins]) for axis in axes))
-    return (before - after) & e.sums
 
 
 def _line(eqn: Any) -> Where | None:
@@ -296,52 +256,3 @@ class _Walk:
 
 
 _WALK = _Walk()
-
-
-def flops(jaxpr: Any) -> float:
-    """Floating-point operations of a jaxpr: products exactly, other equations one per element of their results.
-
-    >>> import jax, jax.numpy as jnp
-    >>> flops(jax.make_jaxpr(lambda x: jnp.tanh(x @ x))(jnp.ones((8, 8))))
-    1088.0
-    """
-    total = 0.0
-    for eqn in _open(jaxpr)[0].eqns:
-        bodies = [_closed(body) for body in inner(eqn)]
-        name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
-        elements = math.prod(getattr(eqn.outvars[0].aval, "shape", ())) if eqn.outvars else 0
-        if name == "dot_general":
-            (over, _), _ = eqn.params["dimension_numbers"]
-            total += 2 * elements * math.prod(eqn.invars[0].aval.shape[int(i)] for i in over)
-        elif name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
-            out = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-            total += 2 * elements * math.prod(kernel) / max(out, 1)
-        elif name == "fft":
-            n = math.prod(eqn.params["fft_lengths"])
-            total += 5 * math.prod(eqn.invars[0].aval.shape) * max(math.log2(n), 1)
-        elif name == "scan":
-            total += eqn.params["length"] * sum(map(flops, bodies))
-        elif name == "cond":
-            total += max(map(flops, bodies), default=0)
-        elif name == "pallas_call":
-            total += math.prod(int(n) for n in eqn.params["grid_mapping"].grid) * sum(map(flops, bodies))
-        elif name in CALLS or name == "while":
-            total += sum(map(flops, bodies))
-        elif name not in _FREE_OF_COST:
-            total += sum(math.prod(shape) for shape in shapes)
-    return total
-
-
-_FREE_OF_COST = {
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "slice",
-    "copy",
-    "copy_p",
-    "stop_gradient",
-    "get",
-    "swap",
-}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 __all__ = [
     "Axis",
     "Factor",
-    "Mixes",
+    "MixesError",
     "Value",
     "dims_of",
     "free",
@@ -29,7 +29,7 @@ __all__ = [
 PLAIN, EQUAL = "", "="  # the kinds of a factor that is no dim
 
 
-class Mixes(Exception):
+class MixesError(Exception):
     """An equation mixes places; the text says how."""
 
 
@@ -62,9 +62,9 @@ class Value(NamedTuple):
 
 
 def plain(full: int, block: int) -> Axis:
-    """An axis that every device has whole; raises `Mixes` if its size follows the size of a split dim."""
+    """An axis that every device has whole; raises `MixesError` if its size follows the size of a split dim."""
     if full != block:
-        raise Mixes(f"makes an axis of {full} elements, and of {block} on a block,")
+        raise MixesError(f"makes an axis of {full} elements, and of {block} on a block,")
     return (Factor(PLAIN, full, block),)
 
 
@@ -88,24 +88,24 @@ def tied(axis: Axis) -> bool:
 
 
 def free(axis: Axis) -> Axis:
-    """An axis that a primitive mixes; raises `Mixes` if a block does not have all of it."""
+    """An axis that a primitive mixes; raises `MixesError` if a block does not have all of it."""
     if dims_of([axis]):
-        raise Mixes(f"mixes places along {' '.join(dims_of([axis]))}")
+        raise MixesError(f"mixes places along {' '.join(dims_of([axis]))}")
     if tied(axis):
-        raise Mixes("reads the size of a block")
+        raise MixesError("reads the size of a block")
     return axis
 
 
 def join(*axes: Axis) -> Axis:
     """The axis of an elementwise result."""
-    known = [axis for axis in axes if any(f.kind != EQUAL for f in axis)]
+    known = [axis for axis in axes if any(f.named or (f.kind != EQUAL and (f.full, f.block) != (1, 1)) for f in axis)]
     if not known:
         return axes[0]
     first = tidy(known[0])
     for other in map(tidy, known[1:]):
         if other != first:
             pairs = dict.fromkeys([*dims_of([first]), *dims_of([other])])
-            raise Mixes(f"combines different places along {' '.join(pairs)}")
+            raise MixesError(f"combines different places along {' '.join(pairs)}")
     return first
 
 
@@ -126,23 +126,25 @@ def tidy(axis: Axis) -> Axis:
 
 
 def regroup(axes: Sequence[Axis], shapes: Sequence[tuple[int, int]]) -> list[Axis]:
-    """The axes after a reshape to these sizes, in row-major order; raises `Mixes` where it cuts through a split dim."""
+    """The axes after a reshape to these sizes, row-major; raises `MixesError` where it cuts through a split dim."""
     rest = [f for axis in axes for f in axis if f.named or (f.full, f.block) != (1, 1)]
     result: list[Axis] = []
     for full, block in shapes:
         taken: list[Factor] = []
         while math.prod(f.full for f in taken) < full:
             if not rest:
-                raise Mixes("changes the number of elements")
+                raise MixesError("changes the number of elements")
             f, need = rest.pop(0), full // math.prod(f.full for f in taken)
             if f.full > need:
                 if f.named or f.tied or not need or f.full % need:
-                    raise Mixes(f"cuts through {f.kind}" if f.named else "splits an axis by the size of a block")
+                    raise MixesError(f"cuts through {f.kind}" if f.named else "splits an axis by the size of a block")
                 rest.insert(0, Factor(f.kind, f.full // need, f.block // need))
                 f = Factor(f.kind, need, need)
             taken.append(f)
+        if full == 1 and rest and rest[0].named and rest[0].full == 1:
+            taken.append(rest.pop(0))  # a block of one element
         axis = tidy(tuple(taken) or (Factor(EQUAL, 1, 1),))
         if sizes(axis) != (full, block):
-            raise Mixes(f"reshapes to {full} elements, and to {block} on a block,")
+            raise MixesError(f"reshapes to {full} elements, and to {block} on a block,")
         result.append(axis)
     return result

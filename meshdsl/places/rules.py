@@ -1,7 +1,7 @@
 """How each primitive acts on the axes of its operands: one rule for a family, in a table by name.
 
 A rule takes an equation, at the full sizes and at those of a block, and the axes of its operands. It returns the axes
-of the results, and raises `Mixes` if an element of a result needs elements at other places of a split dim.
+of the results, and raises `MixesError` if an element of a result needs elements at other places of a split dim.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..primitives import ELEMENTWISE
-from .factors import EQUAL, Axis, Factor, Mixes, dims_of, free, join, plain, regroup, sizes, tied, uniform
+from .factors import Axis, MixesError, dims_of, free, join, plain, regroup, sizes, uniform
 
 __all__ = ["FIRST", "JOINT", "PRODUCTS", "RULES", "Equation", "Rule"]
 
@@ -33,7 +33,7 @@ class Equation(NamedTuple):
         """Both sizes of every axis of a result."""
         pair = self.full.outvars[k].aval.shape, self.block.outvars[k].aval.shape
         if len(pair[0]) != len(pair[1]):
-            raise Mixes("has another rank on a block")
+            raise MixesError("has another rank on a block")
         return list(zip(*pair, strict=True))
 
 
@@ -183,6 +183,13 @@ def _batched(*core: int, lengths: str = "") -> Rule:
     return rule
 
 
+def _top_k(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
+    along = int(e.params.get("axis", len(ins[0]) - 1))
+    free(ins[0][along])
+    axes = tuple(plain(*e.outs()[i]) if i == along else axis for i, axis in enumerate(ins[0]))
+    return [axes] * len(e.full.outvars)
+
+
 def _gather(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
     d, (operand, index) = e.params["dimension_numbers"], ins
     pairs = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True))
@@ -280,6 +287,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("qr", "cholesky", "eigh", "eig", "lu", "svd", "schur", "geqrf", "hessenberg", "tridiagonal"),
                     _batched(2)),
     "triangular_solve": _batched(2, 2), "householder_product": _batched(2, 1), "lu_pivots_to_permutation": _batched(1),
-    "tridiagonal_solve": _batched(1, 1, 1, 2), "fft": _batched(lengths="fft_lengths"), "top_k": _batched(1),
+    "tridiagonal_solve": _batched(1, 1, 1, 2), "fft": _batched(lengths="fft_lengths"), "top_k": _top_k,
     "optimization_barrier": _barrier, "": _default,
 }  # fmt: skip

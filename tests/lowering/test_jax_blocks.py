@@ -84,14 +84,16 @@ def recurrence(x: Any, w: Any) -> Any:
 
 CASES = {
     "fft": Case(lambda x: jnp.abs(jnp.fft.rfft(x, axis=1) + 3), ("batch:8 time:6",), "batch frequency", "batch"),
-    "fft convolution": Case(convolution, ("batch:4 channel:8 time:6", "channel:8 time:6"), "batch channel time", "batch channel"),
+    "fft convolution": Case(convolution, ("batch:4 channel:8 time:6", "channel:8 time:6"), "batch channel time",
+                            "batch channel"),
     "qr": Case(jnp.linalg.qr, ("batch:8 row:5 column:3",), ("batch row rank", "batch rank column"), "batch"),
-    "attention": Case(attention, ("batch:4 query:4 head:8 key:6", "batch:4 memory:4 head:8 key:6", "batch:4 memory:4 head:8 key:6"),
+    "attention": Case(attention, ("batch:4 query:4 head:8 key:6", *["batch:4 memory:4 head:8 key:6"] * 2),
                       "batch query head key", "batch head", tolerance=1e-5),  # JAX computes this softmax in float32
     "kernel": Case(kernel, ("batch:8 channel:6",), "batch channel", "batch"),
     "custom gradient": Case(clipped, ("batch:8 channel:6", "channel:6"), "batch channel", "batch channel"),
     "loop": Case(recurrence, ("batch:4 time:6 channel:8", "channel:8"), "batch time channel", "batch channel"),
-    "contraction": Case(lambda x, w: jnp.einsum("bik,kj->bij", x, w) * 2, ("batch:4 i:6 k:8", "k:8 j:6"), "batch i j", "batch i j", "k"),
+    "contraction": Case(lambda x, w: jnp.einsum("bik,kj->bij", x, w) * 2, ("batch:4 i:6 k:8", "k:8 j:6"), "batch i j",
+                        "batch i j", "k"),
 }  # fmt: skip
 
 
