@@ -152,9 +152,9 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
         if kwargs or self.static:
-            function, args = self._bound(args, kwargs)
+            function, moving = self._bound(args, kwargs)
             self._last = function
-            return function(*args)
+            return function(*moving)
         leaves, structure = tree.tree_flatten(args)
         stages = self._recent
         if stages is None or not stages.accepts(structure, leaves):

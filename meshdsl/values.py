@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -228,6 +231,8 @@ class Tensor:
 
     @property
     def __jax_array__(self) -> Any:  # functions of JAX look it up before anything else
+        if not _in_jax(sys._getframe(2)):
+            raise AttributeError  # an operator of an array then leaves the operation to the tensor
         raise at(
             TraceError(
                 f"a function of jax.numpy takes arrays, and this is {self.type}, whose dims have names\n"
@@ -243,6 +248,10 @@ class Tensor:
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+
+def _in_jax(frame: FrameType | None) -> bool:
+    return frame is not None and f"{os.sep}jax{os.sep}" in frame.f_code.co_filename
 
 
 def tensor(array: Any, dims: DimsLike = ()) -> Tensor:

@@ -66,6 +66,7 @@ def test_vmap_of_a_compiled_function_says_what_to_write() -> None:
 
 def test_functions_of_jax_numpy_refuse_tensors_with_a_way_out() -> None:
     x = md.tensor(X, "batch io")
+    assert (jnp.float64(2) * x + jnp.asarray(1.0)).dims == x.dims  # operators of numbers are those of the tensor
     for call in (lambda: jnp.sin(x), lambda: md.compile(jnp.exp, "r:2").program(x), lambda: jnp.asarray(x) + 1):
         with pytest.raises(md.TraceError, match=r"md\.map\(jnp\.sin, x\).*md\.local\(f, x, out=, split=\)"):
             call()
@@ -128,4 +129,4 @@ def test_donated_arguments_keep_their_numbers_beside_static_ones() -> None:
     step = md.compile(lambda n, x, y: (x + n, y), "r:2", "a:r", static=0, donate=1)
     x, y = (md.compile(lambda x: x * 2, "r:2", "a:r")(md.tensor([1.0, 2.0], "a")) for _ in range(2))
     assert step(3, x, y)[0].numpy().tolist() == [5, 7]
-    assert x.stored.is_deleted() and not y.stored.is_deleted()
+    assert x._array.is_deleted() and not y._array.is_deleted()

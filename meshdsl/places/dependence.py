@@ -99,7 +99,7 @@ def _wrong_result(
             return f"{' '.join(kinds)} where out= has {name}"
         if not kinds and name in cut and sizes(axis)[0] != sizes(axis)[1] and any(f.kind == "" for f in axis):
             return f"{name} in other places"
-    missing = contract - value.partial
+    missing = set(contract) - value.partial
     if missing and not value.zero:
         return f"a value that is no sum over {' '.join(sorted(missing))}"
     return ""

@@ -10,7 +10,7 @@ element has no places to mix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
@@ -30,7 +30,7 @@ class _Window(NamedTuple):
     grid: int | None
 
 
-def pallas(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Callable[..., Any]) -> list[Value]:
+def pallas(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Any) -> list[Value]:
     """The results of a Pallas kernel."""
     if any(x.partial for x in ins):
         raise MixesError("reads a sum that is not complete")
@@ -158,9 +158,7 @@ def _own_steps(jaxpr: Any, counted: set[int]) -> None:
 REFS = {"get", "swap"}
 
 
-def _run_kernel(
-    full: Any, block: Any, refs: list[Value | None], sums: frozenset[str], run: Callable[..., Any]
-) -> list[Value | None]:
+def _run_kernel(full: Any, block: Any, refs: list[Value | None], sums: frozenset[str], run: Any) -> list[Value | None]:
     """The refs after the kernel's body; those of results are known once something is written to them."""
     env: dict[Any, Value] = {}
     known: dict[Any, Value | None] = dict(zip(full.invars, refs, strict=True))

@@ -155,7 +155,8 @@ def _conv(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
     grouped = e.params["feature_group_count"] != 1 or e.params["batch_group_count"] != 1
     channels = join(ins[0][x[1]], ins[1][w[1]]) if not grouped else ins[0][x[1]]
     if grouped or not dims_of([channels]) or not set(dims_of([channels])) <= e.sums:
-        free(channels), free(ins[1][w[1]])
+        free(channels)
+        free(ins[1][w[1]])
     for axis in (*(ins[0][i] for i in x[2:]), *(ins[1][i] for i in w[2:])):
         free(axis)
     if e.params["batch_group_count"] != 1:
@@ -233,7 +234,8 @@ def _scatter(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
                 free(window)
     for i, axis in enumerate(places):
         if i not in pairs.values():
-            free(axis), free(index[i])
+            free(axis)
+            free(index[i])
     return [tuple(result)]
 
 
