@@ -60,6 +60,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
     "compile": ("Compiled", "compile", "host_devices"),
+    "jaxify": ("jaxify",),
     "tune.weight_update": ("WeightUpdate",),
     "tune.overlap.values": ("Overlap",),
     "search": ("search", "search_overrides"),

@@ -42,6 +42,7 @@ from .errors import MeshdslError as MeshdslError
 from .errors import SaveError as SaveError
 from .errors import ShapeError as ShapeError
 from .errors import TraceError as TraceError
+from .jaxify import jaxify as jaxify
 from .layers import layers as layers
 from .layouts import Layout as Layout
 from .layouts import Mesh as Mesh

@@ -19,6 +19,7 @@ import scipy.special
 from jax import lax
 
 from .dims import Dim, Shape
+from .jax_call import call_on_blocks, compiled
 
 __all__ = ["Block", "Jax", "Local", "NumPy", "whole"]
 
@@ -170,6 +171,11 @@ class _Jax:
         axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
         missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
         return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
+
+    @staticmethod
+    def blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:
+        """The results of a jaxpr that was traced on arrays of this shape; they vary over these mesh axes."""
+        return call_on_blocks(jaxpr, xs, varying)
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
@@ -342,6 +348,10 @@ class _NumPy:
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         return np.asarray(jax.jit(f)(*xs))
+
+    @staticmethod
+    def blocks(jaxpr: Any, xs: Sequence[Any], varying: Any) -> list[Any]:
+        return [np.asarray(y) for y in compiled(jaxpr)(*xs)]
 
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 
+from .arguments import bind, static_names
 from .cost.machine import Machine
 from .cost.machine import machine as machine_named
 from .cost.network import place
 from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
+from .inside_jax import array_function, traced_by_jax
 from .ir import Graph, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
@@ -90,12 +92,17 @@ class Compiled:
         layout: Layout,
         donate: Sequence[int],
         options: Options,
+        static: frozenset[str] = frozenset(),
     ):
         self.options = options
         self.function = function
         self.mesh = mesh
         self.layout = layout
         self.donate = tuple(donate)
+        self.static = static
+        self._by_arguments: dict[Any, Compiled] = {}  # for static and keyword arguments: functions of the others
+        self._last: Compiled = self  # that of `_by_arguments` that was used last
+        self._array_functions: dict[Stages, Callable[..., Any]] = {}
         self._recent: Stages | None = None  # of the last call
         self._stages: dict[Any, Stages] = {}
         self._traced: dict[Any, Traced] = {}  # shared with the functions that `under` returns
@@ -117,8 +124,25 @@ class Compiled:
         lines += programs or ["no program yet; .program(*args) shows what a device runs, specs will do"]
         return page_part(self._heading(), "\n".join(lines), self.mesh.axes)
 
-    def _for(self, args: Sequence[Any]) -> tuple[Stages, list[Any]]:
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Compiled, Sequence[Any]]:
+        """The function of all arguments but the static ones, by position, and these arguments."""
+        if not kwargs and not self.static:
+            return self, args
+        try:
+            call = bind(self.function, self.static, args, kwargs)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        if call.key not in self._by_arguments:
+            donate = [i for i, number in enumerate(call.numbers) if number in self.donate]
+            self._by_arguments[call.key] = Compiled(call.function, self.mesh, self.layout, donate, self.options)
+        return self._by_arguments[call.key], call.args
+
+    def _for(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> tuple[Stages, list[Any]]:
         """The stages for the signature of these arguments, and the arguments as leaves."""
+        function, args = self._bound(args, kwargs or {})
+        if function is not self:
+            self._last = function
+            return function._for(args)
         try:
             with_paths, structure = tree.tree_flatten_with_path(tuple(args))
             leaves = [leaf for _, leaf in with_paths]
@@ -144,37 +168,51 @@ class Compiled:
         except MeshdslError as error:
             raise at(error, caller()) from None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
+        if kwargs or self.static:
+            function, moving = self._bound(args, kwargs)
+            self._last = function
+            return function(*moving)
         leaves, structure = tree.tree_flatten(args)
         stages = self._recent
         if stages is None or not stages.accepts(structure, leaves):
             stages, leaves = self._for(args)
             self._recent = stages
         try:
-            arrays = stages.arrays(leaves)
+            if traced_by_jax(leaves):
+                arrays = [x.array if isinstance(x, Tensor) else x for x in leaves]
+                results: Sequence[Any] = self.array_function(stages)(*arrays)
+            else:
+                results = stages.executable(*stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
-        results = stages.executable(*arrays)
         tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
         return tree.tree_unflatten(stages.result, tensors)
 
-    def graph(self, *args: Any) -> Graph:
-        """The global graph that is partitioned: traced, differentiated, simplified."""
-        return self._for(args)[0].graph
+    def array_function(self, stages: Stages) -> Callable[..., Any]:
+        """The program of one signature as a function of arrays that JAX can trace and differentiate."""
+        if stages not in self._array_functions:
+            compiled = lambda f: Compiled(f, self.mesh, self.layout, (), Options())  # noqa: E731 - one line
+            self._array_functions[stages] = array_function(stages, compiled)
+        return self._array_functions[stages]
 
-    def program(self, *args: Any) -> Program:
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The global graph that is partitioned: traced, differentiated, simplified."""
+        return self._for(args, kwargs)[0].graph
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
         """The program that one device runs."""
-        stages, _ = self._for(args)
+        stages, _ = self._for(args, kwargs)
         try:
             return stages.program
         except MeshdslError as error:
             raise at(error, caller()) from None
 
-    def history(self, *args: Any) -> History:
+    def history(self, *args: Any, **kwargs: Any) -> History:
         """The graph or program after every pass of the pipeline, by the pass's name."""
-        self.program(*args)
-        return History(self._for(args)[0].pipeline_result[1])
+        self.program(*args, **kwargs)
+        return History(self._for(args, kwargs)[0].pipeline_result[1])
 
     @property
     def weight_update(self) -> UpdateTable:
@@ -195,6 +233,8 @@ class Compiled:
 
         Raises `TraceError` if no arguments were given yet.
         """
+        if self._last is not self:
+            return self._last.weight_update
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
         return list(self._stages.values())[-1].state.weight_update
@@ -213,14 +253,16 @@ class Compiled:
 
         Raises `TraceError` if no arguments were given yet.
         """
+        if self._last is not self:
+            return self._last.overlap
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
         return list(self._stages.values())[-1].state.overlap
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
         """A `jax.stages.Lowered`, on an abstract mesh if the machine lacks the mesh's devices."""
-        self.program(*args)
-        return self._for(args)[0].lower()
+        self.program(*args, **kwargs)
+        return self._for(args, kwargs)[0].lower()
 
     def cost(
         self,
@@ -228,6 +270,7 @@ class Compiled:
         machine: Machine | str | os.PathLike[str] = "tpu-v5e",
         limit: float | None = None,
         assignment: Mapping[str, str | Sequence[str]] | None = None,
+        **kwargs: Any,
     ) -> Report:
         """Estimate one call on a machine: time, memory, bytes sent and their causes. Needs no devices.
 
@@ -243,15 +286,15 @@ class Compiled:
         the machine's). `assignment` maps mesh axes to hardware axes. Raises `LayoutError` for an illegal layout and for
         a mesh that does not fit the machine, `MachineError` for an unknown machine.
         """
-        program = self.program(*args)
+        program = self.program(*args, **kwargs)
         try:
             on = machine if isinstance(machine, Machine) else machine_named(machine)
             placement = place(on.network, self.mesh, assignment)
             return report(
                 program,
                 on,
-                donated=self.donated(*args),
-                placement=self._for(args)[0].state.refined.placement(placement),
+                donated=self.donated(*args, **kwargs),
+                placement=self._for(args, kwargs)[0].state.refined.placement(placement),
                 mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,
@@ -260,10 +303,10 @@ class Compiled:
         except MeshdslError as error:
             raise at(error, caller()) from None
 
-    def donated(self, *args: Any) -> tuple[Var, ...]:
+    def donated(self, *args: Any, **kwargs: Any) -> tuple[Var, ...]:
         """The inputs of the program whose memory its results may reuse."""
-        program = self.program(*args)
-        return tuple(program.ins[i] for i in self._for(args)[0].donated)
+        program = self.program(*args, **kwargs)
+        return tuple(program.ins[i] for i in self._for(args, kwargs)[0].donated)
 
     def under(self, mesh: Mesh | str, layout: Layout | str | dict[str, Any]) -> Compiled:
         """The same function on another mesh or under another layout; existing traces are reused."""
@@ -273,7 +316,8 @@ class Compiled:
             other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         except MeshdslError as error:
             raise at(error, caller()) from None
-        other._stages, other._recent = {}, None
+        other._stages, other._recent, other._by_arguments, other._array_functions = {}, None, {}, {}
+        other._last = other
         return other
 
 
@@ -283,6 +327,7 @@ def compile(
     layout: Layout | str | dict[str, Any] = "",
     *,
     donate: Sequence[int] | int = (),
+    static: Sequence[int | str] | int | str = (),
     weight_update: str | WeightUpdate = "replicated",
     overlap: str | Overlap = "none",
     machine: Machine | str | os.PathLike[str] | None = None,
@@ -297,9 +342,10 @@ def compile(
     'all_reduce'
 
     Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
-    the results may reuse; such arguments cannot be used afterwards. If a contraction of two operands would gather one
-    of them to more than `gather_limit` bytes per device, the operand is sent around the devices block by block instead
-    (0: always; None: never).
+    the results may reuse; such arguments cannot be used afterwards. `static` lists arguments, by name or number, that
+    are Python values with a hash (flags, sizes): each value has a program of its own. If a contraction of two operands
+    would gather one of them to more than `gather_limit` bytes per device, the operand is sent around the devices block
+    by block instead (0: always; None: never).
 
     `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
     updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay
@@ -333,10 +379,11 @@ def compile(
         layout = layout if isinstance(layout, Layout) else Layout(layout)
         if updates.group is not None:
             group_of(mesh, updates.group)
+        fixed = static_names(f, static)
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, cost_machine))
+    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, cost_machine), fixed)
 
 
 def host_devices(count: int) -> list[Any]:

@@ -69,6 +69,11 @@ class Traced:
 
     def _constant(self, x: Tensor) -> Tensor:
         stored = x.stored
+        if isinstance(stored, Tracer):
+            raise TraceError(
+                f"a function closes over a tensor that a JAX transformation traces: {x.type}\n"
+                "  pass it as an argument of the compiled function"
+            )
         if isinstance(stored, jax.Array) and len(stored.sharding.device_set) > 1:
             raise TraceError(
                 f"a function closes over a concrete tensor that is spread over {len(stored.sharding.device_set)} "

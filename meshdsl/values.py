@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +16,9 @@ from .dims import Dim, DimsLike, Shape, pick, show, split_items
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Type
 
-__all__ = ["Tensor", "spec", "spec_of", "tensor"]
+__all__ = ["KEY_WORD", "Tensor", "key_words", "spec", "spec_of", "tensor"]
+
+KEY_WORD = Dim("key_word", 2)  # of random keys
 
 
 class Tensor:
@@ -131,6 +136,8 @@ class Tensor:
     def array(self) -> Any:
         """The `jax.Array`, without padding. Raises `TraceError` for a traced tensor."""
         stored = self._readable("its array")
+        if isinstance(stored, Tracer):
+            return stored[tuple(slice(0, d.size) for d in self.dims)] if stored.shape != self.shape else stored
         return stored if tuple(np.shape(stored)) == self.shape else jnp.asarray(self.numpy())
 
     def numpy(self) -> np.ndarray:
@@ -226,12 +233,29 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
+    @property
+    def __jax_array__(self) -> Any:  # functions of JAX look it up before anything else
+        if not _in_jax(sys._getframe(2)):
+            raise AttributeError  # an operator of an array then leaves the operation to the tensor
+        raise at(
+            TraceError(
+                f"a function of jax.numpy takes arrays, and this is {self.type}, whose dims have names\n"
+                "  use md's own function, md.map(jnp.sin, x) for an elementwise one, md.local(f, x, out=, split=) for "
+                "any other, or x.array outside a trace"
+            ),
+            caller(),
+        )
+
     def __repr__(self) -> str:
-        if self._array is None:
+        if self._array is None or isinstance(self._array, Tracer):
             return f"traced {self.type}"
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+
+def _in_jax(frame: FrameType | None) -> bool:
+    return frame is not None and f"{os.sep}jax{os.sep}" in frame.f_code.co_filename
 
 
 def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
@@ -241,17 +265,33 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
     >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
     (batch=1, io=2)
 
-    Sizes in `dims` are optional. Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an
-    array of numbers, and if an integer in it does not fit into the 32 bits that JAX uses by default.
+    Sizes in `dims` are optional. A random key of JAX, `jax.random.key(0)`, becomes the equal key of `md.random`. An
+    array that `jax.jit` or `jax.grad` traces becomes a tensor of it.
+
+    Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an array of numbers, and if an
+    integer in it does not fit into the 32 bits that JAX uses by default.
     """
     try:
-        values = array_of(array)
-        _check_width(values)
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            dims, array = (*split_items(dims), KEY_WORD), key_words(array)
+        values = array if isinstance(array, Tracer) else array_of(array)
+        if not isinstance(values, Tracer):
+            _check_width(values)
         shape = _dims_for(dims, values.shape)
     except MeshdslError as error:
         raise at(error, caller()) from None
     values = jnp.asarray(values)
     return Tensor(shape, values.dtype, array=values)
+
+
+def key_words(key: jax.Array) -> jax.Array:
+    """The words of a JAX random key; raises `ShapeError` if its implementation is not that of `md.random`."""
+    if key.dtype != jax.random.key(0, impl="threefry2x32").dtype:
+        raise ShapeError(
+            f"got a JAX random key, {key.dtype.name}; md.random has the numbers of threefry2x32\n"
+            "  make one with md.random.key(seed), or jax.random.key(seed, impl='threefry2x32')"
+        )
+    return jax.random.key_data(key)
 
 
 def array_of(x: Any) -> np.ndarray | jax.Array:
@@ -261,11 +301,11 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
     if isinstance(x, Tracer):
         raise ShapeError(
             f"a JAX transformation (jit, grad, vmap) is running: got a traced {x.aval.str_short()}\n"
-            "  transform with md.grad and md.compile instead, or call the compiled function outside jax.jit"
+            "  name its dims, md.tensor(x, dims), or transform with md.grad and md.compile instead"
         )
     if isinstance(x, jax.Array):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            raise ShapeError(f"got a JAX random key, {x.dtype.name}\n  make one with md.random.key(seed)")
+            raise ShapeError(f"got a JAX random key, {x.dtype.name}\n  make it a tensor: md.tensor(key)")
         return x
     try:
         values = np.asarray(x)

@@ -662,6 +662,10 @@ def _placements() -> Iterator[Row]:
     yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.sum(1, keepdims=True)).T, ("float32",))
     added = lambda x, y: md.local(lambda x, y: md.sum(md.sign(y) * x * x, "a"), x, y, out="b")
     yield Row("local_sum", added, (wide, In("b=24*b")), lambda x, y: (np.sign(y) * x * x).sum(0), ("float32",), smooth=False)
+    whole_b = lambda x, y: md.local(lambda x, y: jnp.cumsum(x * y, 1), x, y, out="a b", split="a")
+    yield Row("local_jax", whole_b, (near, V), lambda x, y: np.cumsum(x * y, 1), ("float32",))
+    over_a = lambda x, y: md.local(lambda x, y: jnp.einsum("ab,b->b", x, y), x, y, out="b", split="b", contract="a")
+    yield Row("local_jax_sum", over_a, (wide, In("b=24*b")), lambda x, y: (x * y).sum(0), ("float32",))
     yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
     yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
 

@@ -34,6 +34,7 @@ TITLES = {
     "layers": "Parameters",
     "layouts": "Meshes and layouts",
     "compile": "Programs",
+    "jaxify": "Programs",
     "lowering": "Programs",
     "tune.weight_update": "Programs",
     "tune.overlap.values": "Programs",

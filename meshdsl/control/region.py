@@ -1,5 +1,7 @@
 """`md.local` runs a function on each device's blocks: inside, a sharded dim has block size, and nothing is sent.
 
+Functions of JAX arrays are in `jax_blocks`; here are functions of md operations.
+
 The function returns the device's block of the result. If a dim is sharded in an operand and missing in the result,
 the result is a partial sum over the devices along that dim. The gradient is a local function of the same blocks.
 """
@@ -12,15 +14,17 @@ from typing import Any
 
 from ..autodiff import pullback, zeros
 from ..backend import Local
-from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
+from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
 from ..ops.contraction import located
 from ..ops.reshape import refill, transpose
 from ..trace import as_tensor, bind1, run_kernel, trace
 from ..values import Tensor
+from .jax_blocks import JAX_BLOCKS
+from .jax_local import apply
 
-__all__ = ["LOCAL", "local"]
+__all__ = ["LOCAL", "REGIONS", "local"]
 
 Function = Callable[..., Tensor]
 
@@ -54,8 +58,10 @@ def _run(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
     return [env[v] for v in graph.outs]
 
 
-def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Type:
-    (y,) = _traced(f, ins).outs
+def _type(
+    *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
+) -> Type:
+    (y,), (result,) = _traced(f, ins).outs, results
     if y.shape != result:
         raise ShapeError(
             f"the function of md.local returned {show(y.shape)}, and out= asks for {show(result)}\n"
@@ -65,7 +71,9 @@ def _type(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: obj
     return y.type
 
 
-def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Any:
+def _kernel(
+    c: Local, *xs: Any, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
+) -> Any:
     sizes = [
         [n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)] for b in c.ins
     ]  # an unsharded dim may be stored with padding
@@ -79,10 +87,10 @@ def _kernel(c: Local, *xs: Any, f: Function, result: Shape, whole: Sequence[str]
 
 
 def _vjp(
-    ct: Tensor, *ins: Tensor, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool
+    ct: Tensor, *ins: Tensor, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
 ) -> list[Tensor | None]:
     operand_dims = {d.name for x in ins for d in x.dims}
-    whole = (*whole, *(d.name for d in result if d.name not in operand_dims))
+    whole = (*whole, *(d.name for d in results[0] if d.name not in operand_dims))
 
     def cotangent(i: int) -> Tensor | None:
         if ins[i].dtype.kind not in "fVc":
@@ -95,18 +103,20 @@ def _vjp(
             grad = pullback(graph, xs, [j == i for j in range(len(xs))])[1]([ct])[i]
             return zeros(xs[i]) if grad is None else grad
 
-        return bind1(LOCAL, *ins, ct, f=pulled, result=ins[i].dims, whole=whole, key=key, follows=True)
+        return bind1(LOCAL, *ins, ct, f=pulled, results=(ins[i].dims,), whole=whole, key=key, follows=True)
 
     return [cotangent(i) for i in range(len(ins))]
 
 
-def _rule(*ins: Type, f: Function, result: Shape, whole: Sequence[str], key: object, follows: bool) -> Labels:
+def _rule(
+    *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
+) -> Labels:
     operand_dims = {d.name for t in ins for d in t.shape} - set(whole)
 
     def labels(shape: Shape) -> dict[str, str | None]:
         return {d.name: d.name if d.name in operand_dims else None for d in shape}
 
-    return Labels(tuple(labels(t.shape) for t in ins), (labels(result),))
+    return Labels(tuple(labels(t.shape) for t in ins), (labels(results[0]),))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
@@ -118,12 +128,39 @@ def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any],
 
 
 LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rule=_rule, flops=_flops)
+REGIONS = (LOCAL, JAX_BLOCKS)  # their gradients use the same blocks
 
 
-def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) -> Tensor:
+def local(
+    f: Callable[..., Any],
+    *xs: Any,
+    out: Any,
+    whole: DimsLike = (),
+    split: DimsLike | None = None,
+    contract: DimsLike = (),
+    unchecked: bool = False,
+    flops: float | None = None,
+) -> Any:
     """`f(*xs)` on each device's blocks: inside f, a dim sharded by the layout has the size of one block.
 
+    With `split` or `contract`, f is any function of JAX arrays: of `jax.numpy`, a Pallas kernel, a `jax.custom_vjp`.
+
     >>> import meshdsl as md
+    >>> import jax.numpy as jnp
+    >>> x = md.tensor([[3.0, 4.0], [0.0, 2.0]], "batch time")
+    >>> md.local(lambda x: jnp.abs(jnp.fft.rfft(x)), x, out="batch frequency", split="batch")
+    tensor(float32[batch=2 frequency=2], [[7. 1.]
+     [2. 2.]])
+
+    f maps over the dims in `split`, and sums over those in `contract`, which no result has; both may be sharded. All
+    other dims are gathered first, and new dims are not sharded. Sizes of new dims come from the result. If f returns
+    several arrays, `out` has the dims of each. The jaxpr of f is checked: if an element of the result depends on other
+    places of a split dim, the error names the primitive and the line. `unchecked=True` turns the check off; programs
+    show it. JAX differentiates f, on the same blocks; the backward pass runs f again. `flops` are the floating-point
+    operations on whole operands, by default counted in the jaxpr.
+
+    Without `split` and `contract`, f is a function of md operations on tensors:
+
     >>> def scaled(x):  # by the norm of the whole row, which is here if channel is
     ...     return x / md.sqrt(md.sum(x * x, "channel"))
     >>> md.local(scaled, md.tensor([[3.0, 4.0]], "batch channel"), out="batch channel", whole="channel")
@@ -133,16 +170,22 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
     one tensor with the dims `out`: dims of the operands keep their sharding, new dims are not sharded. If a sharded
     dim of the operands is not in `out`, the results of the devices along it are summed. Under an empty layout the
     result is `f(*xs)`. Under any layout it is the same if f treats the elements of sharded dims independently or sums
-    over them.
+    over them. f must contain no loops or branches and use no traced tensor from outside; it is traced again for its
+    block sizes.
 
-    f must contain no loops or branches and use no traced tensor from outside; it is traced again for its block sizes.
-    Raises `ShapeError` if f returns other dims and `TraceError` for a loop, branch or outside tensor. At compilation,
-    raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
+    Raises `ShapeError` if f returns other dims or mixes places, and `TraceError` for a loop, branch or outside tensor.
+    At compilation, raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
     """
     tensors = [as_tensor(x) for x in xs]
     operand_dims = located(lambda: merge([x.dims for x in tensors]).values())
-    shape = located(lambda: pick(out, operand_dims, new=True))
     gathered = located(lambda: names(pick(whole, operand_dims)))
+    if split is not None or names_of(contract):
+        return located(lambda: _jax_function(f, tensors, out, gathered, (split or (), contract), unchecked, flops))
+    if unchecked or flops is not None:
+        raise at(
+            ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract="), caller()
+        )
+    shape = located(lambda: pick(out, operand_dims, new=True))
 
     @functools.wraps(f)  # so that programs print its name
     def checked(*blocks: Tensor) -> Tensor:
@@ -154,4 +197,25 @@ def local(f: Callable[..., Any], *xs: Any, out: DimsLike, whole: DimsLike = ()) 
             )
         return transpose(y, names(shape))
 
-    return bind1(LOCAL, *tensors, f=checked, result=shape, whole=gathered, key=object(), follows=False)
+    return bind1(LOCAL, *tensors, f=checked, results=(shape,), whole=gathered, key=object(), follows=False)
+
+
+def names_of(dims: DimsLike) -> list[Any]:
+    return list(split_items(dims))
+
+
+def _jax_function(
+    f: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    out: Any,
+    whole: Sequence[str],
+    declared: tuple[DimsLike, DimsLike],
+    unchecked: bool,
+    flops: float | None,
+) -> Any:
+    operand_dims = list(merge([x.dims for x in tensors]).values())
+    split, contract = (names(pick(dims, operand_dims)) for dims in declared)
+    twice = [name for name in split if name in (*contract, *whole)] + [name for name in contract if name in whole]
+    if twice:
+        raise ShapeError(f"md.local names {twice[0]!r} in two of whole=, split= and contract=\n  name it once")
+    return apply(f, tensors, out, (split, contract), unchecked, flops)

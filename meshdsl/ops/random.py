@@ -22,7 +22,7 @@ from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
 from ..trace import as_tensor, bind1, current
-from ..values import Tensor, tensor
+from ..values import KEY_WORD, Tensor, tensor
 from .dtypes import as_dtype, bitcast, cast, kind
 from .elementwise import erf_inv, log, maximum, minimum, where
 from .indexing import find_one, iota, take
@@ -35,7 +35,7 @@ __all__ = [
     "uniform",
 ]  # fmt: skip
 
-WORD = Dim("key_word", 2)
+WORD = KEY_WORD
 _LOW_32 = 0xFFFFFFFF
 _LOW_16 = np.uint32(0xFFFF)
 _UNSIGNED = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
@@ -89,6 +89,8 @@ def _key(key: Any) -> Tensor:
     """Return the user's key; raise `ShapeError` if it is not a tensor. `_check_key` checks its type."""
     if isinstance(key, Tensor):
         return key
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
+        return tensor(key)
     what = repr(key) if isinstance(key, int) else type(key).__name__
     error = ShapeError(f"a random key is a uint32[{WORD}] tensor, got {what}\n  make one with md.random.key(seed)")
     raise at(error, caller())
@@ -208,7 +210,7 @@ def key(seed: Any) -> Tensor:
     return stack([high, cast(seed, "uint32")], WORD)
 
 
-def fold_in(key: Tensor, i: Any) -> Tensor:
+def fold_in(key: Tensor | jax.Array, i: Any) -> Tensor:
     """Derive a new key from a key and the integer `i`; for a tensor of integers, one key per element.
 
     >>> import meshdsl as md
@@ -221,7 +223,7 @@ def fold_in(key: Tensor, i: Any) -> Tensor:
     return bind1(_FOLD_IN, _key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
 
-def split(key: Tensor, n: int | Dim = 2) -> Any:
+def split(key: Tensor | jax.Array, n: int | Dim = 2) -> Any:
     """Derive `n` new keys, as a list; if `n` is a dim, as one tensor of keys with that dim, to scan over.
 
     >>> import meshdsl as md
@@ -234,7 +236,7 @@ def split(key: Tensor, n: int | Dim = 2) -> Any:
     return unstack(fold_in(key, iota(Dim("key_number", n))), "key_number")
 
 
-def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
+def bits(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
     """Draw random bits, as unsigned integers of 8, 16, 32 or 64 bits.
 
     >>> import meshdsl as md
@@ -249,7 +251,7 @@ def bits(key: Tensor, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:
     )
 
 
-def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+def _uniform(key: Tensor | jax.Array, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
     """Random mantissa bits with the exponent of 1, minus 1, scaled; from 8 random bits if the mantissa has fewer."""
     info = jnp.finfo(dtype)
     width = info.bits if info.nmant >= 8 else 8
@@ -259,7 +261,9 @@ def _uniform(key: Tensor, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.
     return maximum(unit * (high - low) + low, low)
 
 
-def uniform(key: Tensor, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32") -> Tensor:
+def uniform(
+    key: Tensor | jax.Array, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32"
+) -> Tensor:
     """Draw from the uniform distribution on [low, high).
 
     >>> import meshdsl as md
@@ -271,12 +275,12 @@ def uniform(key: Tensor, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype
     return _draw(_uniform, key, *ends, shape=_dims(dims), dtype=dtype, name="uniform")
 
 
-def _normal(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+def _normal(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
     low = float(np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype))
     return float(np.array(math.sqrt(2), dtype)) * erf_inv(uniform(key, shape, low, 1, dtype))
 
 
-def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+def normal(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     """Draw from the standard normal distribution.
 
     >>> import meshdsl as md
@@ -286,7 +290,9 @@ def normal(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     return _draw(_normal, key, shape=_dims(dims), dtype=dtype, name="normal")
 
 
-def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+def truncated_normal(
+    key: Tensor | jax.Array, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32"
+) -> Tensor:
     """Draw from the standard normal distribution truncated to (`low`, `high`), which are numbers.
 
     >>> import meshdsl as md
@@ -307,11 +313,11 @@ def truncated_normal(key: Tensor, low: float, high: float, dims: DimsLike = (), 
     return minimum(maximum(sample, inside[0]), inside[1])
 
 
-def _gumbel(key: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+def _gumbel(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
     return -log(-log(uniform(key, shape, float(jnp.finfo(dtype).tiny), 1, dtype)))
 
 
-def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+def gumbel(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     """Draw from the standard Gumbel distribution, -log(-log(u)).
 
     With it, `md.argmax(logits + noise, over)` samples categories with probabilities softmax(logits).
@@ -325,7 +331,7 @@ def gumbel(key: Tensor, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     return _draw(_gumbel, key, shape=_dims(dims), dtype=dtype, name="gumbel")
 
 
-def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:
+def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:
     """Draw booleans that are true with probability `p`, a floating number or tensor, over `dims` (default: p's dims).
 
     >>> import meshdsl as md
@@ -336,7 +342,9 @@ def bernoulli(key: Tensor, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor
     return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
 
 
-def randint(key: Tensor, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32") -> Tensor:
+def randint(
+    key: Tensor | jax.Array, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32"
+) -> Tensor:
     """Draw uniform integers from `low` (inclusive) to `high` (exclusive).
 
     >>> import meshdsl as md
@@ -373,7 +381,7 @@ def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
     return cast(minimum(maximum(x, max(least, int(limits.min))), min(most, int(limits.max))), dtype)
 
 
-def permutation(key: Tensor, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
+def permutation(key: Tensor | jax.Array, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
     """The slices of `x` along `over` in random order. If `x` is a dim, the dim's indices in random order.
 
     >>> import meshdsl as md
@@ -386,7 +394,7 @@ def permutation(key: Tensor, x: Tensor | str | Dim, over: DimLike | None = None)
     return transpose(take(x, _shuffled(key, dim), dim), x.dims)
 
 
-def _shuffled(key: Tensor, dim: Dim) -> Tensor:
+def _shuffled(key: Tensor | jax.Array, dim: Dim) -> Tensor:
     """The dim's indices sorted by random words, in enough rounds that a tie in all rounds is unlikely."""
     order = iota(dim)
     for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(_LOW_32))):

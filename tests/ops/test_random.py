@@ -180,7 +180,7 @@ def test_misuse() -> None:
         md.random.bits(md.tensor([1.0], "a"), "b:3")
     draw: Any
     for draw in (md.random.normal, md.random.bits, md.random.fold_in):
-        for key, what in ((7, "7"), (jax.random.key(7), "PRNGKeyArray")):
+        for key, what in ((7, "7"), (jax.random.PRNGKey(7), "ArrayImpl")):
             with pytest.raises(
                 md.ShapeError, match=rf"tensor, got {what}\n  make one with md.random.key\(seed\)\n  at "
             ):

@@ -84,7 +84,8 @@ def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str,
 
     types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
     try:
-        eqn.operation.type(*types, **{**eqn.params, "result": block(eqn.outs[0], labels.outs[0]).shape})
+        results = tuple(block(v, names).shape for v, names in zip(eqn.outs, labels.outs, strict=True))
+        eqn.operation.type(*types, **{**eqn.params, "results": results})
     except MeshdslError as error:
         raise at(error, eqn.where) from None
     return assigned

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ...control.region import LOCAL
+from ...control.region import REGIONS
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
@@ -134,7 +134,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         return sent if pending else sent + later_bytes(scope, eqn, targets.__getitem__)
 
     assigned = choose(claims, preferred, price)
-    if eqn.op is LOCAL:
+    if eqn.op in REGIONS:
         assigned = region_blocks(scope, eqn, labels, assigned)
     kept = {d.name for v in eqn.outs for d in v.shape}
     ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)

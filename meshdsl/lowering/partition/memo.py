@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...control import KEEP
-from ...control.region import LOCAL
+from ...control.region import REGIONS
 from ...ir import Eqn, Graph, Var, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
@@ -49,7 +49,7 @@ def memoisable(graph: Graph) -> bool:
 
     `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
     """
-    return not any(eqn.op in (LOCAL, KEEP, RAGGED) for eqn, _ in walk(graph))
+    return not any(eqn.op in (*REGIONS, KEEP, RAGGED) for eqn, _ in walk(graph))
 
 
 class Memo:

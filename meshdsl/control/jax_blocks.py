@@ -1,0 +1,140 @@
+"""The operation that runs a JAX function on each device's blocks.
+
+Dims in `split` and `contract` may be sharded; the others are gathered. The gradient is the function's own, by
+`jax.vjp`, on the same blocks.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, Shape, names, show
+from ..errors import ShapeError
+from ..ir import Labels, Op, Reduce, Type
+from ..ops.dtypes import kind
+from ..ops.reshape import refill
+from ..places import flops
+from ..trace import bind
+from ..values import Tensor
+from .jax_function import JaxFunction, refusal
+
+__all__ = ["JAX_BLOCKS"]
+
+
+def _sized(types: Sequence[Type]) -> Mapping[str, int]:
+    return {d.name: d.size for t in types for d in t.shape}
+
+
+def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> tuple[Type, ...]:
+    avals = f.traced(ins).out_avals
+    for aval, shape in zip(avals, results, strict=True):
+        if tuple(aval.shape) != tuple(d.size for d in shape):
+            raise ShapeError(
+                f"the function of md.local, {f.name}, returned an array of shape {tuple(aval.shape)}, "
+                f"and out= asks for {show(shape)}\n"
+                f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
+                "their dims keep their sizes: on one device, those of a block"
+            )
+    if f.checked and tuple(ins) != f.operands:
+        problem = f.problem(f.operands, ins)
+        if problem is not None:
+            raise refusal(f, problem)
+    return tuple(Type(shape, aval.dtype) for aval, shape in zip(avals, results, strict=True))
+
+
+def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:
+    sizes = [tuple(n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)) for b in c.ins]
+    xs = tuple(x[tuple(slice(0, n) for n in own)] for x, own in zip(xs, sizes, strict=True))  # without padding
+    types = [
+        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, own, strict=True)), x.dtype)
+        for b, own, x in zip(c.ins, sizes, xs, strict=True)
+    ]
+    summed = [
+        axis for b in c.ins for d, axes in zip(b.shape, b.axes, strict=True) if d.name in f.contract for axis in axes
+    ]
+    varying = tuple(tuple(dict.fromkeys([*(axis for axes in b.axes for axis in axes), *summed])) for b in c.outs)
+    ys = c.xp.blocks(f.traced(types), xs, varying)
+    return [refill(c, y, block) for y, block in zip(ys, c.outs, strict=True)]
+
+
+def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> Labels:
+    cut = {*f.split, *f.contract}
+
+    def labels(shape: Shape) -> dict[str, str | None]:
+        return {d.name: d.name if d.name in cut else None for d in shape}
+
+    return Labels(tuple(labels(t.shape) for t in ins), tuple(map(labels, results)))
+
+
+def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any], f: JaxFunction, **_: Any) -> float:
+    types = [
+        Type(tuple(Dim(d.name, n) for d, n in zip(shape, own, strict=True)), dtype)
+        for shape, own, dtype in zip(shapes, ins, dtypes, strict=True)
+    ]
+    if f.cost is None:
+        return flops(f.traced(types))
+    whole, own = _sized(f.operands), _sized(types)
+    return f.cost * float(np.prod([own[name] / max(whole[name], 1) for name in whole]))
+
+
+def _vjp(
+    cts: Any, *ins: Tensor, f: JaxFunction, results: tuple[Shape, ...], key: object, unchecked: bool | None, **_: Any
+) -> list[Tensor | None]:
+    """The cotangents, one equation for all operands that lack the same split dims: theirs are sums over those."""
+    cts = list(cts) if isinstance(cts, list | tuple) else [cts]
+    floats = [k for k, aval in enumerate(f.traced(f.operands).out_avals) if kind(aval.dtype) in "fc"]
+    groups: dict[frozenset[str], list[int]] = {}
+    cut = {*f.split, *f.contract}
+    for i, x in enumerate(ins):
+        if kind(x.dtype) in "fc":
+            groups.setdefault(frozenset(cut - set(names(x.dims))), []).append(i)
+    grads: list[Tensor | None] = [None] * len(ins)
+    for missing, members in groups.items():
+        operands = (*ins, *(cts[k] for k in floats))
+        pulled = _pulled(f, len(ins), members, floats)
+        types = tuple(x.type for x in operands)
+        shapes = tuple(ins[i].dims for i in members)
+        contract = tuple(name for name in (*f.split, *f.contract) if name in missing)
+        split = tuple(name for name in (*f.split, *f.contract) if name not in missing)
+        checked = f.checked and _has_own_gradient(f.traced(f.operands))
+        g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
+        if checked and (problem := g.problem(*g.twice())) is not None:
+            raise refusal(g, problem)
+        found = bind(JAX_BLOCKS, *operands, f=g, results=shapes, key=key, follows=True, unchecked=unchecked, **g.shown)
+        for i, grad in zip(members, found, strict=True):
+            grads[i] = grad
+    return grads
+
+
+def _pulled(f: JaxFunction, count: int, members: Sequence[int], floats: Sequence[int]) -> Callable[..., Any]:
+    """The function of operands and cotangents that returns the cotangents of these operands."""
+
+    def pulled(*args: Any) -> Any:
+        xs, cts = args[:count], args[count:]
+
+        def of(*moving: Any) -> Any:
+            values = list(xs)
+            for i, x in zip(members, moving, strict=True):
+                values[i] = x
+            ys = f.flat(*values)
+            return [ys[k] for k in floats]
+
+        return list(jax.vjp(of, *(xs[i] for i in members))[1](list(cts)))
+
+    return pulled
+
+
+def _has_own_gradient(jaxpr: Any) -> bool:
+    """Whether a gradient may have been written by hand; those of JAX follow from the places of the function."""
+    text = str(jaxpr)
+    return "custom_vjp_call" in text or "custom_jvp_call" in text
+
+
+JAX_BLOCKS = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rule=_rule, flops=_flops)

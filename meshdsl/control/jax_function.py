@@ -1,0 +1,116 @@
+"""A JAX function with the dims of its operands and results, and the check that it may run on blocks of them."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..dims import Dim, Shape, names, show
+from ..errors import ShapeError
+from ..ir import Type
+from ..places import Problem, check, resembles
+
+__all__ = ["JaxFunction", "refusal"]
+
+
+@dataclass(frozen=True, eq=False)
+class JaxFunction:
+    """A JAX function of arrays, the dims of its operands and results, and how it treats them.
+
+    `flat` returns a list of arrays. `sizes` are those of the whole operands. `checked`: its places are compared at
+    every size at which it is traced.
+    """
+
+    flat: Callable[..., Any]
+    name: str
+    operands: tuple[Type, ...]
+    results: tuple[Shape, ...]
+    split: tuple[str, ...]
+    contract: tuple[str, ...]
+    checked: bool
+    cost: float | None = None  # floating-point operations on whole operands, if the caller gives them
+
+    @property
+    def __name__(self) -> str:  # the name in printed programs
+        return self.name
+
+    def __call__(self, *arrays: Any) -> Any:
+        return self.flat(*arrays)
+
+    @functools.cached_property
+    def blocks(self) -> dict[tuple[Type, ...], Any]:
+        """The jaxprs by types of operands."""
+        return {}
+
+    @property
+    def shown(self) -> dict[str, str | None]:
+        """Parameters for printed programs."""
+        return {"split": ",".join(self.split) or None, "contract": ",".join(self.contract) or None}
+
+    def traced(self, types: Sequence[Type]) -> Any:
+        key = tuple(types)
+        if key not in self.blocks:
+            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in t.shape), t.dtype) for t in types]
+            self.blocks[key] = jax.make_jaxpr(self.flat)(*structs)
+        return self.blocks[key]
+
+    @functools.cached_property
+    def problems(self) -> dict[tuple[Type, ...], Problem | None]:
+        return {}
+
+    def problem(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
+        """Why the function may not run on blocks of this type; None if it may."""
+        key = (*full, *block)
+        if key not in self.problems:
+            self.problems[key] = self._compare(full, block)
+        return self.problems[key]
+
+    def _compare(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
+        ins, outs = [names(t.shape) for t in full], [names(shape) for shape in self.results]
+        cut = {
+            d.name for a, b in zip(full, block, strict=True) for d, e in zip(a.shape, b.shape, strict=True) if d != e
+        }
+        split, contract = cut & set(self.split), cut & set(self.contract)
+        try:
+            small = self.traced(block)
+            found = check(self.traced(full), small, ins, outs, split, contract)
+        except Exception as error:  # of the function itself, which cannot handle these sizes
+            return Problem("", f"fails for other sizes of {' '.join(sorted(cut))}: {_first_line(error)}")
+        if found and any(d.size == 1 and d.name in cut for t in block for d in t.shape):
+            # at one element JAX leaves out broadcasts; what passes at other sizes must only not become another function
+            return resembles(self.traced(full), small) if self.problem(*self.twice()) is None else found
+        return found
+
+    def twice(self) -> tuple[list[Type], list[Type]]:
+        """Operands with split dims twice as long, and the operands: sizes at which every split dim differs."""
+        cut = {*self.split, *self.contract}
+        full = [
+            Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.shape), t.dtype)
+            for t in self.operands
+        ]
+        return full, list(self.operands)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__)[:160]
+
+
+def refusal(f: JaxFunction, problem: Problem) -> ShapeError:
+    what = f"{problem.primitive} {problem.what}" if problem.primitive else problem.what
+    line = f" ({problem.where})" if problem.where else ""
+    declared = "; ".join(
+        f"{how}={' '.join(dims)!r}" for how, dims in (("split", f.split), ("contract", f.contract)) if dims
+    )
+    return ShapeError(
+        f"md.local was called with {declared}, and {f.name} does not treat blocks like the whole: "
+        f"{what.rstrip(',')}{line}\n"
+        f"  its operands are {', '.join(show(t.shape) for t in f.operands)}\n"
+        "  leave the dim out of split= and contract=, so that it is gathered first; if you know that blocks give the "
+        "same result, pass unchecked=True"
+    )

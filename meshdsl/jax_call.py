@@ -1,0 +1,99 @@
+"""A jaxpr as one equation of a program inside `jax.shard_map`.
+
+The jaxpr is traced outside the mesh, so the types in it do not vary over mesh axes: a loop may start from zeros, and a
+kernel may declare its result without axes. The equation around it has the types that vary.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.extend.core import Literal, Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
+from jax.sharding import PartitionSpec
+
+from .primitives import CALLS, inner
+
+__all__ = ["call_on_blocks", "compiled"]
+
+
+def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:
+    """The results of a jaxpr that was traced on arrays of this shape; they vary over these mesh axes."""
+    if not any(varying) and not any(jax.typeof(x).mat.varying for x in xs):
+        return jaxpr_as_fun(jaxpr)(*xs)
+    return _blocks.bind(*xs, jaxpr=jaxpr, varying=varying)
+
+
+_blocks = Primitive("meshdsl_blocks")
+_blocks.multiple_results = True
+
+
+@_blocks.def_abstract_eval
+def _blocks_types(*xs: Any, jaxpr: Any, varying: tuple[tuple[str, ...], ...]) -> list[Any]:
+    like = xs[0]
+
+    def on_mesh(aval: Any, axes: tuple[str, ...]) -> Any:
+        sharding = like.sharding.update(spec=PartitionSpec(*[None] * aval.ndim))
+        kind = like.mat.update(varying=frozenset(axes))
+        return like.update(
+            shape=aval.shape, dtype=aval.dtype, weak_type=False, sharding=sharding, manual_axis_type=kind
+        )
+
+    return list(map(on_mesh, jaxpr.out_avals, varying))
+
+
+def _blocks_lowering(ctx: Any, *xs: Any, jaxpr: Any, varying: Any) -> Any:
+    inside = ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
+    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(inside, *xs)
+
+
+def _blocks_on_cpu(ctx: Any, *xs: Any, jaxpr: Any, varying: Any) -> Any:
+    if "fft[" not in str(jaxpr):
+        return _blocks_lowering(ctx, *xs, jaxpr=jaxpr, varying=varying)
+    inside = ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
+    run = lambda *xs: _row_major_ffts(jaxpr.jaxpr, jaxpr.consts, xs)  # noqa: E731 - lower_fun takes a function
+    return mlir.lower_fun(run, multiple_results=True)(inside, *xs)
+
+
+def _row_major_ffts(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+    """The results of a jaxpr with every FFT in row-major order.
+
+    XLA for CPU chooses another order beside a gather or scatter, and then fails: its FFT takes no other.
+    """
+    env: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        values, bodies = [read(v) for v in eqn.invars], inner(eqn)
+        if eqn.primitive.name == "fft":
+            results = [_row_major(eqn.primitive.bind(_row_major(values[0]), **eqn.params))]
+        elif eqn.primitive.name in CALLS and bodies:
+            results = _row_major_ffts(*bodies[0], values)
+        else:
+            results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
+            results = results if eqn.primitive.multiple_results else [results]
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _row_major(x: Any) -> Any:
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
+
+
+mlir.register_lowering(_blocks, _blocks_lowering)
+mlir.register_lowering(_blocks, _blocks_on_cpu, platform="cpu")
+
+
+@functools.lru_cache(maxsize=256)
+def compiled(jaxpr: Any) -> Callable[..., list[Any]]:
+    """The jaxpr as a function of arrays, compiled once."""
+    return jax.jit(jaxpr_as_fun(jaxpr))

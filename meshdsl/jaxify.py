@@ -1,0 +1,52 @@
+"""`md.jaxify`: a compiled function as a plain function of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from .compile import Compiled
+from .errors import ShapeError, at, caller
+from .lowering.emit import partition_spec
+from .trace import tree
+
+__all__ = ["jaxify"]
+
+
+def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
+    """A compiled function as a plain function of `jax.Array`s, for a training loop of your own.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import meshdsl as md
+    >>> f = md.jaxify(md.compile(lambda x: md.sum(x * x), "rows:4", "io:rows"), md.spec("io:8"))
+    >>> float(f(jnp.arange(8.0))), jax.grad(f)(jnp.arange(8.0)).tolist()
+    (140.0, [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0])
+    >>> tuple(f.in_shardings[0].spec), tuple(f.out_shardings.spec)
+    (('rows',), ())
+
+    `args` are specs or tensors of one signature. Where they have tensors, the function takes arrays of the same
+    shapes, and returns arrays: global ones, in the program's shardings, `.in_shardings` and `.out_shardings`. It can be
+    called inside `jax.jit` and differentiated by `jax.grad`; the gradient is a second program under the same layout.
+    Under `jax.vmap` it raises `TraceError`.
+    """
+    stages, _ = compiled._for(args)
+    structure, run = stages.structure, compiled.array_function(stages)
+
+    def function(*arrays: Any) -> Any:
+        leaves, own = tree.tree_flatten(arrays)
+        if own != structure:
+            raise at(ShapeError(f"md.jaxify was called for {structure}, and the function with {own}"), caller())
+        shapes = [tuple(d.size for d in v.shape) for v in stages.graph.ins]
+        if [jax.numpy.shape(x) for x in leaves] != shapes:
+            raise at(
+                ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}"), caller()
+            )
+        return tree.tree_unflatten(stages.result, run(*leaves))
+
+    outs = [NamedSharding(stages.bound, partition_spec(v.shape, v.sharding)) for v in stages.program.outs]
+    function.in_shardings = tree.tree_unflatten(structure, stages.shardings)  # pyright: ignore[reportFunctionMemberAccess]
+    function.out_shardings = tree.tree_unflatten(stages.result, outs)  # pyright: ignore[reportFunctionMemberAccess]
+    return function

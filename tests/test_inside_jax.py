@@ -1,0 +1,132 @@
+"""meshdsl inside JAX: compiled functions under jit and grad, keys, and arguments that are Python values or keywords."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+X, W = np.random.default_rng(0).normal(size=(6, 8)), np.random.default_rng(1).normal(size=(8, 5))
+
+
+def loss(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    return md.mean(md.tanh(md.dot(x, w, "io")))
+
+
+def plain(x: Any, w: Any) -> Any:
+    return jnp.mean(jnp.tanh(x @ w))
+
+
+STEP = md.compile(loss, "r:2 s:2", "batch:r; hidden:s")  # hidden has 5 elements: stored with padding
+SPECS = md.spec("batch:6 io:8", "float64"), md.spec("io:8 hidden:5", "float64")
+
+
+@pytest.mark.parametrize("layout", ["", "batch:r; io:s", "io:r; hidden:s", "hidden:r,s"])
+def test_compiled_functions_under_jit_and_grad(layout: str) -> None:
+    step = md.compile(loss, "r:2 s:2", layout)
+
+    def wrapped(x: Any, w: Any) -> Any:
+        return jnp.exp(step(md.tensor(x, "batch io"), md.tensor(w, "io hidden")).array)
+
+    value, grads = jax.jit(jax.value_and_grad(wrapped, argnums=(0, 1)))(X, W)
+    wanted, slopes = jax.value_and_grad(lambda x, w: jnp.exp(plain(x, w)), argnums=(0, 1))(X, W)
+    np.testing.assert_allclose(value, wanted, rtol=1e-12)
+    for a, b in zip(grads, slopes, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-15)
+
+
+def test_jaxify_takes_and_returns_arrays_in_the_programs_shardings() -> None:
+    def step(params: Any, x: md.Tensor, i: md.Tensor) -> Any:
+        return {"y": md.dot(x, params["w"], "io") * 2.0, "i": i + 1}
+
+    compiled = md.compile(step, "r:2 s:2", "batch:r; hidden:s")
+    f = md.jaxify(compiled, {"w": SPECS[1]}, SPECS[0], md.spec("", "int32"))
+    y = jax.jit(f)({"w": W}, X, 3)
+    np.testing.assert_allclose(y["y"], 2 * X @ W, rtol=1e-12)
+    assert int(y["i"]) == 4 and y["y"].shape == (6, 5)
+    grads = jax.grad(lambda p: jnp.sum(f(p, X, 3)["y"] ** 2))({"w": W})
+    np.testing.assert_allclose(grads["w"], jax.grad(lambda w: jnp.sum((2 * X @ w) ** 2))(W), rtol=1e-12)
+    assert f.in_shardings[1].spec[0] == "r" and f.out_shardings["y"].spec[0] == "r"
+    with pytest.raises(md.ShapeError, match=r"takes arrays of \[\(8, 5\), \(6, 8\), \(\)\]"):
+        f({"w": W}, W, 3)
+
+
+def test_vmap_of_a_compiled_function_says_what_to_write() -> None:
+    f = md.jaxify(STEP, *SPECS)
+    with pytest.raises(md.TraceError, match="give the tensors one more dim"):
+        jax.vmap(f, in_axes=(0, None))(np.stack([X, X]), W)
+    with pytest.raises(md.TraceError, match="one more dim"):
+        jax.vmap(jax.grad(f), in_axes=(0, None))(np.stack([X, X]), W)
+
+
+def test_functions_of_jax_numpy_refuse_tensors_with_a_way_out() -> None:
+    x = md.tensor(X, "batch io")
+    assert (jnp.float64(2) * x + jnp.asarray(1.0)).dims == x.dims  # operators of numbers are those of the tensor
+    for call in (lambda: jnp.sin(x), lambda: md.compile(jnp.exp, "r:2").program(x), lambda: jnp.asarray(x) + 1):
+        with pytest.raises(md.TraceError, match=r"md\.map\(jnp\.sin, x\).*md\.local\(f, x, out=, split=\)"):
+            call()
+
+
+def test_a_tensor_that_jax_traces_is_no_constant() -> None:
+    def f(a: Any) -> Any:
+        x = md.tensor(a, "n")
+        assert repr(x).startswith("traced float")
+        return md.compile(lambda y: y + x, "r:2")(md.tensor(a, "n")).array
+
+    with pytest.raises(md.TraceError, match="closes over a tensor that a JAX transformation traces"):
+        jax.jit(f)(jnp.ones(4))
+
+
+def test_typed_keys_are_those_of_md_random() -> None:
+    for seed in (0, 7, 2**40 + 3):
+        ours, theirs = md.random.key(seed), jax.random.key(seed)
+        assert md.tensor(theirs).numpy().tolist() == ours.numpy().tolist()
+        got = md.random.normal(theirs, "a:3 b:5")
+        assert got.numpy().tolist() == jax.random.normal(theirs, (3, 5), "float32").tolist()
+        assert got.numpy().tolist() == md.random.normal(ours, "a:3 b:5").numpy().tolist()
+    keys = md.tensor(jax.random.split(jax.random.key(0), 4), "layer")
+    assert keys.dims == md.dims("layer:4 key_word:2")
+    assert keys.numpy().tolist() == md.random.split(md.random.key(0), md.Dim("layer", 4)).numpy().tolist()
+    for call in (lambda k: md.random.normal(k, "a:3"), md.tensor):
+        with pytest.raises(md.ShapeError, match="threefry2x32"):
+            call(jax.random.key(0, impl="rbg"))
+
+
+def test_static_and_keyword_arguments() -> None:
+    traces: list[Any] = []
+
+    def f(x: md.Tensor, power: int, *, scale: Any = 1.0, train: bool = False) -> Any:
+        traces.append((power, train))
+        y = x**power * scale
+        return {"y": md.sum(y, "io") if train else y}
+
+    step = md.compile(f, "r:2", "io:r", static=("power", "train"))
+    x = md.tensor(X, "batch io")
+    np.testing.assert_allclose(step(x, 2, train=True)["y"].numpy(), (X**2).sum(1), rtol=1e-12)
+    np.testing.assert_allclose(step(x, power=2, scale=3.0)["y"].numpy(), 3 * X**2, rtol=1e-12)
+    np.testing.assert_allclose(step(x, scale=2.0, power=2)["y"].numpy(), 2 * X**2, rtol=1e-12)
+    np.testing.assert_allclose(step(x=x, power=3)["y"].numpy(), X**3, rtol=1e-12)
+    assert traces == [(2, True), (2, False), (3, False)]  # a number that moves is no reason to trace again
+    spec = md.spec("batch:6 io:8")
+    assert [c.kind for c in step.program(spec, 2, train=True).collectives] == ["all_reduce"]
+    assert step.graph(spec, power=2).outs[0].shape == md.dims("batch:6 io:8")
+    assert step.under("r:4", "io:r").program(spec, 2, train=True).mesh.size == 4
+    assert step.cost(spec, 2, train=True).to_dict() != step.cost(spec, 2).to_dict()
+    with pytest.raises(md.ShapeError, match="'power' has no hash"):
+        step(x, [2])
+    with pytest.raises(md.ShapeError, match="static='pover' is no argument; did you mean 'power'"):
+        md.compile(f, "r:2", static="pover")
+    with pytest.raises(md.ShapeError, match="missing a required argument: 'power'"):
+        step(x)
+
+
+def test_donated_arguments_keep_their_numbers_beside_static_ones() -> None:
+    step = md.compile(lambda n, x, y: (x + n, y), "r:2", "a:r", static=0, donate=1)
+    x, y = (md.compile(lambda x: x * 2, "r:2", "a:r")(md.tensor([1.0, 2.0], "a")) for _ in range(2))
+    assert step(3, x, y)[0].numpy().tolist() == [5, 7]
+    assert x._array.is_deleted() and not y._array.is_deleted()
