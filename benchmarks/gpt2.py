@@ -47,7 +47,7 @@ def logits(tokens: md.Tensor) -> md.Tensor:
     return md.einsum(norm(x, "ln_f"), table, out=[batch, length, vocab])
 
 
-def compiled() -> tuple[md.Compiled, Any, md.Type, md.Type]:
+def compiled() -> tuple[md.Compiled, Any, Any, Any]:
     """A step of gradient descent, and the specs of its arguments."""
     model = md.model(logits)
 

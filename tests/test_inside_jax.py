@@ -45,7 +45,7 @@ def test_jaxify_takes_and_returns_arrays_in_the_programs_shardings() -> None:
         return {"y": md.dot(x, params["w"], "io") * 2.0, "i": i + 1}
 
     compiled = md.compile(step, "r:2 s:2", "batch:r; hidden:s")
-    f = md.jaxify(compiled, {"w": SPECS[1]}, SPECS[0], md.spec("", "int32"))
+    f: Any = md.jaxify(compiled, {"w": SPECS[1]}, SPECS[0], md.spec("", "int32"))
     y = jax.jit(f)({"w": W}, X, 3)
     np.testing.assert_allclose(y["y"], 2 * X @ W, rtol=1e-12)
     assert int(y["i"]) == 4 and y["y"].shape == (6, 5)
@@ -65,7 +65,7 @@ def test_vmap_of_a_compiled_function_says_what_to_write() -> None:
 
 
 def test_functions_of_jax_numpy_refuse_tensors_with_a_way_out() -> None:
-    x = md.tensor(X, "batch io")
+    x: Any = md.tensor(X, "batch io")
     assert (jnp.float64(2) * x + jnp.asarray(1.0)).dims == x.dims  # operators of numbers are those of the tensor
     for call in (lambda: jnp.sin(x), lambda: md.compile(jnp.exp, "r:2").program(x), lambda: jnp.asarray(x) + 1):
         with pytest.raises(md.TraceError, match=r"md\.map\(jnp\.sin, x\).*md\.local\(f, x, out=, split=\)"):

@@ -159,13 +159,15 @@ def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tu
     return jax.jit(run)
 
 
-def _draw(function: Callable[..., Tensor], *ins: Tensor, shape: Shape, dtype: Any, name: str) -> Tensor:
-    """Call `function(*ins, shape=, dtype=)`; outside a trace, as one compiled program.
+def _draw(
+    function: Callable[..., Tensor], key: Tensor | jax.Array, *others: Tensor, shape: Shape, dtype: Any, name: str
+) -> Tensor:
+    """Call `function(key, *others, shape=, dtype=)`; outside a trace, as one compiled program.
 
     XLA rounds once when it fuses a product and a sum. Separately executed operations would differ in the last bit from
     `jax.random` and from the same function under `md.compile`.
     """
-    ins = (_key(ins[0]), *ins[1:])
+    ins = (_key(key), *others)
     dtype = located(lambda: _float(name, dtype))
     if current() is not None or any(x._trace is not None for x in ins):
         return function(*ins, shape=shape, dtype=dtype)
