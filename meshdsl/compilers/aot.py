@@ -54,10 +54,11 @@ class CompilerError(MeshdslError, RuntimeError):
     """The compiler for another machine is not installed, does not know the topology, or failed.
 
     >>> import meshdsl as md
-    >>> md.compile_for("gpu:h100:8", md.compile(md.exp, "rows:8", "batch:rows").program(md.spec("batch:8")))
-    Traceback (most recent call last):
-        ...
-    meshdsl.compilers.aot.CompilerError: a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got 'gpu:h100:8'
+    >>> try:
+    ...     md.compile_for("gpu:h100:8", md.compile(md.exp, "rows:8", "batch:rows").program(md.spec("batch:8")))
+    ... except md.CompilerError as error:
+    ...     print(str(error).splitlines()[0])
+    a topology is written tpu:NAME:SIZES, for example tpu:v5e:4x4; got 'gpu:h100:8'
     """
 
 
