@@ -160,3 +160,17 @@ def test_demand_takes_constants_that_are_all_nan() -> None:
     nan = np.full(4, np.nan, np.float32)
     compiled = md.compile(lambda x: md.sum(x, "in") * md.tensor(nan, "n"), "all:2", "in:all")
     assert np.isnan(compiled(md.tensor([1.0, 2.0], "in")).numpy()).all()
+
+
+def test_demand_adds_a_complete_value_to_a_sum_only_if_another_addition_follows() -> None:
+    def residual(x: md.Tensor, a: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return x + md.dot(a, w, "k") + md.dot(a * 2, w, "k")
+
+    def loss(x: md.Tensor, a: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return md.sum(x - md.dot(a, w, "k"))
+
+    specs = md.spec("b:8 c:4"), md.spec("b:8 k:8"), md.spec("k:8 c:4")
+    reductions = [
+        [str(c.op) for c in md.compile(f, "p:2 q:2", "k:p; b:q").program(*specs).collectives] for f in (residual, loss)
+    ]
+    assert reductions == [["all_reduce(sum) over p"], ["all_reduce(sum) over p", "all_reduce(sum) over q"]]

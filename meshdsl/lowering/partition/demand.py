@@ -311,7 +311,7 @@ class _Estimate:
             if len({self.axes[v] for v in can}) > 1:
                 return ()
             rest = [v for v in others if v not in can and v not in self.demand.zero]
-            joins = eqn.op in ADDITIONS and not any(self.axes[can[0]] & self._split(v.shape) for v in rest)
+            joins = self._adds_up(eqn) and not any(self.axes[can[0]] & self._split(v.shape) for v in rest)
             return tuple(can) if joins or not rest else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
         axes = self.axes[chosen]
@@ -322,6 +322,14 @@ class _Estimate:
         if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
             return ()  # the complete sum is sharded over these axes, and so are the FLOPs of the contraction
         return (chosen,)
+
+    def _adds_up(self, eqn: Eqn) -> bool:
+        """Whether an equation adds a value to a sum to which another addition follows, as in x + a + b.
+
+        The pending parts of a and b are then reduced once. Elsewhere the reduction would only be later, and apart from
+        those beside it.
+        """
+        return eqn.op in ADDITIONS and any(user.op in ADDITIONS for user in self.demand.users.get(eqn.outs[0], ()))
 
     def _split(self, shape: Shape) -> AxisSet:
         """The axes that the layout assigns to these dims."""
