@@ -1,4 +1,4 @@
-"""How long each value of a program occupies one device's memory: from the step that makes it to its last reader.
+"""The lifetime of each value in one device's memory, from the step that computes it to its last reader.
 
 Arguments and results occupy memory during the whole run, because the caller provides both; a result reuses the buffer
 of a donated argument of its type. Values inside a kernel (see `fusion`) occupy none. The model follows three habits of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import nearest
-from .machine_file import MachineError, read
+from .machine_file import MachineError, read, read_toml
 from .network import KINDS, Network
 from .profile import Profile, load_profile
 
@@ -157,12 +156,5 @@ def users_folders() -> list[Path]:
 
 
 def _load(path: Path) -> Machine:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MachineError(f"there is no machine file {path}; the names known are: {', '.join(machines())}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MachineError(f"the machine file {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise MachineError(f"the machine file {path} is not TOML: {error}") from None
+    document = read_toml(path, "machine file", lambda: f"; the names known are: {', '.join(machines())}")
     return Machine(name=path.stem, file=str(path), **read(document, str(path)))

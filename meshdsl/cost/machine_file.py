@@ -26,8 +26,10 @@ hbm = "data sheet"
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ import numpy as np
 from ..errors import MeshdslError, nearest
 from .network import KINDS, Level, Network, TimeTable
 
-__all__ = ["MachineError", "read"]
+__all__ = ["MachineError", "read", "read_toml"]
 
 
 class MachineError(MeshdslError, ValueError):
@@ -47,6 +49,18 @@ class MachineError(MeshdslError, ValueError):
         ...
     meshdsl.cost.machine_file.MachineError: no machine is called 'tpu-v5'; did you mean 'tpu-v5p'? there are: ...
     """
+
+
+def read_toml(path: Path, kind: str, way_out: Callable[[], str]) -> dict[str, Any]:
+    """The content of a TOML file; raises `MachineError`, with the way out, if it is missing or cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MachineError(f"there is no {kind} {path}{way_out()}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MachineError(f"the {kind} {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise MachineError(f"the {kind} {path} is not TOML: {error}") from None
 
 
 NUMBERS = ("vector", "transcendental", "hbm", "hbm_bandwidth", "launch", "overlap_slowdown", "uncertainty")

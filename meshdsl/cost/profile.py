@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .machine_file import MachineError
+from .machine_file import MachineError, read_toml
 
 __all__ = ["Coverage", "Form", "Point", "Profile", "load_profile"]
 
@@ -140,14 +139,7 @@ class Coverage:
 def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read a profile; raises `MachineError` for a file that is missing or malformed."""
     file = Path(path).expanduser()
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MachineError(f"there is no profile {file}\n  run: meshdsl doctor --profile MODEL --out {file}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MachineError(f"the profile {file} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise MachineError(f"the profile {file} is not TOML: {error}") from None
+    document = read_toml(file, "profile", lambda: f"\n  run: meshdsl doctor --profile MODEL --out {file}")
     missing = [key for key in (*KEYS, "kernel") if key not in document]
     if missing:
         raise MachineError(

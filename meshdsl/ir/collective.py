@@ -65,7 +65,7 @@ class Collective(Protocol):
 
     @property
     def at_most(self) -> bool:
-        """Whether `bytes_sent` is an upper bound."""
+        """True if `bytes_sent` is an upper bound."""
         ...
 
     def pairs(self, mesh: Mesh) -> Pairs | None:

@@ -165,7 +165,7 @@ class Eqn:
 
     @property
     def trips(self) -> int:
-        """How often the equation's graphs run each time it runs; 1 if the number is unknown (`While`)."""
+        """The trips of the equation's graphs per run of the equation; 1 if unknown (`While`)."""
         return self.control.trips if isinstance(self.control, Scan) else 1
 
     def graphs(self) -> dict[str, Graph]:

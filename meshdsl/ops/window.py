@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Window:
-    """How one output dim reads one input dim. `repr` omits default values.
+    """The window of one output dim over one input dim. `repr` omits default values.
 
     >>> Window("height", "height", 3, stride=2, low=1, high=1)
     height[3,stride=2,low=1,high=1]

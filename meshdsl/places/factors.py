@@ -83,7 +83,7 @@ def dims_of(axes: Iterable[Axis]) -> list[str]:
 
 
 def tied(axis: Axis) -> bool:
-    """Whether a block has other sizes along this axis than the whole, or other places."""
+    """True if a block differs from the whole array along this axis, in size or in positions."""
     return any(f.named or f.tied for f in axis)
 
 

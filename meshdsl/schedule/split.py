@@ -240,7 +240,7 @@ class _Splitter:
         return (sent, before), (came, after)
 
     def of_collective(self, op: Any, cut: Cut) -> Cut | None:
-        """How a collective's result is cut, given the cut of its operand; None if it cannot run in parts."""
+        """The cut of a collective's result, given its operand's cut; None if it cannot run in parts."""
         if isinstance(op, AllReduce):
             return cut
         n = self.program.mesh.count(op.axes)

@@ -34,7 +34,7 @@ MODES = ("replicated", "sharded", "auto")
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """How a training step updates a weight that several devices store (Xu et al., 2020).
+    """The options of the weight update, for weights that several devices store (Xu et al., 2020).
 
     `mode` is "replicated": every device updates its complete copy; "sharded": each device updates one shard, and the
     weight and its optimizer state stay sharded between steps; or "auto": sharded where that is faster on the machine of

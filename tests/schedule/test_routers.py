@@ -165,7 +165,7 @@ def law(case: tuple[Any, ...], mode: str, **options: Any) -> Program:
 
 
 def in_two(program: Program, made: Program) -> bool:
-    """Whether every all_to_all of more than counts became two of half its bytes."""
+    """True if every all_to_all became two of half its bytes; those of counts may stay."""
     before, after = (
         Counter(record.bytes for record in one.collectives if "all_to_all" in record.kind and record.dtype.kind == "f")
         for one in (program, made)

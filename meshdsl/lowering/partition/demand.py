@@ -140,7 +140,7 @@ class Demand:
                 return True
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
-        """Whether to leave v pending for the operations that accept it pending.
+        """True if v should stay a pending sum for the linear operations that read it.
 
         `pending` gives the axes over which v and other values are known to be pending; empty axes mean that a value is
         complete.
@@ -378,7 +378,7 @@ class _Estimate:
 
 
 def _ignores(eqn: Eqn, v: Var) -> bool:
-    """Whether an equation never reads v: `keep` takes the recomputed value instead of the kept one."""
+    """True if v is the stored operand of a `keep`, which reads the recomputed one instead."""
     return eqn.op is KEEP and eqn.ins[1] is not v
 
 

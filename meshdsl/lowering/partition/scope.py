@@ -92,7 +92,7 @@ class Scope:
         return made
 
     def is_zero(self, v: Var) -> bool:
-        """Whether the value is unmaterialized zeros, which may be pending over any axes."""
+        """True for unmaterialized zeros, which are a pending sum over any axes."""
         return (
             v in self.unmaterialized
             and self.unmaterialized[v].op is FULL

@@ -26,7 +26,7 @@ class CannotShardError(Exception):
 
 @dataclass(frozen=True)
 class Format:
-    """How an update is split: each split dim, its private name, and all axes that split it."""
+    """The split of an update: each split dim, its private name, and all axes that split it."""
 
     dims: tuple[tuple[Dim, Dim, Axes], ...]
     padding_ratio: float  # stored elements per real element
