@@ -27,6 +27,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "stop_gradient", "tanh", "where",
     ),
     "ops.activations": ("elu", "gelu", "leaky_relu", "selu", "silu", "softplus"),
+    "ops.creation": ("arange", "full", "linspace", "ones", "zeros"),
+    "ops.composed": ("clip", "norm", "tril", "triu"),
     "ops.dtypes": ("cast",),
     "ops.mapping": ("map",),
     "ops.contraction": (
@@ -34,7 +36,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "ops.softmax": ("log_softmax", "logsumexp", "softmax"),
     "ops.extremes": ("argmax", "argmin"),
-    "ops.reshape": ("flatten", "rename", "reshape", "transpose", "unflatten"),
+    "ops.reshape": ("flatten", "rename", "reshape", "squeeze", "transpose", "unflatten"),
     "ops.slicing": (
         "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice",
     ),

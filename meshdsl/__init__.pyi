@@ -56,6 +56,10 @@ from .ops.activations import leaky_relu as leaky_relu
 from .ops.activations import selu as selu
 from .ops.activations import silu as silu
 from .ops.activations import softplus as softplus
+from .ops.composed import clip as clip
+from .ops.composed import norm as norm
+from .ops.composed import tril as tril
+from .ops.composed import triu as triu
 from .ops.contraction import all as all
 from .ops.contraction import any as any
 from .ops.contraction import broadcast as broadcast
@@ -68,6 +72,11 @@ from .ops.contraction import prod as prod
 from .ops.contraction import sum as sum
 from .ops.contraction import var as var
 from .ops.conv import conv as conv
+from .ops.creation import arange as arange
+from .ops.creation import full as full
+from .ops.creation import linspace as linspace
+from .ops.creation import ones as ones
+from .ops.creation import zeros as zeros
 from .ops.dtypes import cast as cast
 from .ops.elementwise import abs as abs
 from .ops.elementwise import ceil as ceil
@@ -118,6 +127,7 @@ from .ops.ragged import ragged as ragged
 from .ops.reshape import flatten as flatten
 from .ops.reshape import rename as rename
 from .ops.reshape import reshape as reshape
+from .ops.reshape import squeeze as squeeze
 from .ops.reshape import transpose as transpose
 from .ops.reshape import unflatten as unflatten
 from .ops.slicing import dynamic_slice as dynamic_slice

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .dims import Dim, DimsLike, Shape, pick, show, split_items
+from .dims import Dim, DimsLike, Shape, pick, show, size_of, split_items
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Type
 
@@ -31,8 +31,10 @@ class Tensor:
     >>> (2 * x - md.mean(x, "io")).numpy()[0]
     array([0., 2., 4.], dtype=float32)
 
-    `.dims` are the dims in storage order, `.shape` their sizes, `.dtype` a NumPy dtype. `.array` and `.numpy()` return
-    the values of a concrete tensor and raise `TraceError` for a traced one. Operators broadcast by name.
+    `.dims` are the dims in storage order, `.shape` their sizes, `.ndim` and `.size` the numbers of dims and elements,
+    `.dtype` a NumPy dtype. `.array` and `.numpy()` return the values of a concrete tensor and raise `TraceError` for a
+    traced one; so do `.item()` and `f"{loss:.3f}"`, for a tensor without dims. Operators broadcast by name.
+    Reductions are methods too: `x.mean("batch")` is `md.mean(x, "batch")`, `x.astype("bfloat16")` is `md.cast`.
     """
 
     __slots__ = ("_array", "_trace", "_var", "dims", "dtype")
@@ -108,6 +110,24 @@ class Tensor:
 
         def __ne__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
+        def all(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def any(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def astype(self, dtype: Any) -> Tensor: ...
+
+        def max(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def mean(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def min(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def prod(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def sum(self, over: DimsLike | None = None) -> Tensor: ...
+
+        def var(self, over: DimsLike | None = None) -> Tensor: ...
+
     def __init__(self, dims: Shape, dtype: Any, *, array: Any = None, var: Any = None, trace: Any = None):
         put = object.__setattr__
         put(self, "dims", dims)
@@ -126,6 +146,16 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         """The sizes of the dims, in storage order."""
         return tuple(d.size for d in self.dims)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.dims)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return size_of(self.dims)
 
     @property
     def type(self) -> Type:
@@ -207,6 +237,9 @@ class Tensor:
         if self.dims:
             raise at(ShapeError(f"only a tensor without dims is one number; this is {self.type}"), caller())
         return self.numpy().item()
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item(), format_spec) if format_spec else str(self)
 
     def __float__(self) -> float:
         return float(self.item())

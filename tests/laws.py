@@ -307,6 +307,11 @@ def _unaries() -> Iterator[Row]:
     bits = lambda x: bitcast(x, "uint32")
     yield Row("bitcast", bits, (In("a b", dtype="float32"),), lambda x: x.view(np.uint32), differentiable=False)
     yield Row("full", lambda x: x + 2, (X,), lambda x: x + 2, dtypes=(*REAL, *INTS))
+    yield Row("clip", lambda x: md.clip(x, 1, 2), (X,), lambda x: np.clip(x, 1, 2), dtypes=(*REAL, *INTS))
+    line = lambda x: x + md.arange(x.dims[1], 5, 3, x.dtype) + md.full(x.dims, 2, x.dtype)
+    yield Row("arange", line, (X,), lambda x: x + 7 + 3 * np.arange(x.shape[1]), dtypes=(*REAL, *INTS))
+    space = lambda x: x * md.linspace(x.dims[1], -2, 3, dtype=x.dtype)
+    yield Row("linspace", space, (X,), lambda x: x * np.linspace(-2, 3, x.shape[1]), exact=False)
     constant = lambda x: x + md.tensor(np.arange(_n(x, "b")).astype(x.dtype), [Dim("b", _n(x, "b"))])
     yield Row("constant", constant, (X,), lambda x: x + np.arange(x.shape[1]), dtypes=(*REAL, *INTS))
 
@@ -401,6 +406,9 @@ def _contractions() -> Iterator[Row]:
     for name in ("argmax", "argmin"):
         f, g = getattr(md, name), getattr(np, name)
         yield Row(name, lambda x, f=f: f(x, "a"), (X,), lambda x, g=g: g(x, axis=0), sums, differentiable=False, empty=False)
+    for name, order, exact in [("norm", 2, False), ("norm_one", 1, True), ("norm_most", np.inf, True)]:
+        f, g = (lambda x, order=order: md.norm(x, "b", order)), (lambda x, order=order: np.linalg.norm(x, order, axis=1))
+        yield Row(name, f, (In("a b", "nonzero"),), g, exact=exact, empty=name != "norm_most", smooth=False)
     yield Row("broadcast", lambda x: md.broadcast(x, "c:3 b a"), (X,), lambda x: np.broadcast_to(x.T, (3, *x.T.shape)), (*REAL, *INTS))
 
 
@@ -421,6 +429,9 @@ def _shapes() -> Iterator[Row]:
     yield Row("stack", lambda x, y: md.stack([x, y], "new"), (X, In("b a")), lambda x, y: np.stack([x, y.T]), every)
     ends = lambda x: [part * (k + 1) for k, part in enumerate(md.unstack(x, "b"))][-2:]
     yield Row("unstack", ends, (X,), lambda x: [x[:, k] * (k + 1) for k in range(x.shape[1])][-2:], every)
+    yield Row("squeeze", lambda x: md.squeeze(x, "e"), (In("a e=1 b"),), lambda x: x[:, 0], every)
+    yield Row("tril", lambda x: md.tril(x, "a", "b", -1), (X,), lambda x: np.tril(x, -1), every)
+    yield Row("triu", lambda x: md.triu(x, "b", "a", 1), (In("a b c"),), lambda x: np.triu(x.T, 1).T, every)
     part = lambda x: md.slice(x, "a", _n(x, "a") // 3, _n(x, "a") - _n(x, "a") // 3)
     yield Row("slice", part, (X,), lambda x: x[len(x) // 3 :], every)
     yield Row("slice_stride", lambda x: md.slice(x, "b", 0, (_n(x, "b") + 1) // 2, 2), (X,), lambda x: x[:, ::2], every)

@@ -28,6 +28,11 @@ class Type:
         object.__setattr__(self, "shape", check_shape(self.shape))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
+    @property
+    def dims(self) -> Shape:
+        """The dims, as `Tensor.dims`."""
+        return self.shape
+
     def __repr__(self) -> str:
         return f"{self.dtype.name}{show(self.shape)}"
 

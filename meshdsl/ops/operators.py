@@ -1,4 +1,4 @@
-"""The operators of tensors: `x + y`, `x < y`, `-x`."""
+"""The operators and methods of tensors: `x + y`, `x < y`, `-x`, `x.sum("batch")`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 
 from ..errors import ShapeError, at, caller
 from ..values import Tensor
+from . import contraction
 from . import elementwise as ops
+from .dtypes import cast
 
 
 def _operand(x: Any) -> bool:
@@ -50,11 +52,18 @@ _OTHERS = {
     "neg": ops.negative, "abs": ops.abs, "invert": ops.invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
 }  # fmt: skip
 
+_METHODS: dict[str, Callable[..., Tensor]] = {
+    "all": contraction.all, "any": contraction.any, "astype": cast, "max": contraction.max, "mean": contraction.mean,
+    "min": contraction.min, "prod": contraction.prod, "sum": contraction.sum, "var": contraction.var,
+}  # fmt: skip
+
 for _name, _function in _ARITHMETIC.items():
     setattr(Tensor, f"__{_name}__", _operator(_function))
     setattr(Tensor, f"__r{_name}__", _operator(_function, swap=True))
 for _name, _function in _COMPARISONS.items():
     setattr(Tensor, f"__{_name}__", _operator(_function))
+for _name, _function in _METHODS.items():
+    setattr(Tensor, _name, _function)
 for _name, _function in _OTHERS.items():
     setattr(Tensor, f"__{_name}__", _function)
 Tensor.__hash__ = object.__hash__

@@ -19,8 +19,8 @@ from ..trace import as_tensor, bind1
 from ..values import Tensor
 
 __all__ = [
-    "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "transpose", "trim",
-    "unflatten",
+    "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "squeeze", "transpose",
+    "trim", "unflatten",
 ]  # fmt: skip
 
 
@@ -259,5 +259,29 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
             raise ShapeError(f"md.unflatten keeps the number of elements: {old!r} into {show(new)}")
         position = x.dims.index(old)
         return (*x.dims[:position], *new, *x.dims[position + 1 :])
+
+    return reshape(x, located(resolve))
+
+
+def squeeze(x: Any, dims: DimsLike) -> Tensor:
+    """The same elements without `dims`, whose size is 1.
+
+    >>> import meshdsl as md
+    >>> md.squeeze(md.tensor([[1.0, 2.0]], "batch io"), "batch").dims
+    (io=2,)
+
+    Raises `ShapeError` for a dim that x lacks, or whose size is not 1.
+    """
+    x = as_tensor(x)
+
+    def resolve() -> Shape:
+        removed = pick(dims, x.dims)
+        longer = [d for d in removed if d.size != 1]
+        if longer:
+            raise ShapeError(
+                f"md.squeeze removes dims of size 1, not {show(longer)}\n"
+                "  reduce it, for example with md.sum, or take one of its slices with md.unstack"
+            )
+        return tuple(d for d in x.dims if d not in removed)
 
     return reshape(x, located(resolve))
