@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from . import init as initializers
@@ -26,7 +25,7 @@ from .ir import Type
 from .markup import page_part
 from .ops import random
 from .trace import trace, tree
-from .values import Tensor
+from .values import Tensor, dtype_of
 
 __all__ = [
     "Declared",
@@ -153,7 +152,7 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     path = "/".join((*run.path, name))
     try:
         shape = pick(dims, (), new=True)
-        full_type = Type((*run.stacked, *shape), np.dtype(jnp.dtype(dtype)))
+        full_type = Type((*run.stacked, *shape), dtype_of(dtype))
         if path in run.declared:
             raise ShapeError(
                 f"the parameter {path!r} is created twice\n"

@@ -16,7 +16,7 @@ from .dims import Dim, DimsLike, Shape, pick, show, size_of, split_items
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Type
 
-__all__ = ["KEY_WORD", "Tensor", "key_words", "spec", "spec_of", "tensor"]
+__all__ = ["KEY_WORD", "Tensor", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
 
 KEY_WORD = Dim("key_word", 2)  # of random keys
 
@@ -395,12 +395,20 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
     Raises `ShapeError` for a dim without a size, a dim named twice, or an invalid dtype.
     """
     try:
-        return Type(pick(dims, (), new=True), np.dtype(jnp.dtype(dtype)))
-    except TypeError:
-        problem = f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'"
-        raise at(ShapeError(problem), caller()) from None
+        return Type(pick(dims, (), new=True), dtype_of(dtype))
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def dtype_of(dtype: Any) -> np.dtype:
+    """The NumPy dtype of numbers or booleans that a name, a type or a dtype stands for; else raises `ShapeError`."""
+    try:
+        found = None if isinstance(dtype, Tensor | np.ndarray | jax.Array) else np.dtype(jnp.dtype(dtype))
+    except (TypeError, ValueError):
+        found = None
+    if found is None or not (jnp.issubdtype(found, np.number) or found.kind == "b"):
+        raise ShapeError(f"{_short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
+    return found
 
 
 def spec_of(x: Any) -> Type:

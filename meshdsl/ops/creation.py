@@ -74,7 +74,7 @@ def arange(dim: DimLike, start: Any = 0, step: Any = 1, dtype: Any = None) -> Te
     `dtype` is by default int32, or float32 if start or step is a float. Raises `ShapeError` for a dim without a size,
     and for integers that the dtype cannot hold.
     """
-    n = new_dim(dim)
+    n, start, step = new_dim(dim), _number(start), _number(step)
     whole = all(isinstance(x, int | np.integer) or _integral(x) for x in (start, step))
     dtype = located(lambda: as_dtype(dtype or ("int32" if whole else "float32")))
     wide = located(lambda: _computed_in(dtype))
@@ -87,6 +87,11 @@ def arange(dim: DimLike, start: Any = 0, step: Any = 1, dtype: Any = None) -> Te
     line = iota(n, wide)
     line = line if isinstance(step, int) and step == 1 else line * step
     return cast(line if isinstance(start, int) and start == 0 else line + start, dtype)
+
+
+def _number(x: Any) -> Any:
+    """Python's integers stay as they are, so that sums cannot wrap; anything else becomes a tensor or an error."""
+    return x if isinstance(x, int | float | np.integer) else as_tensor(x)
 
 
 def _integral(x: Any) -> bool:
@@ -111,5 +116,6 @@ def linspace(dim: DimLike, start: Any, stop: Any, endpoint: bool = True, dtype: 
     """
     n, dtype = new_dim(dim), located(lambda: as_dtype(dtype))
     located(lambda: check_kind("linspace", dtype, "f"))
+    start, stop = (as_tensor(x) for x in (start, stop))
     share = iota(n, _computed_in(dtype)) / max(1, n.size - endpoint)
     return cast((1 - share) * start + share * stop, dtype)

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import ShapeError, at, caller, located
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..values import Tensor, dtype_of
 
 __all__ = [
     "CAST",
@@ -82,10 +82,7 @@ def _cast_back(ct: Tensor, dtype: np.dtype) -> Tensor:
 
 def as_dtype(dtype: Any) -> np.dtype:
     """Convert to a NumPy dtype; raise `ShapeError` if JAX lacks it or it needs the disabled 64-bit types."""
-    try:
-        dtype = np.dtype(jnp.dtype(dtype))
-    except TypeError:
-        raise ShapeError(f"{dtype!r} is no dtype; for example 'float32', 'bfloat16' or 'int32'") from None
+    dtype = dtype_of(dtype)
     if dtype != jax.dtypes.canonicalize_dtype(dtype):
         raise ShapeError(
             f"{dtype.name} was asked for, and JAX runs without 64-bit types\n"
