@@ -61,6 +61,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "compilers.aot": ("Compilation", "CompilerError", "compile_for"),
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
+    "plan": ("Plan",),
     "compile": ("Compiled", "compile", "host_devices"),
     "jaxify": ("jaxify",),
     "tune.weight_update": ("WeightUpdate",),

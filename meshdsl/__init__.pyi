@@ -146,6 +146,7 @@ from .params import model as model
 from .params import param as param
 from .params import scope as scope
 from .pictures.show import show as show
+from .plan import Plan as Plan
 from .report.report import Report as Report
 from .search import search as search
 from .search import search_overrides as search_overrides

@@ -26,7 +26,17 @@ from .errors import MeshdslError, ShapeError, at, caller, users_line
 
 __all__ = ["guarded", "guarded_module"]
 
-_BUILT_BY_USERS = {"Layout", "Mesh", "Model", "Overlap", "WeightUpdate", "Workload", "nn.Precision", "optim.Optimizer"}
+_BUILT_BY_USERS = {
+    "Layout",
+    "Mesh",
+    "Model",
+    "Overlap",
+    "Plan",
+    "WeightUpdate",
+    "Workload",
+    "nn.Precision",
+    "optim.Optimizer",
+}
 _CONTAINERS = (list, tuple, dict, set, frozenset)  # whether these fit depends on their items
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),

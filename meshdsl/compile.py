@@ -26,6 +26,7 @@ from .layouts import Layout, Mesh
 from .lowering import Program
 from .markup import page_part
 from .pipeline import Options, Stage
+from .plan import Plan, machine_text, planned
 from .report.evaluate import cost as report
 from .report.report import Report
 from .signature import Stages, Traced, argument_path, check_count, spec_of_argument
@@ -103,6 +104,7 @@ class Compiled:
         self._by_arguments: dict[Any, Compiled] = {}  # for static and keyword arguments: functions of the others
         self._last: Compiled = self  # that of `_by_arguments` that was used last
         self._array_functions: dict[Stages, Callable[..., Any]] = {}
+        self._step = Plan()  # its knobs of the step are those of `function`
         self._recent: Stages | None = None  # of the last call
         self._stages: dict[Any, Stages] = {}
         self._traced: dict[Any, Traced] = {}  # shared with the functions that `under` returns
@@ -215,6 +217,24 @@ class Compiled:
         return History(self._for(args, kwargs)[0].pipeline_result[1])
 
     @property
+    def plan(self) -> Plan:
+        """The plan of this function: mesh, layout and options as one value.
+
+        >>> import meshdsl as md
+        >>> compiled = md.compile(lambda x: md.sum(x, "batch"), "rows:4", "batch:rows")
+        >>> compiled.plan == md.Plan("rows:4", "batch:rows")
+        True
+        """
+        plan = self._step.replace(
+            mesh=self.mesh,
+            layout=self.layout,
+            weight_update=self.options.weight_update,
+            overlap=self.options.overlap,
+        )
+        machine = self.options.machine
+        return plan if machine is None or not plan.needs_machine else plan.replace(machine=machine_text(machine))
+
+    @property
     def weight_update(self) -> UpdateTable:
         """The decisions about the update of every weight, for the last arguments seen; `print` shows a table.
 
@@ -323,9 +343,10 @@ class Compiled:
 
 def compile(
     f: Callable[..., Any],
-    mesh: Mesh | str,
+    mesh: Mesh | str | None = None,
     layout: Layout | str | dict[str, Any] = "",
     *,
+    plan: Plan | None = None,
     donate: Sequence[int] | int = (),
     static: Sequence[int | str] | int | str = (),
     weight_update: str | WeightUpdate = "replicated",
@@ -360,6 +381,10 @@ def compile(
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update` and `overlap`, and sets rematerialisation and
+    micro-batches of a step that takes them (`workload.train_step()` does). `plan.machine` is used if no `machine` is
+    given.
+
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
 
@@ -370,10 +395,20 @@ def compile(
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
+        step = plan or Plan()
+        if plan is not None:
+            _check_alone(mesh, layout, weight_update, overlap)
+            mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
+            machine, f = machine or plan.machine, planned(f, plan)
+        if mesh is None:
+            raise LayoutError(
+                "md.compile needs a mesh, or a plan\n"
+                "  for example md.compile(f, 'rows:2 cols:4', 'batch:rows'), or md.compile(f, plan=plan)"
+            )
         updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
-        plan = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
+        windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
         cost_machine = None
-        if machine is not None or updates.mode == "auto" or plan.mode != "none":
+        if machine is not None or updates.mode == "auto" or windows.mode != "none":
             cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
@@ -383,7 +418,21 @@ def compile(
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    return Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, plan, cost_machine), fixed)
+    compiled = Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, windows, cost_machine), fixed)
+    compiled._step = step
+    return compiled
+
+
+def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any) -> None:
+    """Raise `LayoutError` for options that a plan already has."""
+    given = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
+    given["overlap"] = overlap != "none"
+    twice = [name for name, is_given in given.items() if is_given]
+    if twice:
+        raise LayoutError(
+            f"the call has a plan and also {', '.join(twice)}, which the plan decides\n"
+            f"  change the plan: plan.replace({twice[0]}=...)"
+        )
 
 
 def host_devices(count: int) -> list[Any]:

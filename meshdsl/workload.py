@@ -28,6 +28,11 @@ class Workload:
     `(params, batch, key)`, which returns a scalar, or a scalar and a dict of scalar metrics. `layouts` maps names to
     the text of a mesh and the text of a layout; a model file mentions mesh axes nowhere else.
 
+    `mean_over(config)` is optional. It returns the dim of the batch over which loss and metrics are means of terms that
+    do not depend on each other, or None: with batch normalisation, dropout or a weighted mean there is no such dim. A
+    step runs in micro-batches along this dim. A config with the field `remat` (False, True, or a policy of
+    `md.checkpoint`) lets a plan choose the rematerialisation.
+
     `data(config, seed)` is optional. It returns a function of a split (`train` or `held_out`) and a step (for
     `held_out`: the index of the evaluation batch), which returns a batch as a dict of arrays. Without it, training uses
     text for a batch of tokens and targets, and noise for a batch of floats.
@@ -66,6 +71,7 @@ class Workload:
     optimizer: Callable[[Any], Any]
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     data: Callable[[Any, int], Callable[[str, int], Mapping[str, Any]]] | None = None
+    mean_over: Callable[[Any], str | None] | None = None
 
     def replace(self, **changes: Any) -> Workload:
         """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""
@@ -93,16 +99,16 @@ class Workload:
         """The function `step(params, state, batch[, key]) -> (params, state, metrics)`; metrics include the loss.
 
         With `guard`, a step whose loss or gradient has NaN or infinite elements returns parameters and state unchanged;
-        the metric `non_finite` is the number of these elements.
+        the metric `non_finite` is the number of these elements. The step also takes the knobs `remat` and
+        `microbatches` of a `md.Plan`; `md.compile(step, plan=plan)` sets them. It raises `ShapeError` if the workload
+        does not support them.
         """
-        loss_of, optimizer = self.loss(self.config), self.optimizer(self.config)
+        optimizer = self.optimizer(self.config)
 
-        def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-            result = loss_of(params, *rest)
-            return result if isinstance(result, tuple) else (result, {})
-
-        def train_step(params: Any, state: Any, batch: Any, *key: md.Tensor) -> tuple[Any, Any, dict[str, md.Tensor]]:
-            (loss, metrics), grads = md.value_and_grad(with_metrics, has_aux=True)(params, batch, *key)
+        def train_step(
+            params: Any, state: Any, batch: Any, *key: md.Tensor, remat: str = "model", microbatches: int = 1
+        ) -> tuple[Any, Any, dict[str, md.Tensor]]:
+            (loss, metrics), grads = self._gradients(remat, microbatches)(params, batch, *key)
             updated = optimizer.update(grads, state, params)
             if not guard:
                 return *updated, {"loss": loss, **metrics}
@@ -112,6 +118,50 @@ class Workload:
             return params, state, {"loss": loss, **metrics, "non_finite": non_finite}
 
         return train_step
+
+    def _gradients(self, remat: str, microbatches: int) -> Callable[..., Any]:
+        """The function `(params, batch[, key]) -> ((loss, metrics), gradients)`."""
+        workload = self._with_remat(remat)
+        loss_of = workload.loss(workload.config)
+        over = self._parts_along() if microbatches > 1 else ""
+
+        def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+            result = loss_of(params, *rest)
+            return result if isinstance(result, tuple) else (result, {})
+
+        gradients = md.value_and_grad(with_metrics, has_aux=True)
+        if microbatches == 1:
+            return gradients
+
+        def accumulated(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], *key: md.Tensor) -> Any:
+            parts = {name: x for name, x in batch.items() if over in [d.name for d in x.dims]}
+            total = md.accumulate(lambda part: gradients(params, {**batch, **part}, *key), parts, microbatches, over)
+            return jax.tree.map(lambda x: x / microbatches, total)
+
+        return accumulated
+
+    def _with_remat(self, remat: str) -> Workload:
+        """The workload with this rematerialisation; "model": its own."""
+        if remat == "model":
+            return self
+        if "remat" not in [f.name for f in dataclasses.fields(self.config)]:
+            raise md.ShapeError(
+                f"the config of {self.name} has no field remat, so a plan cannot choose its rematerialisation\n"
+                "  add `remat: bool | str = False` and pass it to md.layers(remat=) or md.checkpoint"
+            )
+        return self.replace(remat={"none": False, "full": True}.get(remat, remat))
+
+    def _parts_along(self) -> str:
+        """The dim along which the batch is divided into micro-batches."""
+        over = self.mean_over(self.config) if self.mean_over else None
+        if over is None:
+            raise md.ShapeError(
+                f"{self.name} with this config does not run in micro-batches: its loss is not declared to be a mean of "
+                "independent terms over a dim\n"
+                "  if it is (no batch normalisation, no dropout, no weighted mean), say so: "
+                "md.Workload(mean_over=lambda config: 'batch')"
+            )
+        return over
 
     def eval_step(self) -> Callable[..., Any]:
         """The function `step(params, batch[, key]) -> metrics`, which includes the loss and updates nothing."""

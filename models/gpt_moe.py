@@ -50,6 +50,11 @@ def loss(config: Config) -> Callable[..., Any]:
     return total
 
 
+def _independent(config: Config) -> bool:
+    """Whether sequences share neither a group nor random numbers."""
+    return config.sequences == 1 and not config.dropout and config.router in ("switch", "batch_prioritised")
+
+
 gpt_moe = md.Workload(
     "gpt_moe",
     Config(),
@@ -58,6 +63,7 @@ gpt_moe = md.Workload(
     loss=loss,
     optimizer=moe_transformer.optimizer,
     layouts=LAYOUTS,
+    mean_over=lambda config: "batch" if _independent(config) else None,
 )
 gpt2_moe = gpt_moe.replace(layers=12, d_model=768, heads=12, d_head=64, d_ff=3072, expert_hidden=3072, vocab=50304)
 gpt2_moe_large = gpt_moe.replace(

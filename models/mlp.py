@@ -78,4 +78,5 @@ mlp = md.Workload(
     loss=loss,
     optimizer=lambda config: md.optim.sgd(config.learning_rate),
     layouts=LAYOUTS,
+    mean_over=lambda config: "batch",
 )

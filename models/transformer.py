@@ -134,5 +134,14 @@ def optimizer(config: Config) -> md.optim.Optimizer:
     return md.optim.with_clipping(adam, config.clip_norm) if config.clip_norm else adam
 
 
-lm = md.Workload("lm", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS)
+lm = md.Workload(
+    "lm",
+    Config(),
+    model=model,
+    inputs=inputs,
+    loss=loss,
+    optimizer=optimizer,
+    layouts=LAYOUTS,
+    mean_over=lambda config: None if config.dropout else "batch",
+)
 benchmark = lm.replace(vocab=8192)  # the sizes of benchmarks/handwritten/language_model.py

@@ -48,6 +48,7 @@ ORDER = [
     ["report"],
     ["tune"],
     ["pipeline"],
+    ["plan"],
     ["signature"],
     ["arguments", "inside_jax"],
     ["compile"],

@@ -36,6 +36,7 @@ TITLES = {
     "layers": "Parameters",
     "layouts": "Meshes and layouts",
     "compile": "Programs",
+    "plan": "Programs",
     "jaxify": "Programs",
     "lowering": "Programs",
     "tune.weight_update": "Programs",

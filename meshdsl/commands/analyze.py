@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from .common import command, out_file, print_json, workload_mesh_layout, workload_options, write
-from .costing import cost_options, exit_code, overlap_option, pictures_of, report_for
+from .common import command, out_file, print_json, workload_options, write
+from .costing import cost_options, exit_code, pictures_of, report_for
+from .plans import knob_options, workload_and_plan
 
 __all__ = ["add"]
 
@@ -19,7 +20,7 @@ def add(commands: Any) -> None:
     )
     workload_options(parser)
     cost_options(parser)
-    overlap_option(parser)
+    knob_options(parser)
     parser.add_argument(
         "--trace", type=out_file, metavar="FILE", help="write the timeline for ui.perfetto.dev or chrome://tracing"
     )
@@ -27,27 +28,27 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns 3 if the step does not fit in memory."""
-    compiled, report = report_for(options, *workload_mesh_layout(options))
-    plan = compiled.overlap if options.overlap != "none" else None
+    workload, plan = workload_and_plan(options)
+    compiled, report = report_for(options, workload, plan)
+    windows = compiled.overlap if plan.overlap.mode != "none" else None
     if options.html:
         from ..report.html import page
 
-        write(options.html, page(_reports_of(options, report), pictures_of({"program": report})))
+        write(options.html, page(_reports_of(options, workload, plan, report), pictures_of({"program": report})))
     if options.trace:
         from ..report.trace_events import trace_events
 
         write(options.trace, json.dumps(trace_events(report.timeline)))
     if options.json:
-        print_json({"command": "analyze", **report.to_dict(), **({"overlap": plan.to_dict()} if plan else {})})
+        print_json({"command": "analyze", **report.to_dict(), **({"overlap": windows.to_dict()} if windows else {})})
     else:
-        print(report if plan is None else f"{report}\n\n{plan}")
+        print(report if windows is None else f"{report}\n\n{windows}")
     return exit_code(report)
 
 
-def _reports_of(options: argparse.Namespace, report: Any) -> dict[str, Any]:
+def _reports_of(options: argparse.Namespace, workload: Any, plan: Any, report: Any) -> dict[str, Any]:
     """The reports of the HTML page, by name. With an overlap plan, the step without overlap comes first."""
-    if options.overlap == "none":
-        return {options.layout or "layout": report}
-    mode, options.overlap = options.overlap, "none"
-    _, before = report_for(options, *workload_mesh_layout(options))
-    return {"none": before, mode: report}
+    if plan.overlap.mode == "none":
+        return {options.layout or (options.plan.stem if options.plan else "layout"): report}
+    _, before = report_for(options, workload, plan.replace(overlap="none"))
+    return {"none": before, plan.overlap.mode: report}

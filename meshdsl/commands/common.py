@@ -25,7 +25,6 @@ __all__ = [
     "cpu_devices",
     "integer",
     "out_file",
-    "workload_mesh_layout",
     "positive",
     "print_json",
     "printable",
@@ -187,11 +186,3 @@ def workload_of(options: argparse.Namespace) -> Any:
     workload = load(options.workload)
     shortcuts = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
     return configure(workload, [*options.settings, *shortcuts])
-
-
-def workload_mesh_layout(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The workload, mesh and layout given by the options."""
-    from ..train import mesh_and_layout
-
-    workload = workload_of(options)
-    return workload, *mesh_and_layout(workload, options.layout, options.mesh)

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import LayoutError
 from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_options, write
-from .costing import cost_options, exit_code, overlap_option, pictures_of, report_of, step_of, step_title
+from .costing import cost_options, exit_code, pictures_of, report_of, step_of, step_title
+from .plans import check_forward, knob_options, plan_of
 
 __all__ = ["add"]
 
@@ -20,7 +21,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "compare", run, "compare several layouts side by side, and list their differences")
     workload_options(parser, several=True)
     cost_options(parser)
-    overlap_option(parser, several=True)
+    knob_options(parser, several=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,16 +29,18 @@ def run(options: argparse.Namespace) -> int:
     from ..report.compare import compare
 
     workload = workload_of(options)
+    check_forward(options)
     reports: dict[str, Any] = {}
     illegal: dict[str, str] = {}
-    traced: dict[str, tuple[Any, Any]] = {}  # by overlap
-    for name, mesh, layout, overlap in _candidates(options, workload):
-        options.overlap = overlap
-        if overlap not in traced:
-            traced[overlap] = step_of(options, workload, mesh, layout)
-        compiled, arguments = traced[overlap]
+    traced: dict[Any, tuple[Any, Any]] = {}  # by the knobs other than mesh and layout
+    for name, plan in _candidates(options, workload):
+        others = repr(plan.replace(mesh="", layout=""))
+        if others not in traced:
+            traced[others] = step_of(options, workload, plan)
+        compiled, arguments = traced[others]
         try:
-            reports[name] = report_of(options, compiled.under(mesh, layout), arguments, step_title(options, workload))
+            under = compiled.under(plan.mesh, plan.layout)
+            reports[name] = report_of(options, under, arguments, step_title(options, workload))
         except LayoutError as error:
             illegal[name] = str(error)
     comparison = compare(reports, illegal)
@@ -54,27 +57,50 @@ def run(options: argparse.Namespace) -> int:
     return ILLEGAL_LAYOUT if illegal else exit_code(*reports.values())
 
 
-def _candidates(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any, Any, str]]:
-    """The name, mesh, layout and overlap of each candidate; layouts without a name in the workload are called A, B, ...
+def _candidates(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any]]:
+    """The name and the plan of each candidate: plan files, then layouts; or one of them under several overlaps.
 
-    If one layout is compared under several overlaps, each candidate is named by its overlap.
-
-    Raises `UsageError` for fewer than two layouts, for a repeated layout, and for a wrong number of meshes.
+    Plans are named by their files. Layouts without a name in the workload are called A, B, ... One candidate that is
+    compared under several overlaps is named by its overlap. Raises `UsageError` for fewer than two candidates.
     """
-    from ..train import UsageError, mesh_and_layout
+    from ..train import UsageError
 
-    layouts, meshes, overlaps = options.layout or list(workload.layouts), options.mesh, options.overlap
-    if len(overlaps) > 1 and len(layouts) == 1 and len(meshes) < 2:
-        for overlap in dict.fromkeys(overlaps):
-            yield overlap, *mesh_and_layout(workload, layouts[0], meshes[0] if meshes else None), overlap
-        return
+    overlaps, options.overlap = list(dict.fromkeys(options.overlap)), None
+    layouts = options.layout or ([] if options.plan else list(workload.layouts))
+    named = [*_plans(options, workload), *_layouts(options, workload, layouts)]
     if len(overlaps) > 1:
-        raise UsageError("several --overlap values need exactly one --layout, under which they are compared")
-    if len(layouts) < 2:
+        if len(named) != 1:
+            raise UsageError(
+                "several --overlap values need exactly one --layout or --plan, under which they are compared"
+            )
+        named = [(overlap, named[0][1].replace(overlap=overlap)) for overlap in overlaps]
+    elif overlaps:
+        named = [(name, plan.replace(overlap=overlaps[0])) for name, plan in named]
+    if len(named) < 2:
         raise UsageError(
-            f"compare needs at least two layouts, got {len(layouts)}; repeat --layout\n"
+            f"compare needs at least two layouts or plans, got {len(named)}; repeat --layout or --plan\n"
             f"  layouts of {workload.name}: {', '.join(workload.layouts) or 'none'}"
         )
+    yield from named
+
+
+def _plans(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any]]:
+    """The plans of files, by the name of the file, or by its path if two files have one name."""
+    from ..train import UsageError
+
+    stems = [file.stem for file in options.plan]
+    for file in options.plan:
+        if options.plan.count(file) > 1:
+            raise UsageError(f"the plan {file} is given twice; give each plan once")
+        name = file.stem if stems.count(file.stem) == 1 else str(file)
+        yield name, plan_of(options, workload, None, None, file)
+
+
+def _layouts(options: argparse.Namespace, workload: Any, layouts: list[str]) -> Iterator[tuple[str, Any]]:
+    """The plans of layouts; raises `UsageError` for a repeated layout, and for a wrong number of meshes."""
+    from ..train import UsageError
+
+    meshes = options.mesh
     if len(meshes) not in (0, 1, len(layouts)):
         raise UsageError(
             f"got {len(meshes)} meshes for {len(layouts)} layouts; give one --mesh for all layouts, or one per layout"
@@ -87,8 +113,7 @@ def _candidates(options: argparse.Namespace, workload: Any) -> Iterator[tuple[st
             raise UsageError(f"the layout {layout!r} is given twice; give each layout once")
         seen.add((layout, mesh))
         is_named = layout in workload.layouts and layouts.count(layout) == 1
-        overlap = overlaps[0] if overlaps else "none"
-        yield layout if is_named else letter, *mesh_and_layout(workload, layout, mesh), overlap
+        yield layout if is_named else letter, plan_of(options, workload, layout, mesh, None)
 
 
 def _letters() -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ShapeError
-from ..tune.overlap.values import MODES
 from .common import ILLEGAL_LAYOUT, OK, out_file
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "cost_options",
     "exit_code",
     "machine_of",
-    "overlap_option",
     "pictures_of",
     "report_for",
     "report_of",
@@ -63,26 +61,8 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
 
 
 def step_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the step: the training step and its weight update, or the evaluation step."""
-    parser.add_argument(
-        "--weight-update",
-        choices=["replicated", "sharded", "auto"],
-        default="replicated",
-        help="weight update of the training step (default replicated)",
-    )
-    parser.set_defaults(overlap="none")  # commands with `overlap_option` let the user choose
+    """Add the option that selects the evaluation step."""
     parser.add_argument("--forward", action="store_true", help="use the evaluation step instead of the training step")
-
-
-def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the option for overlapping communication with computation; `several` allows many values."""
-    values: dict[str, Any] = {"action": "append", "default": []} if several else {"default": "none"}
-    parser.add_argument(
-        "--overlap",
-        choices=MODES,
-        help="overlap of communication with computation (default none)" + "; may be repeated" * several,
-        **values,
-    )
 
 
 def size(text: str) -> float:
@@ -93,27 +73,22 @@ def size(text: str) -> float:
     return float(match[1]) * _UNITS[match[2].removesuffix("b") + "b" * bool(match[2])]
 
 
-def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
-    """The compiled step selected by the options, and the specs of its arguments.
+def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
+    """The compiled step under a plan, or with --forward the evaluation step, and the specs of its arguments.
 
     Raises `UsageError` for a workload without inputs, and for settings that give a dim an illegal size.
     """
-    import meshdsl as md
+    from ..train import UsageError, planned_stages
 
-    from ..train import UsageError, stages
-
-    if options.forward and options.weight_update != "replicated":
-        raise UsageError(
-            f"--weight-update {options.weight_update} has no effect with --forward, which has no update; remove one"
-        )
     given = " ".join(options.settings) or "its config"
+    machine = machine_of(options) if plan.needs_machine else None
     try:
         if not workload.inputs(workload.config):
             raise UsageError(
                 f"the workload {workload.name} has no inputs, so there is no step to cost\n"
                 "  its inputs(config) returns an empty dict; return the spec of every tensor of a batch"
             )
-        compiled, arguments = stages(workload, mesh, layout, forward=options.forward)
+        compiled, arguments = planned_stages(workload, plan, forward=options.forward, machine=machine)
     except (ShapeError, ArithmeticError) as error:
         if not options.settings and options.batch is None and options.length is None:
             raise
@@ -124,18 +99,6 @@ def step_of(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) 
         raise UsageError(
             f"{workload.name} has tensors of size 0: {', '.join(empty[:3])}{more}\n"
             "  every size must be at least 1; check the settings"
-        )
-    update, overlap = options.weight_update, options.overlap
-    if update != "replicated" or overlap != "none":
-        machine = machine_of(options) if update == "auto" or overlap != "none" else None  # both decide by the machine
-        compiled = md.compile(
-            compiled.function,
-            mesh,
-            layout,
-            donate=compiled.donate,
-            weight_update=update,
-            overlap=overlap,
-            machine=machine,
         )
     return compiled, arguments
 
@@ -191,9 +154,9 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
     return dataclasses.replace(report, title=title)
 
 
-def report_for(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
-    """The compiled step of a workload under one layout, and its cost report."""
-    compiled, arguments = step_of(options, workload, mesh, layout)
+def report_for(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
+    """The compiled step of a workload under a plan, and its cost report."""
+    compiled, arguments = step_of(options, workload, plan)
     return compiled, report_of(options, compiled, arguments, step_title(options, workload))
 
 

@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 from .common import FAILURE, OK, command, out_file, print_json, version, workload_options
-from .costing import overlap_option, step_options
+from .costing import step_options
+from .plans import knob_options, overlap_option
 from .profiling import profile
 
 __all__ = ["add"]
@@ -41,6 +42,7 @@ def add(commands: Any) -> None:
     measured: Any = parser.add_argument_group("with --profile")
     workload_options(measured)
     step_options(measured)
+    knob_options(measured, overlap=False)
     overlap_option(measured, several=True)
     measured.add_argument("--machine", metavar="NAME", help="the machine that overlap plans are made for")
     measured.add_argument(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import OK, command, integer, print_json, workload_mesh_layout, workload_options
-from .costing import cost_options, exit_code, overlap_option, report_of, step_of, step_title
+from .common import OK, command, integer, print_json, workload_options
+from .costing import cost_options, exit_code, report_of, step_of, step_title
+from .plans import knob_options, workload_and_plan
 
 __all__ = ["add"]
 
@@ -18,7 +19,7 @@ def add(commands: Any) -> None:
     )
     workload_options(parser)
     cost_options(parser, html=False)
-    overlap_option(parser)
+    knob_options(parser)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--program", action="store_true", help="print only the program")
     view.add_argument("--graph", action="store_true", help="print only the graph, before any layout is applied")
@@ -45,9 +46,9 @@ def _nonempty(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Print the requested view; returns 3 if the layout does not fit in memory."""
-    _check(options)
-    workload, mesh, layout = workload_mesh_layout(options)
-    compiled, arguments = step_of(options, workload, mesh, layout)
+    workload, plan = workload_and_plan(options)
+    _check(options, plan)
+    compiled, arguments = step_of(options, workload, plan)
     if options.collective or options.dim or options.moves:
         return _explain(options, workload, compiled, arguments)
     from ..train import report
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         return OK
     print(program)
     if not options.program:
-        print(f"\ncollectives of one step, per device, loop trips counted ({mesh})\n")
+        print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
         print(report.collective_table(program))
     return OK
 
@@ -90,20 +91,19 @@ def _window(options: argparse.Namespace, plan: Any) -> int:
     return OK
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace, plan: Any) -> None:
     """Raises `UsageError` for options that have no effect on the requested view."""
     from ..train import UsageError
 
     if options.collective or options.dim or options.moves:
         return
-    if options.window is not None and options.overlap == "none":
+    if options.window is not None and plan.overlap.mode == "none":
         raise UsageError("--window needs an overlap plan; choose one with --overlap, for example --overlap auto")
-    uses_machine = options.weight_update == "auto" or options.overlap != "none"
-    machine = options.machine if not uses_machine or options.graph else None
+    machine = options.machine if not plan.needs_machine or (options.graph and not plan.machine) else None
     unused = {"--machine": machine, "--memory": options.memory, "--place": options.place}
     reason = "the program is the same on every machine; use them with --collective, --dim or --moves"
     if options.graph:
-        update = options.weight_update != "replicated"
+        update = options.weight_update not in (None, "replicated")
         unused |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
         reason = "--graph shows the step before a layout is applied"
     if given := [name for name, value in unused.items() if value not in (None, [], False)]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .common import OK, print_json, workload_mesh_layout
+from .common import OK, print_json
 from .costing import step_of
+from .plans import workload_and_plan
 
 __all__ = ["profile"]
 
@@ -25,10 +26,11 @@ def profile(options: argparse.Namespace) -> int:
 
     options.workload, target = options.profile, Path(options.out)
     options.profile = None  # plans are made with the machine's own figures
-    workload, mesh, layout = workload_mesh_layout(options)
-    _devices(mesh)
+    overlaps, options.overlap = options.overlap, None
+    workload, plan = workload_and_plan(options)
+    _devices(plan.mesh)
     before = _existing(target, jax.devices()[0], jax.__version__)
-    programs = list(_programs(options, workload, mesh, layout))
+    programs = list(_programs(options, workload, plan, overlaps))
     found = measure(programs, QUICK if options.quick else Plan(), lambda text: print(text, file=sys.stderr, flush=True))
     merged = found if before is None else before.merged(found)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +80,8 @@ def _existing(target: Path, device: Any, version: str) -> Any:
     return dataclasses.replace(before, file=str(target))
 
 
-def _programs(options: argparse.Namespace, workload: Any, mesh: Any, layout: Any) -> Iterator[Any]:
+def _programs(options: argparse.Namespace, workload: Any, plan: Any, overlaps: Sequence[str]) -> Iterator[Any]:
     """The program of the step, and its programs under the overlap plans of the options."""
-    for overlap in dict.fromkeys(("none", *options.overlap)):
-        options.overlap = overlap
-        compiled, arguments = step_of(options, workload, mesh, layout)
+    for overlap in dict.fromkeys(("none", *overlaps)):
+        compiled, arguments = step_of(options, workload, plan.replace(overlap=overlap))
         yield compiled.program(*arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 from .common import OK, command, config_options, positive, print_json, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
+from .plans import check_forward, overridden, update_options
 
 __all__ = ["add"]
 
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     )
     config_options(parser)
     cost_options(parser)
+    update_options(parser)
     parser.add_argument(
         "--objective",
         choices=["seconds", "peak_bytes", "wire_bytes"],
@@ -93,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--orders has no effect with --one-axis: a dim has at most one axis")
     workload = workload_of(options)
     fixed = md.Layout(options.layout)
-    compiled, arguments = step_of(options, workload, md.Mesh("all:1"), md.Layout(""))
+    check_forward(options)
+    compiled, arguments = step_of(options, workload, overridden(md.Plan("all:1"), options))
     result = md.search(
         compiled,
         *arguments,

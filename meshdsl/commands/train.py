@@ -51,18 +51,18 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(settings, end="")
         return OK
-    mesh, layout = _mesh_layout(settings)
-    devices.check(options, mesh)
+    plan = settings.run_plan()
+    devices.check(options, plan.mesh)
     if options.dry_run:
-        return _dry_run(options, settings, mesh, layout)
+        return _dry_run(options, settings, plan)
     if settings.checkpoints.directory is None:
         default_sigterm()
-        devices.start(options, mesh)
-        return _train(options, settings, mesh, layout, None)
+        devices.start(options, plan.mesh)
+        return _train(options, settings, plan, None)
     options.saves = True  # so the run goes on, and saves, when nobody reads its output any more
-    devices.start(options, mesh)
+    devices.start(options, plan.mesh)
     with Stop(interrupt=unblock) as stop:
-        return _train(options, settings, mesh, layout, stop)
+        return _train(options, settings, plan, stop)
 
 
 def _resolved(options: argparse.Namespace) -> Any:
@@ -71,6 +71,7 @@ def _resolved(options: argparse.Namespace) -> Any:
     given = {
         "mesh": options.mesh,
         "layout": options.layout,
+        "plan": None if options.plan is None else str(options.plan),
         "config.batch": options.batch,
         "config.length": options.length,
         "train.steps": options.steps,
@@ -78,6 +79,11 @@ def _resolved(options: argparse.Namespace) -> Any:
         "train.eval_every": options.eval_every,
         "train.eval_batches": options.eval_batches,
         "train.weight_update": options.weight_update,
+        "train.update_group": options.update_group,
+        "train.regather": options.regather,
+        "train.remat": options.remat,
+        "train.microbatches": options.microbatches,
+        "train.overlap": options.overlap,
         "train.machine": options.machine,
         "train.non_finite": options.non_finite,
         "checkpoints.directory": options.checkpoints,
@@ -96,8 +102,9 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
     from ..train import UsageError
 
     chosen, saving = settings.train, settings.checkpoints
-    if options.machine and not options.dry_run and not options.print_config and chosen.weight_update != "auto":
-        raise UsageError("--machine has no effect here; use it with --dry-run or --weight-update auto")
+    decides = chosen.weight_update == "auto" or chosen.overlap != "none"
+    if options.machine and not options.dry_run and not options.print_config and not decides:
+        raise UsageError("--machine has no effect here; use it with --dry-run, --weight-update auto or --overlap")
     set_keys = {setting.partition("=")[0] for setting in options.settings}
     given = {
         "--save-every": options.save_every is not None,
@@ -114,12 +121,6 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
         raise UsageError("--eval-every has no effect with --eval-batches 0; use --eval-batches of at least 1")
     if "train.max_skips" in set_keys and chosen.non_finite != "skip":
         raise UsageError("train.max_skips has no effect with --non-finite stop; use --non-finite skip")
-
-
-def _mesh_layout(settings: Any) -> tuple[Any, Any]:
-    from ..train import mesh_and_layout
-
-    return mesh_and_layout(settings.workload, settings.layout, settings.mesh)
 
 
 @contextlib.contextmanager
@@ -140,20 +141,17 @@ def _workload_errors(settings: Any) -> Iterator[None]:
         ) from error
 
 
-def _dry_run(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any) -> int:
+def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
     from ..cost.machine import MachineError, machine
-    from ..train import UsageError, stages
+    from ..train import UsageError, planned_stages
 
     try:
         dry_run_machine = machine(settings.train.machine or "tpu-v5e")
     except MachineError as error:
         raise UsageError(str(error)) from None
     with _workload_errors(settings):
-        chosen = settings.train
-        compiled, types = stages(
-            settings.workload, mesh, layout, weight_update=chosen.weight_update, machine=chosen.machine, guard=True
-        )
+        compiled, types = planned_stages(settings.workload, plan, guard=True)
         cost = compiled.cost(*types, machine=dry_run_machine)
     if options.json:
         update = compiled.weight_update.to_dict()
@@ -163,7 +161,7 @@ def _dry_run(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any)
     return OK if cost.fits else ILLEGAL_LAYOUT
 
 
-def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, stop: Any) -> int:
+def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> int:
     import jax
 
     from ..train import Progress, train
@@ -183,14 +181,13 @@ def _train(options: argparse.Namespace, settings: Any, mesh: Any, layout: Any, s
             stack.enter_context(contextlib.closing(sink))
         records = train(
             settings.workload,
-            mesh,
-            layout,
+            plan.mesh,
+            plan.layout,
+            plan=plan,
             steps=chosen.steps,
             seed=chosen.seed,
             eval_every=chosen.eval_every,
             eval_batches=chosen.eval_batches,
-            weight_update=chosen.weight_update,
-            machine=chosen.machine,
             non_finite=chosen.non_finite,
             max_skips=chosen.max_skips,
             keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,

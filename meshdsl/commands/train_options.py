@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from .common import count, cpu_devices, integer, positive, workload_options
+from .plans import knob_options
 
 __all__ = ["train_options"]
 
@@ -23,7 +24,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--machine",
         metavar="NAME",
-        help="machine for --dry-run and for --weight-update auto (default tpu-v5e)",
+        help="machine for --dry-run, --weight-update auto and --overlap (default tpu-v5e)",
     )
     option(
         "--devices",
@@ -41,11 +42,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
         help="evaluate on held-out data every N steps and after the last step (default: only after the last)",
     )
     option("--eval-batches", type=count, metavar="N", help="batches per evaluation; 0 for no evaluation (default 8)")
-    option(
-        "--weight-update",
-        choices=["replicated", "sharded", "auto"],
-        help="weight update of the training step (default replicated)",
-    )
+    knob_options(parser)
     option(
         "--non-finite",
         choices=["stop", "skip"],

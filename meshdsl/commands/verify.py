@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_mesh_layout, workload_options
+from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_options
 from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
+from .plans import knob_options, workload_and_plan
 
 __all__ = ["add"]
 
@@ -17,8 +18,9 @@ def add(commands: Any) -> None:
     parser = command(commands, "verify", run, about)
     workload_options(parser)
     step_options(parser)
+    knob_options(parser)
     parser.add_argument(
-        "--machine", metavar="NAME", help=f"machine for --weight-update auto (default {DEFAULT_MACHINE})"
+        "--machine", metavar="NAME", help=f"machine for --weight-update auto and --overlap (default {DEFAULT_MACHINE})"
     )
     parser.add_argument(
         "--aot",
@@ -37,16 +39,17 @@ def run(options: argparse.Namespace) -> int:
 
     if options.fast and not options.aot:
         raise UsageError("--fast has no effect without --aot")
-    if options.machine and options.weight_update != "auto":
-        raise UsageError(
-            "--machine has no effect without --weight-update auto: the collectives are the same on every machine"
-        )
     if options.aot:
         import jax
 
         jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
-    workload, mesh, layout = workload_mesh_layout(options)
-    compiled, arguments = step_of(options, workload, mesh, layout)
+    workload, plan = workload_and_plan(options)
+    if options.machine and not plan.needs_machine:
+        raise UsageError(
+            "--machine has no effect without --weight-update auto or --overlap: the collectives are the same on every "
+            "machine"
+        )
+    compiled, arguments = step_of(options, workload, plan)
     program = compiled.program(*arguments)
     comparison = verify(compiled.lower(*arguments).as_text(), program)
     built = _compile(options, compiled, arguments) if options.aot else None
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         aot = {} if built is None else {"aot": {**built.to_dict(), "predicted": _memory(compiled, arguments).to_dict()}}
         print_json({"command": "verify", "title": step_title(options, workload), **comparison.to_dict(), **aot})
     else:
-        print(f"{step_title(options, workload)} on {mesh}: {comparison}")
+        print(f"{step_title(options, workload)} on {plan.mesh}: {comparison}")
         if built is not None:
             print("\n" + _aot_text(built, _memory(compiled, arguments)))
     if built is not None and not built.fits:

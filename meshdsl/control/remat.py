@@ -58,7 +58,7 @@ def name(x: Any, name: str) -> Tensor:
     return bind1(NAME, as_tensor(x), name=name)
 
 
-Policy = str | tuple[str, ...]  # "nothing", "collectives", or the names of the values to store
+Policy = str | tuple[str, ...]  # "nothing", "products", "collectives", or the names of the values to store
 
 
 def _may_communicate(graph: Graph) -> list[Var]:
@@ -85,6 +85,8 @@ def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy:
     stored: list[Var] = []
     if policy == "collectives":
         stored = _may_communicate(graph)
+    elif policy == "products":
+        stored = [eqn.outs[0] for eqn in graph.eqns if eqn.operation.product]
     elif isinstance(policy, tuple):
         stored = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
     outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *stored))), policy=policy)
@@ -116,12 +118,13 @@ _CHECKPOINT = Op(
 def _policy(policy: str | Sequence[str]) -> Policy:
     if isinstance(policy, str) and policy.startswith("names:"):
         policy = policy.removeprefix("names:").replace(",", " ").split()
-    if policy in ("nothing", "collectives"):
+    if policy in ("nothing", "products", "collectives"):
         return str(policy)
     if isinstance(policy, str) or not policy:
         raise ShapeError(
             f"md.checkpoint has no policy {policy!r}\n"
-            "  there are: 'nothing', 'collectives', and the names of values to keep, 'names:a,b' or ('a', 'b')"
+            "  there are: 'nothing', 'products', 'collectives', and the names of values to keep, 'names:a,b' or "
+            "('a', 'b')"
         )
     return tuple(policy)
 
@@ -132,6 +135,7 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     `policy` selects the values that are stored in addition to the arguments:
 
     - "nothing": none;
+    - "products": the results of products and convolutions, outside loops and branches inside f;
     - "collectives": values whose recomputation would send data. This depends on the layout: if nothing is sharded,
       nothing is stored. Collectives in loops and branches inside f run again.
     - "names:a,b", or ("a", "b"): values that f named with md.name, outside loops and branches inside f.

@@ -5,7 +5,7 @@ from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
 from .load import UsageError, configure, load, mesh_and_layout
-from .loop import stages, train
+from .loop import planned_stages, stages, train
 from .progress import Progress
 from .reader import NonFiniteLoss
 from .settings import Settings, resolve
@@ -32,6 +32,7 @@ __all__ = [
     "load",
     "mesh_and_layout",
     "report",
+    "planned_stages",
     "resolve",
     "stages",
     "train",

@@ -26,7 +26,7 @@ from .state import Keeping, State, closing
 from .stop import Stop, Stopped
 from .values import as_json
 
-__all__ = ["stages", "train"]
+__all__ = ["planned_stages", "stages", "train"]
 
 
 def train(
@@ -41,6 +41,7 @@ def train(
     eval_batches: int = 8,
     weight_update: str = "replicated",
     machine: str | None = None,
+    plan: md.Plan | None = None,
     non_finite: str = "stop",
     max_skips: int = 10,
     keep: Keeping | None = None,
@@ -50,14 +51,18 @@ def train(
 
     `batches(split, step)` returns the data of the splits `train` and `held_out`; the default is `data_for(workload)`.
     The run evaluates on `eval_batches` held-out batches (0: never) every `eval_every` steps (0: not during training)
-    and after the last step. `weight_update` is passed to `md.compile`; `machine` is used if it is "auto". A NaN or
+    and after the last step. `weight_update` is passed to `md.compile`; `machine` is used if it is "auto". A
+    `plan` replaces mesh, layout, weight update and machine. A NaN or
     infinite loss or gradient raises `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a
     row. With `keep`, the run resumes from its newest checkpoint, and saves during training and after the last step. If
     `stop` reports a signal, the run saves and raises `Stopped`.
     """
     batches = data_for(workload, seed) if batches is None else batches
     key_parameter = _key(workload)
-    run, types = stages(workload, mesh, layout, weight_update=weight_update, machine=machine, guard=True)
+    if plan is None:
+        plan = _plan(mesh, layout, weight_update, machine)
+    mesh, layout = plan.mesh, plan.layout
+    run, types = planned_stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
     stop = Stop() if stop is None else stop
     with closing(keep):
@@ -256,13 +261,28 @@ def stages(
     With `forward`, the evaluation step, without gradients and update. With `guard`, the step that `train` runs, which
     keeps the parameters and state if the loss or gradient is not finite.
     """
+    plan = _plan(mesh, layout, "replicated" if forward else weight_update, machine)
+    return planned_stages(workload, plan, forward=forward, guard=guard)
+
+
+def _plan(mesh: md.Mesh, layout: md.Layout, weight_update: str, machine: str | None) -> md.Plan:
+    return md.Plan(mesh, layout, weight_update, machine=machine if weight_update == "auto" else None)
+
+
+def planned_stages(
+    workload: md.Workload,
+    plan: md.Plan,
+    *,
+    forward: bool = False,
+    guard: bool = False,
+    machine: md.Machine | str | None = None,
+) -> tuple[md.Compiled, tuple[Any, ...]]:
+    """`stages` of a plan; `machine` replaces the plan's."""
     params, state, batch = workload.specs()
     key = (md.spec("key_word:2", "uint32"),) if _key(workload) else ()
     if forward:
-        return md.compile(workload.eval_step(), mesh, layout), (params, batch, *key)
-    step = workload.train_step(guard=guard)
-    update_machine = machine if weight_update == "auto" else None
-    compiled = md.compile(step, mesh, layout, donate=(0, 1), weight_update=weight_update, machine=update_machine)
+        return md.compile(workload.eval_step(), plan=plan, machine=machine), (params, batch, *key)
+    compiled = md.compile(workload.train_step(guard=guard), plan=plan, donate=(0, 1), machine=machine)
     return compiled, (params, state, batch, *key)
 
 

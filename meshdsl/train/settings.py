@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import meshdsl as md
 
-from .load import load, nearest
+from .load import load, mesh_and_layout, nearest
 from .values import UsageError, as_json, from_text, from_toml, to_toml
 
 __all__ = ["Saving", "Settings", "Training", "resolve"]
@@ -34,7 +34,12 @@ class Training:
     eval_every: int = 0
     eval_batches: int = 8
     weight_update: Literal["replicated", "sharded", "auto"] = "replicated"
-    machine: str | None = None  # for weight_update "auto"
+    update_group: str | None = None
+    regather: bool = False
+    remat: str = "model"
+    microbatches: int = 1
+    overlap: str = "none"
+    machine: str | None = None  # for weight_update "auto" and for an overlap
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
 
@@ -54,9 +59,18 @@ class Saving:
 class _Place:
     mesh: str | None = None
     layout: str | None = None
+    plan: str | None = None
 
 
-_AT_LEAST = {"steps": 0, "eval_every": 0, "eval_batches": 0, "max_skips": 1, "save_every": 1, "keep": 1}
+_AT_LEAST = {
+    "steps": 0,
+    "eval_every": 0,
+    "eval_batches": 0,
+    "max_skips": 1,
+    "microbatches": 1,
+    "save_every": 1,
+    "keep": 1,
+}
 _TABLES = {"train": Training, "checkpoints": Saving, "config": None}
 
 
@@ -68,12 +82,34 @@ class Settings:
     workload: md.Workload
     mesh: str | None = None
     layout: str | None = None
+    plan: str | None = None  # a file; the other settings override its knobs
     train: Training = field(default_factory=Training)
     checkpoints: Saving = field(default_factory=Saving)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values, by table."""
         return as_json(self._tables())
+
+    def run_plan(self) -> md.Plan:
+        """The plan of the run: that of the file, with the settings' values; raises `LayoutError` for an illegal one."""
+        plan, chosen = _plan(self.plan), self.train
+        text = str(plan.mesh) if self.mesh is None and self.plan and self.layout and ":" in self.layout else self.mesh
+        mesh, layout = plan.mesh, plan.layout
+        if self.mesh is not None or self.layout is not None or self.plan is None:
+            mesh, rules = mesh_and_layout(self.workload, self.layout, text)
+            layout = plan.layout if self.layout is None and self.plan else rules
+        overlap = plan.overlap if plan.overlap.mode == chosen.overlap else md.Overlap(chosen.overlap)
+        return md.Plan(
+            mesh,
+            layout,
+            dataclasses.replace(
+                plan.weight_update, mode=chosen.weight_update, group=chosen.update_group, regather=chosen.regather
+            ),
+            chosen.remat,
+            chosen.microbatches,
+            overlap,
+            machine=chosen.machine if chosen.weight_update == "auto" or overlap.mode != "none" else None,
+        )
 
     def __str__(self) -> str:
         return "\n".join(_toml_lines("", self._tables())).strip() + "\n"
@@ -83,6 +119,7 @@ class Settings:
             "workload": self.source,
             "mesh": self.mesh,
             "layout": self.layout,
+            "plan": self.plan,
             "train": dataclasses.asdict(self.train),
             "checkpoints": dataclasses.asdict(self.checkpoints),
             "config": dataclasses.asdict(self.workload.config),
@@ -99,7 +136,7 @@ def resolve(
     closest known one, and for a value of the wrong type.
     """
     workload = load(source)
-    kinds = {"mesh": str | None, "layout": str | None}
+    kinds = {"mesh": str | None, "layout": str | None, "plan": str | None}
     for table, kind in _TABLES.items():
         kinds |= _fields(type(workload.config) if kind is None else kind, f"{table}.")
     values: dict[str, Any] = {}
@@ -134,7 +171,7 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
         minimum = _AT_LEAST.get(key.partition(".")[2]) if not key.startswith("config.") else None
         if minimum is not None and value < minimum:
             raise UsageError(f"{key} must be at least {minimum}, got {value}")
-        if key in ("checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
+        if key in ("plan", "checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
             raise UsageError(f"{key} must not be empty")
     try:
         config = _replace(workload.config, "config.", values)
@@ -148,9 +185,35 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
         dataclasses.replace(workload, config=config),
         values.get("mesh"),
         values.get("layout"),
-        _replace(Training(), "train.", values),
+        values.get("plan"),
+        _replace(Training(), "train.", {**_of_plan(values.get("plan")), **values}),
         _replace(Saving(), "checkpoints.", values),
     )
+
+
+def _plan(file: str | None) -> md.Plan:
+    """The plan of a file; of no file, one device."""
+    try:
+        return md.Plan("all:1") if file is None else md.Plan.load(file)
+    except md.LayoutError as error:
+        raise UsageError(str(error)) from None
+
+
+def _of_plan(file: str | None) -> dict[str, Any]:
+    """The settings of a plan file, by dotted key; without its mesh and layout."""
+    if file is None:
+        return {}
+    plan = _plan(file)
+    update = plan.weight_update
+    return {
+        "train.weight_update": update.mode,
+        "train.update_group": update.group,
+        "train.regather": update.regather,
+        "train.remat": plan.remat,
+        "train.microbatches": plan.microbatches,
+        "train.overlap": plan.overlap.mode,
+        "train.machine": plan.machine,
+    }
 
 
 def _replace(config: Any, prefix: str, values: Mapping[str, Any]) -> Any:

@@ -1,0 +1,393 @@
+"""`Plan`: how a step runs on a mesh, as one value. A plan changes the cost of a step, never its results.
+
+A plan has one knob per field, and `KNOBS` has one record per knob: its default, and how it is printed, read and
+written. Knobs of the step (rematerialisation, micro-batches) are keyword arguments that the step takes; the others are
+options of `md.compile`. Results under two plans are equal up to rounding, because sums are added in another order.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from .cost.machine import PACKAGED, Machine, users_folders
+from .errors import LayoutError, nearest
+from .layouts import Layout, Mesh
+from .markup import page_part
+from .report.files import write_text
+from .tune.groups import GroupSpec
+from .tune.overlap.values import NO_OVERLAP, Overlap
+from .tune.weight_update import WeightUpdate
+
+__all__ = ["KNOBS", "Knob", "Plan", "PlanDiff", "machine_text", "planned", "takes"]
+
+REMATS = ("model", "none", "full", "products", "collectives")  # or "names:a,b"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Plan:
+    """How a step runs: mesh, layout, weight update, rematerialisation, micro-batches and overlap.
+
+    >>> import meshdsl as md
+    >>> plan = md.Plan("rows:2 cols:4", "batch:rows d_ff:cols", weight_update="sharded", microbatches=4)
+    >>> print(plan)
+    mesh           rows:2 cols:4
+    layout         batch:rows d_ff:cols
+    weight update  sharded
+    remat          as in the model
+    micro-batches  4
+    overlap        none
+    >>> md.Plan.from_toml(plan.to_toml()) == plan
+    True
+
+    Mesh, layout, weight update and overlap are given as for `md.compile`; the order of the mesh's axes is that of the
+    devices. `remat` is what a backward pass recomputes instead of storing it: "none"; "full", everything inside a
+    layer; "products", all but the results of products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as
+    the model says. `microbatches` is the number of parts into which a step divides the batch, computed one at a time.
+    `machine` decides what "auto" leaves open, and the order of an overlap plan. `pipeline` lists the mesh axes of
+    pipeline stages; only () is available.
+
+    Raises `LayoutError` for values that are not available, and for a machine that decides nothing.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    weight_update: WeightUpdate
+    remat: str
+    microbatches: int
+    overlap: Overlap
+    pipeline: tuple[str, ...]
+    machine: str | None
+
+    def __init__(
+        self,
+        mesh: Mesh | str = "",
+        layout: Layout | str | Mapping[str, Any] = "",
+        weight_update: WeightUpdate | str = "replicated",
+        remat: str = "model",
+        microbatches: int = 1,
+        overlap: Overlap | str = NO_OVERLAP,
+        pipeline: tuple[str, ...] = (),
+        machine: str | None = None,
+    ):
+        values = {
+            "mesh": mesh if isinstance(mesh, Mesh) else Mesh(mesh),
+            "layout": layout if isinstance(layout, Layout) else Layout(layout),
+            "weight_update": weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update),
+            "remat": _remat(remat),
+            "microbatches": _microbatches(microbatches),
+            "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
+            "pipeline": _pipeline(pipeline),
+            "machine": machine,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if machine is not None and not self.needs_machine:
+            raise LayoutError(
+                f"machine={machine!r} decides nothing in this plan\n"
+                "  it is for weight_update='auto' and for an overlap; leave it out"
+            )
+
+    @property
+    def needs_machine(self) -> bool:
+        """True if a machine decides part of the plan: "auto", or an overlap."""
+        return self.weight_update.mode == "auto" or self.overlap.mode != "none"
+
+    def replace(self, **changes: Any) -> Plan:
+        """A copy with other values of these knobs; the machine is dropped if nothing is left for it to decide."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | changes
+        machine = values.pop("machine")
+        plan = Plan(**values)
+        return Plan(**values, machine=machine) if "machine" in changes or plan.needs_machine else plan
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """The knobs in which another plan differs, and the dims that its layout maps to other axes.
+
+        >>> import meshdsl as md
+        >>> plan = md.Plan("rows:2 cols:4", "batch:rows d_ff:cols")
+        >>> print(plan.diff(plan.replace(layout="batch:rows,cols", remat="full")))
+        layout batch  rows -> rows,cols
+        layout d_ff   cols -> whole
+        remat         as in the model -> full
+        """
+        changes: list[tuple[str, str, str]] = []
+        for knob in KNOBS:
+            before, after = getattr(self, knob.name), getattr(other, knob.name)
+            if before == after:
+                continue
+            if knob.name == "layout":
+                changes += _moved(before, after)
+            else:
+                changes.append((knob.title, knob.show(before), knob.show(after)))
+        return PlanDiff(tuple(changes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The knobs as plain values, for JSON and TOML; those at their default are left out, except mesh and layout."""
+        required = ("mesh", "layout")
+        shown = [k for k in KNOBS if k.name in required or getattr(self, k.name) != k.default]
+        return {knob.name: knob.write(getattr(self, knob.name)) for knob in shown}
+
+    def to_toml(self) -> str:
+        """The plan as TOML, which `Plan.from_toml` reads."""
+        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as a TOML file."""
+        write_text(Path(path), self.to_toml())
+
+    @staticmethod
+    def from_toml(text: str) -> Plan:
+        """The plan written as TOML; raises `LayoutError` for text that is not TOML, and for every unknown key."""
+        try:
+            document = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise LayoutError(f"the plan is not TOML: {error}") from None
+        return Plan.from_dict(document)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Plan:
+        """The plan of these values, as `to_dict` returns them."""
+        known = {knob.name: knob for knob in KNOBS}
+        unknown = [f"a plan has no key {name!r}; {nearest(name, known)}" for name in values if name not in known]
+        if unknown:
+            raise LayoutError("\n".join(unknown))
+        return Plan(**{name: known[name].read(value) for name, value in values.items()})
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """Read a plan from a TOML file; raises `LayoutError`, with the file's name, if it is missing or malformed."""
+        try:
+            return Plan.from_toml(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise LayoutError(f"the plan {os.fspath(path)} cannot be read: {reason}") from None
+        except LayoutError as error:
+            raise LayoutError(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
+
+    def __str__(self) -> str:
+        shown = [k for k in KNOBS if k.name not in ("pipeline", "machine") or getattr(self, k.name) != k.default]
+        width = max(len(knob.title) for knob in shown)
+        return "\n".join(f"{knob.title:<{width}}  {knob.show(getattr(self, knob.name))}" for knob in shown)
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in list(self.to_dict().items())[2:])
+        return f"Plan({str(self.mesh)!r}, {self.layout if self.layout.overrides else str(self.layout)!r}{options})"
+
+    def _repr_html_(self) -> str:
+        return page_part(f"plan for {self.mesh.size} devices", str(self), self.mesh.axes)
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """The differences between two plans: knob, before, after. `print` shows one line for each."""
+
+    changes: tuple[tuple[str, str, str], ...]
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _, _ in self.changes), default=0)
+        lines = [f"{name:<{width}}  {before} -> {after}" for name, before, after in self.changes]
+        return "\n".join(lines) or "the plans are equal"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of a plan: its default, and how a value is printed, written to TOML and read from it."""
+
+    name: str
+    title: str
+    default: Any
+    show: Callable[[Any], str]
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+    of_step: bool = False  # a keyword argument of the step; the others are options of `md.compile`
+
+
+def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """The function with the plan's knobs of the step filled in; raises `LayoutError` if it does not take one of them.
+
+    >>> import meshdsl as md
+    >>> def step(x, *, microbatches=1):
+    ...     return md.accumulate(md.sum, x, microbatches)
+    >>> planned(step, md.Plan(microbatches=2))(md.tensor([1.0, 2.0], "batch"))
+    tensor(float32[], 3.)
+    """
+    given = {k.name: value for k in KNOBS if k.of_step and (value := getattr(plan, k.name)) != k.default}
+    if not given:
+        return f
+    name = getattr(f, "__name__", type(f).__name__)
+    for knob in given:
+        if not takes(f, knob):
+            raise LayoutError(
+                f"the plan has {knob}={given[knob]!r}, and {name} does not take {knob}\n"
+                f"  a step takes it as a keyword argument: def {name}(params, batch, *, {knob}=...)\n"
+                f"  the step of a workload, workload.train_step(), takes it; or leave {knob} out of the plan"
+            )
+
+    @functools.wraps(f)
+    def step(*args: Any) -> Any:
+        return f(*args, **given)
+
+    return step
+
+
+def machine_text(machine: Machine) -> str:
+    """The name of a machine, or the path of its file if it is in no folder in which names are looked up."""
+    by_name = Path(machine.file).parent in (PACKAGED, *users_folders())
+    return machine.name if by_name or not machine.file else machine.file
+
+
+def takes(f: Callable[..., Any], knob: str) -> bool:
+    """True if a step takes this knob as a keyword argument."""
+    try:
+        parameter = inspect.signature(f).parameters.get(knob)
+    except (TypeError, ValueError):
+        return False
+    return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
+
+
+def _remat(remat: Any) -> str:
+    if remat not in REMATS and not (isinstance(remat, str) and remat.startswith("names:")):
+        listing = ", ".join(map(repr, REMATS))
+        raise LayoutError(f"remat={remat!r} is not available; there are: {listing}, and 'names:a,b'")
+    return remat
+
+
+def _show_remat(remat: str) -> str:
+    return "as in the model" if remat == "model" else remat
+
+
+def _microbatches(count: Any) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise LayoutError(f"microbatches={count!r}: a step divides its batch into 1 part or more")
+    return count
+
+
+def _pipeline(axes: Any) -> tuple[str, ...]:
+    if tuple(axes):
+        raise LayoutError(
+            f"pipeline={axes!r}: pipeline stages are not available yet\n"
+            "  a mesh axis may split the dim of the layers, 'layer:axis', which stores layers apart"
+        )
+    return ()
+
+
+def _moved(before: Layout, after: Layout) -> list[tuple[str, str, str]]:
+    dims = dict.fromkeys([*before.rules, *after.rules])
+    changed = [d for d in dims if before.axes(d) != after.axes(d)]
+    rows = [(f"layout {d}", ",".join(before.axes(d)) or "whole", ",".join(after.axes(d)) or "whole") for d in changed]
+    if before.overrides != after.overrides:
+        rows.append(("overrides", str(before.overrides or "none"), str(after.overrides or "none")))
+    return rows
+
+
+def _show_layout(layout: Layout) -> str:
+    overrides = "".join(f"; {p}: {Layout(rules)}" for p, rules in layout.overrides.items())
+    return (str(layout) or "(everything replicated)") + overrides
+
+
+def _write_layout(layout: Layout) -> Any:
+    if not layout.overrides:
+        return str(layout)
+    return {"rules": str(layout), "overrides": {p: str(Layout(rules)) for p, rules in layout.overrides.items()}}
+
+
+def _read_layout(value: Any) -> Layout:
+    if isinstance(value, str):
+        return Layout(value)
+    table = _table("layout", value, ("rules", "overrides"))
+    overrides = _table("layout.overrides", table.get("overrides", {}))
+    return Layout(_text("layout.rules", table.get("rules", "")), overrides={
+        pattern: _text(f"layout.overrides.{pattern}", rules) for pattern, rules in overrides.items()
+    })  # fmt: skip
+
+
+def _write_mesh(mesh: Mesh) -> Any:
+    if mesh.devices is not None:
+        raise LayoutError("a plan with a mesh on devices cannot be written: devices exist only on this machine\n"
+                          "  give the plan the mesh without devices, as text")  # fmt: skip
+    return str(mesh) if mesh.device_order is None else {"axes": str(mesh), "device_order": list(mesh.device_order)}
+
+
+def _read_mesh(value: Any) -> Mesh:
+    if isinstance(value, str):
+        return Mesh(value)
+    table = _table("mesh", value, ("axes", "device_order"))
+    return Mesh(_text("mesh.axes", table.get("axes", "")), device_order=table.get("device_order"))
+
+
+def _group_text(group: GroupSpec) -> str:
+    if isinstance(group, str):
+        return group
+    return " ".join(f"{axis}:{n}" for axis, n in group.items()) if isinstance(group, Mapping) else " ".join(group)
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults, without `mode`."""
+    return {f.name: x for f in fields(value) if f.name != "mode" and (x := getattr(value, f.name)) != f.default}
+
+
+def _show_options(value: Any) -> str:
+    options = _changed(value)
+    if isinstance(value, WeightUpdate) and value.group is not None:
+        options["group"] = _group_text(value.group)
+    words = [name if x is True else f"{name.removesuffix('_bytes')} {x}" for name, x in options.items()]
+    return ", ".join([value.mode, *words])
+
+
+def _write_options(value: Any) -> Any:
+    options = _changed(value)
+    if "group" in options:
+        options["group"] = _group_text(options["group"])
+    return {"mode": value.mode, **options} if options else value.mode
+
+
+def _read_options(name: str, kind: type[WeightUpdate] | type[Overlap]) -> Callable[[Any], Any]:
+    known = tuple(f.name for f in fields(kind))
+
+    def read(value: Any) -> Any:
+        return kind(value) if isinstance(value, str) else kind(**_table(name, value, known))
+
+    return read
+
+
+def _table(key: str, value: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise LayoutError(f"{key} of a plan is a text or a table; got {value!r}")
+    for name in value:
+        if known and name not in known:
+            raise LayoutError(f"a plan has no key {f'{key}.{name}'!r}; {nearest(name, known)}")
+    return value
+
+
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise LayoutError(f"{key} of a plan is a text; got {value!r}")
+    return value
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, str):
+        return json.dumps(value).replace("\x7f", "\\u007f")
+    return json.dumps(value) if isinstance(value, bool | list) else repr(value)
+
+
+KNOBS = (
+    Knob("mesh", "mesh", Mesh(""), lambda x: str(x) or "one device", _write_mesh, _read_mesh),
+    Knob("layout", "layout", Layout(""), _show_layout, _write_layout, _read_layout),
+    Knob("weight_update", "weight update", WeightUpdate(), _show_options, _write_options,
+         _read_options("weight_update", WeightUpdate)),
+    Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
+    Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
+    Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
+    Knob("pipeline", "pipeline", (), " ".join, list, tuple),
+    Knob("machine", "machine", None, str, str, lambda x: _text("machine", x)),
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""A plan is one value: it is printed, written, read and compared, and it changes no result."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.plan import KNOBS
+from models import gpt_moe, mlp, resnet, transformer
+
+VALUES: dict[str, list[Any]] = {
+    "mesh": ["", "rows:8", "rows:2 cols:4", md.Mesh("rows:4", device_order=[3, 1, 2, 0])],
+    "layout": ["", "batch:rows", md.Layout("batch:rows,cols", overrides={"moe/*/w": {"io": "rows"}, 'a"b': "io:"})],
+    "weight_update": [
+        "sharded",
+        "auto",
+        md.WeightUpdate("sharded", group="rows:2", bucket_bytes=1e5, regather=True),
+        md.WeightUpdate("sharded", group={"rows": 2}),
+    ],
+    "remat": ["model", "none", "full", "products", "collectives", "names:a,b"],
+    "microbatches": [1, 4],
+    "overlap": ["none", "list", md.Overlap("halves", dim="batch", parts=4, memory_limit=1e9)],
+    "pipeline": [()],
+    "machine": [None, "tpu-v5e"],
+}
+
+
+def drawn(rng: random.Random) -> md.Plan:
+    values = {name: rng.choice(options) for name, options in VALUES.items()}
+    if values["machine"] and values["overlap"] == "none" and values["weight_update"] != "auto":
+        values["machine"] = None
+    return md.Plan(**values)
+
+
+def test_plan_knobs_are_its_fields():
+    assert [knob.name for knob in KNOBS] == [f.name for f in dataclasses.fields(md.Plan)] == list(VALUES)
+    assert all(getattr(md.Plan(), knob.name) == knob.default for knob in KNOBS)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plan_is_read_as_written(seed: int, tmp_path: Path):
+    plan = drawn(random.Random(seed))
+    plan.save(tmp_path / "plan.toml")
+    read = md.Plan.load(tmp_path / "plan.toml")
+    assert read.to_toml() == plan.to_toml()
+    assert str(read) == str(plan) and read.mesh == plan.mesh and read.layout == plan.layout
+    assert md.Plan.from_dict(plan.to_dict()) == read
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plan_diff_names_the_knobs_that_differ(seed: int):
+    rng = random.Random(seed)
+    one, other = drawn(rng), drawn(rng)
+    differ = {k.title for k in KNOBS if getattr(one, k.name) != getattr(other, k.name)} - {"layout"}
+    named = {name for name, _, _ in one.diff(other).changes}
+    assert differ <= named and all(name in differ or name.startswith(("layout ", "overrides")) for name in named)
+    assert one.diff(one).changes == () and str(one.diff(one)) == "the plans are equal"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mesh = ", "not TOML"),
+        ("mush = 'rows:2'", "no key 'mush'; did you mean 'mesh'"),
+        ("microbatches = 0", "1 part or more"),
+        ("microbatches = 'two'", "1 part or more"),
+        ("remat = 'everything'", "not available"),
+        ("remat = 1", "is a text"),
+        ("overlap = { mode = 'halves', part = 2 }", "no key 'overlap.part'; did you mean 'parts'"),
+        ("weight_update = 3", "a text or a table"),
+        ("layout = { overrides = { w = 1 } }", "is a text"),
+        ("pipeline = ['rows']", "not available yet"),
+        ("machine = 'tpu-v5e'", "decides nothing"),
+    ],
+)
+def test_plan_file_errors_name_the_key(text: str, says: str, tmp_path: Path):
+    (tmp_path / "plan.toml").write_text(text)
+    with pytest.raises(md.LayoutError, match=r"plan\.toml") as caught:
+        md.Plan.load(tmp_path / "plan.toml")
+    assert says in str(caught.value)
+
+
+def test_plan_file_that_is_missing():
+    with pytest.raises(md.LayoutError, match="cannot be read: No such file"):
+        md.Plan.load("nowhere.toml")
+
+
+def test_compile_takes_a_plan_alone():
+    plan = md.Plan("rows:4", "batch:rows")
+    assert md.compile(md.exp, plan=plan).plan == plan
+    with pytest.raises(md.LayoutError, match="also layout, which the plan decides"):
+        md.compile(md.exp, layout="batch:rows", plan=plan)
+    with pytest.raises(md.LayoutError, match="needs a mesh, or a plan"):
+        md.compile(md.exp)
+
+
+def test_compile_with_a_plan_returns_the_plan():
+    plan = md.Plan("rows:4", "batch:rows", "auto", "full", 2, machine="h100")
+    assert md.compile(mlp.mlp.train_step(), plan=plan).plan == plan
+    under = md.compile(mlp.mlp.train_step(), plan=plan).under("rows:2", "")
+    assert under.plan == plan.replace(mesh="rows:2", layout="")
+
+
+@pytest.mark.parametrize("knob", [{"remat": "full"}, {"microbatches": 2}])
+def test_compile_refuses_knobs_that_a_step_does_not_take(knob: dict[str, Any]):
+    with pytest.raises(md.LayoutError, match=f"does not take {next(iter(knob))}"):
+        md.compile(md.exp, plan=md.Plan("rows:4", **knob))
+
+
+@pytest.mark.parametrize(
+    ("workload", "knob", "says"),
+    [
+        (mlp.mlp, {"remat": "full"}, "no field remat"),
+        (resnet.digits, {"microbatches": 2}, "not declared to be a mean"),
+        (transformer.lm.replace(dropout=0.1), {"microbatches": 2}, "not declared to be a mean"),
+        (mlp.mlp.replace(batch=9), {"microbatches": 2}, "2 equal parts"),
+    ],
+)
+def test_workload_says_why_it_does_not_take_a_knob(workload: md.Workload, knob: dict[str, Any], says: str):
+    step = md.compile(workload.train_step(), plan=md.Plan("rows:1", **knob))
+    with pytest.raises(md.ShapeError, match=says):
+        step.program(*workload.specs(), *([md.spec("key_word:2", "uint32")] if "dropout" in vars(workload.config) and
+                                          workload.config.dropout else []))  # fmt: skip
+
+
+SMALL = {"length": 8, "layers": 2, "d_model": 16, "heads": 2, "d_head": 8, "d_ff": 32, "batch": 8}
+LM = transformer.lm.replace(**SMALL)
+MOE = gpt_moe.gpt_moe.replace(**SMALL, expert_hidden=32, optimizer="momentum")
+PLANS = [
+    {"microbatches": 2},
+    {"remat": "full", "weight_update": "sharded"},
+    {"remat": "products", "microbatches": 2, "weight_update": md.WeightUpdate("sharded", regather=True)},
+    {"remat": "collectives", "overlap": "list", "machine": "h100"},
+]
+
+
+def stepped(workload: md.Workload, plan: md.Plan) -> list[np.ndarray]:
+    """Parameters, optimizer state and loss after one simulated step on random inputs."""
+    rng = np.random.default_rng(1)
+    *_, specs = workload.specs()
+    inputs = {
+        name: md.tensor(
+            (rng.integers(0, 200, [d.size for d in s.shape]) if s.dtype.kind == "i"
+             else rng.normal(size=[d.size for d in s.shape])).astype(s.dtype), s.shape
+        )
+        for name, s in specs.items()
+    }  # fmt: skip
+    key = (md.random.key(3),) if workload.name == "gpt_moe" else ()
+    args = (*workload.init(md.random.key(0)), inputs, *key)
+    program = md.compile(workload.train_step(), plan=plan).program(*args)
+    return md.simulate(program, *jax.tree.leaves(args))
+
+
+@pytest.mark.parametrize("workload", [LM, MOE, mlp.mlp.replace(batch=16, io=8, hidden=16)], ids=lambda w: w.name)
+def test_plans_change_no_result(workload: md.Workload):
+    layout = {"lm": "batch:rows heads:cols d_ff:cols", "gpt_moe": "batch:rows group:rows expert:rows"}
+    rules = layout.get(workload.name, "batch:rows hidden:cols")
+    expected = stepped(workload, md.Plan("all:1"))
+    plans = {"lm": PLANS, "gpt_moe": PLANS[2:3], "mlp": [{"microbatches": 2, "weight_update": "sharded"}]}
+    for knobs in plans[workload.name]:
+        found = stepped(workload, md.Plan("rows:2 cols:2", rules, **knobs))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=str(knobs))
