@@ -78,6 +78,8 @@ from .ops.creation import linspace as linspace
 from .ops.creation import ones as ones
 from .ops.creation import zeros as zeros
 from .ops.dtypes import cast as cast
+from .ops.dynamic import dynamic_slice as dynamic_slice
+from .ops.dynamic import dynamic_update_slice as dynamic_update_slice
 from .ops.elementwise import abs as abs
 from .ops.elementwise import ceil as ceil
 from .ops.elementwise import cos as cos
@@ -130,8 +132,6 @@ from .ops.reshape import reshape as reshape
 from .ops.reshape import squeeze as squeeze
 from .ops.reshape import transpose as transpose
 from .ops.reshape import unflatten as unflatten
-from .ops.slicing import dynamic_slice as dynamic_slice
-from .ops.slicing import dynamic_update_slice as dynamic_update_slice
 from .ops.slicing import pad as pad
 from .ops.slicing import reverse as reverse
 from .ops.slicing import roll as roll
@@ -156,6 +156,7 @@ from .tune.weight_update import WeightUpdate as WeightUpdate
 from .values import Tensor as Tensor
 from .values import spec as spec
 from .values import tensor as tensor
+from .vectorise import vmap as vmap
 from .workload import Workload as Workload
 
 __version__: str

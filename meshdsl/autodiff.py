@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .dims import Shape
+from .batching import batched_function, batched_graph
+from .dims import Dim, Shape
 from .errors import MeshdslError, ShapeError, TraceError, at, caller
 from .ir import Call, Eqn, Graph, Op, Type, Var
 from .ops.contraction import broadcast, sum
@@ -303,13 +304,31 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                     )
             return [None] * n_captures + flat_cts
 
-        op = Op(
-            "call",
-            type=lambda *_, control: tuple(v.type for v in control.graph.outs),
-            kernel=lambda run, *ins, control: run(control.graph, ins),
-            fwd=forward,
-            vjp=backward,
-        )
+        op = _call(forward, backward)
         return tree.tree_unflatten(out, bind(op, *captures, *xs, control=Call(graph)))
 
     return wrapped
+
+
+def _call(forward: Callable[..., Any], backward: Callable[..., Any]) -> Op:
+    """The operation that runs a graph and has this gradient."""
+
+    def vectorised(*ins: Tensor, new: Dim, control: Call) -> Any:
+        def fwd(*xs: Tensor, active: Any, control: Call) -> Any:
+            return batched_function(lambda *xs: forward(*xs, active=active, control=original), new)(*xs)
+
+        def bwd(cts: Any, residuals: Any, control: Call) -> Any:
+            return batched_function(lambda cts, residuals: backward(cts, residuals, original), new)(cts, residuals)
+
+        original = control
+        graph = batched_graph(control.graph, [new in x.dims for x in ins], new)
+        return bind(_call(fwd, bwd), *ins, control=Call(graph))
+
+    return Op(
+        "call",
+        type=lambda *_, control: tuple(v.type for v in control.graph.outs),
+        kernel=lambda run, *ins, control: run(control.graph, ins),
+        fwd=forward,
+        vjp=backward,
+        vmap=vectorised,
+    )

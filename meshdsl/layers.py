@@ -55,10 +55,10 @@ def layers(
 
     declared = _layer_declarations(run, dim, layer_step, x, xs)
     if run.values is None:
-        _declare(run, declared)
+        declare(run, declared, "md.layers")
         if not collect:
             return x
-        slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
+        slice_specs = without(dim, xs)
         inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim))
 
         def collect_slice(x: Any, row: Any) -> Any:
@@ -68,9 +68,7 @@ def layers(
         return x, tree.tree_map(
             lambda t: zeros(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
         )
-    weights = {
-        path: run.slices[path] if path in run.slices else value_of(run, path, d.type) for path, d in declared.items()
-    }
+    weights = weights_of(run, declared)
 
     def step(carry: Any, layer_slices: tuple[Any, dict[str, Tensor]]) -> Any:
         def apply(carry: Any, row: Any, slices: dict[str, Tensor]) -> Any:
@@ -82,7 +80,7 @@ def layers(
         return (checkpoint(apply, policy) if remat else apply)(carry, *layer_slices)
 
     last, collected = scan(step, x, (xs, weights), over=dim)
-    _declare(run, declared)
+    declare(run, declared, "md.layers")
     return (last, collected) if collect else last
 
 
@@ -90,14 +88,9 @@ def _layer_declarations(
     run: ModelRun, dim: Dim, layer_step: Callable[..., Any], x: Any, xs: Any
 ) -> dict[str, Declared]:
     """The declarations of one layer, with the layer dim first."""
-    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim))
-    slice_specs = tree.tree_map(lambda leaf: Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype), xs)
-
-    def discover(x: Any, row: Any) -> Any:
-        with running(inner):
-            return layer_step(x, row)[0]
-
-    before, after = (tree.tree_leaves(eval_shape(g, x, slice_specs)) for g in (lambda x, row: x, discover))
+    before = tree.tree_leaves(eval_shape(lambda x: x, x))
+    declared, (after, _) = declared_inside(run, dim, layer_step, x, without(dim, xs))
+    after = tree.tree_leaves(after)
     if [(set(t.shape), t.dtype) for t in before] != [(set(t.shape), t.dtype) for t in after]:
         raise at(
             ShapeError(
@@ -106,16 +99,51 @@ def _layer_declarations(
             ),
             caller(),
         )
-    return inner.declared
+    return declared
 
 
-def _declare(run: ModelRun, declared: Mapping[str, Declared]) -> None:
+def declared_inside(run: ModelRun, dim: Dim, f: Callable[..., Any], *args: Any) -> tuple[dict[str, Declared], Any]:
+    """The parameters that f declares, with `dim` first; and the types of its results."""
+    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim))
+
+    def discover(*args: Any) -> Any:
+        with running(inner):
+            return f(*args)
+
+    return inner.declared, eval_shape(discover, *args)
+
+
+def without(dim: Dim, xs: Any) -> Any:
+    """The types of the tensors of a pytree, without a dim; other leaves unchanged."""
+
+    def one(leaf: Any) -> Any:
+        return Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+    return tree.tree_map(one, xs)
+
+
+def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Tensor]:
+    """The stacked parameters of a run, by path; zeros while parameters are discovered."""
+    found: dict[str, Tensor] = {}
+    for path, d in declared.items():
+        if path in run.slices:
+            found[path] = run.slices[path]
+        elif run.values is None:
+            outer = len(run.stacked)
+            found[path] = zeros(Type(d.dims[outer:], d.dtype))
+        else:
+            found[path] = value_of(run, path, d.type)
+    return found
+
+
+def declare(run: ModelRun, declared: Mapping[str, Declared], inside: str) -> None:
+    """Add declarations to a run; raises `ShapeError` for a path that it already has."""
     for path, d in declared.items():
         if path in run.declared:
             raise at(
                 ShapeError(
                     f"the parameter {path!r} is created twice\n"
-                    f"  the first is at {run.declared[path].where}, the second inside md.layers\n"
+                    f"  the first is at {run.declared[path].where}, the second inside {inside}\n"
                     "  put one of them in an md.scope"
                 ),
                 d.where,

@@ -31,6 +31,7 @@ __all__ = [
     "Declared",
     "Model",
     "ModelRun",
+    "current_run",
     "eval_shape",
     "model",
     "param",
@@ -84,6 +85,11 @@ def running(run: ModelRun) -> Iterator[ModelRun]:
         raise at(error, raised(error) or caller()) from None
     finally:
         _state.run = previous
+
+
+def current_run() -> ModelRun | None:
+    """The model run in progress, or None."""
+    return _state.run
 
 
 def running_model(name: str) -> ModelRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -129,6 +129,26 @@ class Row:
 
     def __str__(self) -> str:
         return self.name
+
+    def vectorised(self, mapped: Sequence[bool], call: Callable[..., Any] | None = None) -> Row:
+        """The row under `md.vmap` over a dim `v`, which the `mapped` operands have; `call` replaces `md.vmap`."""
+        ins = tuple(replace(x, dims=f"v {x.dims}".strip()) if on else x for x, on in zip(self.ins, mapped, strict=True))
+        return replace(
+            self, name=f"vmap_{self.name}", call=call or md.vmap(self.call, over="v"), ins=ins, reference=None
+        )
+
+
+def looped(row: Row, mapped: Sequence[bool]) -> Callable[..., Any]:
+    """What `md.vmap` of the row means: the stacked results of its call on each place of `v`."""
+
+    def call(*xs: Tensor) -> Any:
+        cut = [md.unstack(x, "v") if on else None for x, on in zip(xs, mapped, strict=True)]
+        n = next(len(parts) for parts in cut if parts is not None)
+        results = [row.call(*(x if p is None else p[i] for x, p in zip(xs, cut, strict=True))) for i in range(n)]
+        flat = zip(*(leaves(y) for y in results), strict=True)
+        return [md.stack(ys, "v") for ys in flat]
+
+    return call
 
 
 def _dim(word: str, sizes: Sizes) -> Dim:

@@ -11,6 +11,7 @@ from ..ir import Cond, Graph, Op, Type, While
 from ..trace import as_tensor, bind, trace, tree
 from ..values import Tensor
 from .carry import carried, leaves_of, unused
+from .vmapped import cond_rule, while_rule
 
 __all__ = ["cond", "while_loop"]
 
@@ -40,7 +41,13 @@ def _while_vjp(*_: Any, **__: Any) -> Any:
     )
 
 
-_WHILE = Op("while_loop", type=_while_type, kernel=_while_eager, vjp=_while_vjp)
+_WHILE = Op(
+    "while_loop",
+    type=_while_type,
+    kernel=_while_eager,
+    vjp=_while_vjp,
+    vmap=lambda *ins, new, control: while_rule(_WHILE, *ins, new=new, control=control),
+)
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
@@ -101,6 +108,7 @@ _COND = Op(
     kernel=lambda run, p, *ins, control: run(control.yes if bool(p) else control.no, ins),
     fwd=lambda *ins, active, control: (bind(_COND, *ins, control=control), (ins, active)),
     vjp=_cond_vjp,
+    vmap=lambda p, *ins, new, control: cond_rule(_COND, p, *ins, new=new, control=control),
 )
 
 

@@ -137,4 +137,13 @@ def _has_own_gradient(jaxpr: Any) -> bool:
     return "custom_vjp_call" in text or "custom_jvp_call" in text
 
 
-JAX_BLOCKS = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rule=_rule, flops=_flops)
+def _vmap(*ins: Tensor, new: Dim, f: JaxFunction, results: tuple[Shape, ...], **params: Any) -> Any:
+    """The function under `jax.vmap`; the new dim is one more that it maps over."""
+    flat = jax.vmap(f.flat, in_axes=tuple(0 if new in x.dims else None for x in ins))
+    types = tuple(x.type for x in ins)
+    shapes = tuple((new, *shape) for shape in results)
+    g = JaxFunction(flat, f.name, types, shapes, (*f.split, new.name), f.contract, f.checked, f.cost)
+    return bind(JAX_BLOCKS, *ins, f=g, results=shapes, **{**params, **g.shown})
+
+
+JAX_BLOCKS = Op("local", type=_type, kernel=_kernel, vjp=_vjp, vmap=_vmap, reduce=Reduce.SUM, rule=_rule, flops=_flops)

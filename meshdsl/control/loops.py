@@ -19,6 +19,7 @@ from ..trace import bind, evaluate, trace, tree
 from ..values import Tensor
 from .carry import carried, leaves_of
 from .residuals import split
+from .vmapped import scan_rule
 
 __all__ = ["SCAN", "scan"]
 
@@ -93,7 +94,14 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
     return [by_input.get(i) for i in range(len(body.ins))]
 
 
-SCAN = Op("scan", type=_scan_type, kernel=_scan_eager, fwd=_scan_fwd, vjp=_scan_vjp)
+SCAN = Op(
+    "scan",
+    type=_scan_type,
+    kernel=_scan_eager,
+    fwd=_scan_fwd,
+    vjp=_scan_vjp,
+    vmap=lambda *ins, new, control: scan_rule(SCAN, *ins, new=new, control=control),
+)
 
 
 def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: bool = False) -> tuple[Any, Any]:

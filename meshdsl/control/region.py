@@ -14,10 +14,11 @@ from typing import Any
 
 from ..autodiff import pullback, zeros
 from ..backend import Local
+from ..batching import batched_function
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
-from ..ops.contraction import located
+from ..ops.contraction import broadcast, located
 from ..ops.reshape import refill, transpose
 from ..trace import as_tensor, bind1, run_kernel, trace
 from ..values import Tensor
@@ -127,7 +128,17 @@ def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any],
     return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
 
 
-LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, reduce=Reduce.SUM, rule=_rule, flops=_flops)
+def _vmap(*ins: Tensor, new: Dim, f: Function, results: tuple[Shape, ...], **params: Any) -> Tensor:
+    @functools.wraps(f)
+    def mapped(*blocks: Tensor) -> Tensor:
+        block = next(d for x in blocks for d in x.dims if d.name == new.name)  # a device's part of the new dim
+        y = batched_function(f, block)(*blocks)
+        return y if block in y.dims else broadcast(y, (block, *y.dims))
+
+    return bind1(LOCAL, *ins, f=mapped, results=tuple((new, *shape) for shape in results), **params)
+
+
+LOCAL = Op("local", type=_type, kernel=_kernel, vjp=_vjp, vmap=_vmap, reduce=Reduce.SUM, rule=_rule, flops=_flops)
 REGIONS = (LOCAL, JAX_BLOCKS)  # their gradients use the same blocks
 
 

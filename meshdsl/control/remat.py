@@ -8,6 +8,7 @@ from typing import Any
 from ..autodiff import pullback
 from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var
+from ..ops.contraction import spread
 from ..trace import as_tensor, bind, bind1, trace, tree
 from ..values import Tensor
 from .carry import leaves_of
@@ -40,6 +41,7 @@ KEEP = Op(  # partitioning selects `stored` if recomputing the value would send 
     type=lambda stored, recomputed: recomputed,
     kernel=lambda c, stored, recomputed: stored,
     vjp=lambda ct, stored, recomputed: (None, ct),
+    vmap=lambda *ins, new: bind1(KEEP, *spread(ins, new)),
     linear=Linear.SECOND,
     flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local, letters
-from ..dims import DimsLike, Shape, merge, names, pick, show
+from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Bounded, Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import as_tensor, bind1
@@ -76,6 +76,7 @@ EINSUM = Op(
     type=_einsum_type,
     kernel=_einsum_kernel,
     vjp=_einsum_vjp,
+    vmap=lambda *xs, new, out, dtype: bind1(EINSUM, *xs, out=(new, *out), dtype=dtype),
     flops=_einsum_flops,
     linear=Linear.EACH,
     reduce=Reduce.SUM,
@@ -322,6 +323,7 @@ BROADCAST = Op(
     type=_broadcast_type,
     kernel=_broadcast_kernel,
     vjp=lambda ct, x: (ct,),
+    vmap=lambda x, *, new, shape: broadcast(x, (new, *shape)),
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
@@ -343,3 +345,8 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     x = as_tensor(x)
     shape = located(lambda: pick(dims, x.dims, new=True))
     return x if shape == x.dims else bind1(BROADCAST, x, shape=shape)
+
+
+def spread(xs: Sequence[Tensor], new: Dim) -> list[Tensor]:
+    """The tensors, each with the dim `new` first: those without it are repeated along it."""
+    return [x if new in x.dims else broadcast(x, (new, *x.dims)) for x in xs]

@@ -176,6 +176,7 @@ CONV = Op(
     type=_conv_type,
     kernel=blocked_kernel(_conv_kernel),
     vjp=_conv_vjp,
+    vmap=lambda x, w, *, new, out, **params: bind1(CONV, x, w, out=(new, *out), **params),
     flops=_conv_flops,
     linear=Linear.EACH,
     reduce=Reduce.SUM,

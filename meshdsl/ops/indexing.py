@@ -17,7 +17,7 @@ from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
-from .contraction import broadcast
+from .contraction import broadcast, spread
 from .dtypes import as_dtype, cast
 from .index_map import replaced
 from .reshape import transpose
@@ -148,6 +148,7 @@ TAKE = Op(
     type=_take_type,
     kernel=_take_kernel,
     vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
+    vmap=lambda x, i, *, new, over: bind1(TAKE, x, i, over=over),  # without repeating the table
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     rule=lambda x, i, *, over: _take_rule(x, i, over),
@@ -209,12 +210,20 @@ SCATTER_ADD = Op(
     type=_scatter_type,
     kernel=_scatter_kernel,
     vjp=lambda ct, i, updates, over: (None, transpose(take(ct, i, over), updates.dims)),
+    vmap=lambda i, updates, *, new, over, paired: _scatter_vmap(i, updates, new, over, paired),
     flops=lambda ins, outs, **_: float(math.prod(ins[1])),
     linear=Linear.SECOND,
     reduce=Reduce.SUM,
     mask=0,
     rule=lambda i, updates, *, over, paired: _scatter_rule(i, updates, over, paired),
 )
+
+
+def _scatter_vmap(i: Tensor, updates: Tensor, new: Dim, over: Dim, paired: Shape) -> Tensor:
+    """With one index per place of the new dim, it is paired; else it is one more dim of the updates."""
+    if new not in i.dims:
+        return bind1(SCATTER_ADD, i, updates, over=over, paired=paired)
+    return bind1(SCATTER_ADD, i, *spread([updates], new), over=over, paired=(new, *paired))
 
 
 def _scatter_add(i: Tensor, updates: Tensor, over: Dim, into: Shape) -> Tensor:
@@ -276,6 +285,7 @@ TAKE_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
     kernel=_take_along_kernel,
     vjp=lambda ct, x, i, over, to: (put_along(ct, i, to, over), None),
+    vmap=lambda *ins, new, over, to: bind1(TAKE_ALONG, *spread(ins, new), over=over, to=to),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, scatters=False),
@@ -297,6 +307,7 @@ PUT_ALONG = Op(
     type=lambda x, i, *, over, to: Type(replaced(x.shape, to, over), x.dtype),
     kernel=_put_along_kernel,
     vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
+    vmap=lambda *ins, new, over, to: bind1(PUT_ALONG, *spread(ins, new), over=over, to=to),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     mask=0,

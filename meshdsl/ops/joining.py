@@ -14,6 +14,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
+from .contraction import spread
 from .dtypes import promote
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel, dim_name, transpose
@@ -88,6 +89,7 @@ _CONCAT = Op(
     type=_concat_type,
     kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
     vjp=_concat_vjp,
+    vmap=lambda *xs, new, name: bind1(_CONCAT, *spread(xs, new), name=name),
     linear=Linear.JOINT,
     moves=_concat_moves,
     flops=lambda *_, **__: 0,
@@ -99,6 +101,7 @@ STACK = Op(
     type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
     kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
+    vmap=lambda *xs, new, dim: bind1(STACK, *spread(xs, new), dim=dim),
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,

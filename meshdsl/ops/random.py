@@ -23,6 +23,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
 from ..trace import as_tensor, bind1, current
 from ..values import KEY_WORD, Tensor, tensor
+from .contraction import spread
 from .dtypes import as_dtype, bitcast, cast, kind
 from .elementwise import erf_inv, log, maximum, minimum, where
 from .indexing import find_one, iota, take
@@ -81,8 +82,10 @@ def _element_index(c: Local, block: Block) -> tuple[Any, Any]:
     return high, low
 
 
-def _words(c: Local, key: Any, high: Any, low: Any) -> tuple[Any, Any]:
-    return c.xp.outline(threefry)(key[0:1], key[1:2], high, low)  # one-element arrays: NumPy scalars warn on overflow
+def _words(c: Local, key: Any, rank: int, high: Any, low: Any) -> tuple[Any, Any]:
+    """The words of each element, of `rank` axes, for each key; never of scalars, since NumPy's warn on overflow."""
+    k0, k1 = (key[..., i].reshape(key.shape[:-1] + (1,) * rank) for i in (0, 1))
+    return c.xp.outline(threefry)(k0, k1, high, low)
 
 
 def _key(key: Any) -> Tensor:
@@ -96,20 +99,23 @@ def _key(key: Any) -> Tensor:
     raise at(error, caller())
 
 
-def _check_key(key: Type) -> None:
-    if key.shape != (WORD,) or key.dtype != np.uint32:
+def _check_key(key: Type, batch: Shape) -> None:
+    """Raise `ShapeError` unless the type is that of a key, or of one key for each place of `batch`."""
+    if key.shape != (*batch, WORD) or key.dtype != np.uint32:
         raise ShapeError(f"a random key is a uint32[{WORD}] tensor, got {key}\n  make one with md.random.key(seed)")
 
 
-def _bits_type(key: Type, *, shape: Shape, dtype: np.dtype) -> Type:
-    _check_key(key)
+def _bits_type(key: Type, *, shape: Shape, dtype: np.dtype, batch: Shape = ()) -> Type:
+    _check_key(key, batch)
     if dtype.name not in _UNSIGNED.values():
         raise ShapeError(f"random bits are {', '.join(_UNSIGNED.values())}, not {dtype.name}")
-    return Type(shape, dtype)
+    return Type((*batch, *shape), dtype)
 
 
-def _bits_kernel(c: Local, key: Any, *, shape: Shape, dtype: np.dtype) -> Any:
-    a, b = _words(c, key, *_element_index(c, c.outs[0]))
+def _bits_kernel(c: Local, key: Any, *, shape: Shape, dtype: np.dtype, batch: Shape = ()) -> Any:
+    out, n = c.outs[0], len(batch)
+    drawn = Block(out.shape[n:], out.sizes[n:], out.axes[n:])  # the numbers of one key depend on these dims only
+    a, b = _words(c, key, max(1, len(shape)), *_element_index(c, drawn))
     if dtype.itemsize == 8:
         word = (a.astype(dtype) << np.uint64(32)) | b.astype(dtype)
     else:
@@ -121,30 +127,39 @@ _BITS = Op(
     "bits",
     type=_bits_type,
     kernel=_bits_kernel,
+    vmap=lambda key, *, new, batch=(), **params: bind1(_BITS, key, batch=(new, *batch), **params),
     blocked=lambda key, **_: (WORD.name,),
     flops=lambda ins, outs, **_: 115.0 * math.prod(outs[0]),  # integer operations in 20 rounds and 5 key injections
     fuses=Fuses.MAP,
 )
 
 
-def _fold_in_type(key: Type, i: Type) -> Type:
-    _check_key(key)
+def _fold_in_type(key: Type, i: Type, *, batch: Shape = ()) -> Type:
+    _check_key(key, batch)
     if i.dtype != np.uint32:
         raise ShapeError(f"md.random.fold_in takes an integer, got {i}")
     return Type((*i.shape, WORD), np.dtype(np.uint32))
 
 
-def _fold_in_kernel(c: Local, key: Any, i: Any) -> Any:
-    a, b = _words(c, key, c.xp.zeros((1,), np.uint32), i.reshape(-1))
+def _fold_in_kernel(c: Local, key: Any, i: Any, *, batch: Shape = ()) -> Any:
+    i = i.reshape((*i.shape, 1))
+    a, b = _words(c, key, i.ndim - len(batch), c.xp.zeros((1,), np.uint32), i)
     words = c.xp.stack([a, b], -1)
     return refill(c, words.reshape((*c.outs[0].sizes[:-1], 2)), c.outs[0])
+
+
+def _fold_in_vmap(key: Tensor, i: Tensor, *, new: Dim, batch: Shape = ()) -> Tensor:
+    if new not in key.dims:
+        return bind1(_FOLD_IN, key, transpose(i, (*batch, *(d for d in i.dims if d not in batch))), batch=batch)
+    return bind1(_FOLD_IN, key, *spread([i], new), batch=(new, *batch))
 
 
 _FOLD_IN = Op(
     "fold_in",
     type=_fold_in_type,
     kernel=_fold_in_kernel,
-    blocked=lambda key, i: (WORD.name,),
+    vmap=_fold_in_vmap,
+    blocked=lambda key, i, **_: (WORD.name,),
     flops=lambda ins, outs, **_: 60.0 * math.prod(outs[0]),
     fuses=Fuses.MAP,
 )

@@ -1,4 +1,4 @@
-"""Slice, pad, roll, shift and reverse along one dim; slices and updates at an index known only at run time.
+"""Slice, pad, roll, shift and reverse along one dim.
 
 An operation lists the elements it moves as `index_map.Piece` records; lowering exchanges exactly these between devices.
 """
@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local
-from ..dims import Dim, DimLike, find, show
+from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, located
-from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
+from ..ir import Fuses, Linear, Op, Type
 from ..trace import as_tensor, bind1
 from ..values import Tensor
-from .contraction import broadcast
-from .dtypes import promote
-from .index_map import IndexMap, Piece, replaced
-from .reshape import blocked_kernel, refill, transpose
+from .index_map import IndexMap, Piece
+from .reshape import blocked_kernel
 
-__all__ = ["along", "dynamic_slice", "dynamic_update_slice", "pad", "reverse", "roll", "shift", "slice"]
+__all__ = ["along", "clipped", "pad", "reverse", "roll", "shift", "slice"]
 
 
 def along(
@@ -227,121 +225,3 @@ def clipped(c: Local, i: Any, low: int, high: int) -> Any:
     if i.dtype.kind == "u":  # a negative `low` does not fit into an unsigned dtype
         return c.xp.asarray(c.xp.minimum(i, np.asarray(high, i.dtype)), np.int32)
     return c.xp.asarray(c.xp.clip(i, low, high), np.int32)
-
-
-def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
-    """Gather elements at indices along an axis; `otherwise` for out-of-range indices."""
-    inside = (index >= 0) & (index < x.shape[axis])
-    values = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
-    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), values, otherwise)
-
-
-def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
-    """The elements of the slice that this device stores, and zeros for the others; devices sum the results."""
-    axis = c.ins[0].position(dim)
-    start = clipped(c, start, 0, dim.size - size)
-    if not c.ins[0].axes[axis]:
-        return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
-    index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
-    return refill(c, _picked(c, x, index, axis, c.xp.zeros((), x.dtype)), c.outs[0])
-
-
-_DYNAMIC_SLICE = Op(
-    "dynamic_slice",
-    type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
-    kernel=_dynamic_slice_kernel,
-    vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
-    linear=Linear.FIRST,
-    reduce=Reduce.SUM,
-    rule=lambda x, start, *, dim, size: Labels(
-        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
-        ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
-    ),
-    flops=lambda *_, **__: 0,
-    fuses=Fuses.PICK,
-)
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return broadcast(as_tensor(0, x.dtype), x.dims)
-
-
-def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
-    """Take `size` elements of a dim from a traced `start`, which is clipped so that the slice is in range.
-
-    >>> import meshdsl as md
-    >>> md.dynamic_slice(md.iota("n:5"), "n", md.tensor(2), 2)
-    tensor(int32[n=2], [2 3])
-
-    Raises `ShapeError` for a dim that x lacks or that has fewer elements, and if `start` is not an integer without
-    dims.
-    """
-    x, start = as_tensor(x), as_tensor(start)
-
-    def resolve() -> Dim:
-        d = find(dim, x.dims)
-        if not 0 <= size <= d.size:
-            raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
-        if start.dims or start.dtype.kind not in "iu":
-            raise ShapeError(f"the start is an integer without dims, got {start.type}")
-        return d
-
-    return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
-
-
-def _named(x: Type) -> dict[str, str | None]:
-    return {d.name: d.name for d in x.shape}
-
-
-def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
-    """Each device writes the part of the update that is in its block."""
-    axis = c.ins[0].position(dim)
-    part = find(dim.name, c.ins[1].shape)
-    update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
-    start = clipped(c, start, 0, dim.size - part.size)
-    if not c.ins[0].axes[axis]:
-        return c.xp.dynamic_update(x, update, start, axis) if part.size else x
-    if not part.size:
-        return x
-    index = c.xp.arange(x.shape[axis], dtype=np.int32) + c.xp.asarray(c.start(c.ins[0], dim), np.int32) - start
-    return _picked(c, update, index, axis, x)
-
-
-def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
-    part = find(dim.name, update.dims)
-    return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
-
-
-_DYNAMIC_UPDATE = Op(
-    "dynamic_update_slice",
-    type=lambda x, update, start, *, dim: x,
-    kernel=lambda c, x, update, start, *, dim: _dynamic_update_kernel(c, x, update, start, dim),
-    vjp=_update_vjp,
-    rule=lambda x, update, start, *, dim: Labels(
-        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.shape}, {}), (_named(x),)
-    ),
-    flops=lambda *_, **__: 0,
-)
-
-
-def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
-    """`x` with `update` written along a dim from a traced `start`, which is clipped so that the update fits.
-
-    >>> import meshdsl as md
-    >>> md.dynamic_update_slice(md.iota("n:4"), md.iota("n:2"), "n", md.tensor(2))
-    tensor(int32[n=4], [0 1 0 1])
-
-    Raises `ShapeError` for a dim that x or the update lacks, if the update is larger than x along the dim, and if the
-    other dims differ.
-    """
-    x, update = promote(x, update)
-
-    def resolve() -> tuple[Dim, Tensor]:
-        d = find(dim, x.dims)
-        part = find(d.name, update.dims)
-        if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
-            raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
-        return d, transpose(update, [part if e == d else e for e in x.dims])
-
-    d, update = located(resolve)
-    return bind1(_DYNAMIC_UPDATE, x, update, as_tensor(start), dim=d)

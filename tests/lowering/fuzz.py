@@ -67,7 +67,7 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
                 except md.LayoutError:
                     counts["illegal"] += 1
             else:
-                raise RuntimeError(f"no legal layout found for {row.name} {case}")
+                raise RuntimeError(f"no legal layout found for {case}")
             made += 1
             counts["split"] += any(v.sharding.split for v in program.ins)
             counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.shape)
@@ -76,7 +76,7 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
             counts["sends"] += bool(program.collectives)
             got = md.simulate(program, *case.arrays)
             worst = max((error(a, b) for a, b in zip(got, right, strict=True)), default=0.0)
-            yield f"{row.name} {case} on {mesh} under {layout}", worst
+            yield f"{case} on {mesh} under {layout}", worst
 
 
 def main() -> int:

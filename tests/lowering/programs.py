@@ -108,7 +108,9 @@ class Maker:
         self.kinds = [name for name in dir(self) if name.startswith("op_")]
         if depth:
             self.kinds = [
-                k for k in self.kinds if k not in ("op_scan", "op_while", "op_cond", "op_checkpoint", "op_shard")
+                k
+                for k in self.kinds
+                if k not in ("op_scan", "op_while", "op_cond", "op_checkpoint", "op_shard", "op_vmap")
             ]
 
     def step(self) -> None:
@@ -415,6 +417,22 @@ class Maker:
 
         p = md.sum(md.stop_gradient(y)) > self.rng.choice([-1, 0, 1])
         return md.cond(p, branch, lambda a, b: a - md.sum(b), x, y)
+
+    def op_vmap(self, x: Tensor) -> Tensor:
+        d, y, n, seed = self.dim(x, empty=True), self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)
+        if d is None:
+            return x
+        x = x if "v" in names(x.dims) else md.rename(x, **{d.name: "v"})
+        y = md.sum(y, [e for e in y.dims if e.name == "v" and e not in x.dims])
+
+        def one(a: Tensor, b: Tensor) -> Tensor:
+            maker = Maker(Draw(seed), [a, b], self.axes)
+            maker.kinds.remove("op_vmap")  # the dim's name is taken inside
+            for _ in range(n):
+                maker.step()
+            return maker.live[-1]
+
+        return md.vmap(one, over="v")(x, y)
 
     def op_checkpoint(self, x: Tensor) -> Tensor:
         y, n, seed = self.pick(), self.rng.randint(1, 3), self.rng.getrandbits(48)

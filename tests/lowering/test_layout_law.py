@@ -64,6 +64,7 @@ def weighted(row: Row) -> Any:
 class Drawn:
     """One operation with its gradient: sizes, the dtype of its indices, and its operands."""
 
+    name: str
     sizes: dict[str, int]
     index: str
     odd: bool  # NaN of either sign, infinities and -0.0 are among the values
@@ -71,22 +72,31 @@ class Drawn:
     arrays: list[np.ndarray]
 
     def __str__(self) -> str:
-        return f"{self.sizes} {self.index}{' odd' if self.odd else ''}"
+        return f"{self.name} {self.sizes} {self.index}{' odd' if self.odd else ''}"
 
 
 def drawn(row: Row, rng: Draw, numbers: np.random.Generator, dtype: str = "") -> Drawn:
-    """Sizes (0 too, where the operation takes it), a dtype for the indices, and values; all at random."""
+    """Sizes (0 too, where the operation takes it), a dtype for the indices, and values; all at random.
+
+    A fifth of the cases is the operation under `md.vmap`, with some of its operands mapped.
+    """
     index = rng.choice(INDICES) if any(operand.dtype == INDEX for operand in row.ins) else INDICES[0]
     odd = row.odd and rng.random() < 0.3
     while True:
         sizes = {name: rng.choice(SIZES) for name in NAMES}
+        other = Draw(f"{row.name} {sizes}")
+        mapped = [other.random() < 0.7 for _ in row.ins]
+        vectorised = any(mapped) and other.random() < 0.2
+        if vectorised:
+            sizes["v"] = other.choice([1, 2, 3, 4, 5])
+        one = row.vectorised(mapped) if vectorised else row
         try:
-            graph = md.compile(weighted(row), "", "").graph(*row.types(sizes, dtype, index))
+            graph = md.compile(weighted(one), "", "").graph(*one.types(sizes, dtype, index))
         except md.ShapeError:
             if row.empty or 0 not in sizes.values():
                 raise
             continue
-        return Drawn(sizes, index, odd, graph, row.arrays(numbers, sizes, dtype=dtype, index=index, odd=odd))
+        return Drawn(one.name, sizes, index, odd, graph, one.arrays(numbers, sizes, dtype=dtype, index=index, odd=odd))
 
 
 def close(row: Row, got: np.ndarray, wanted: np.ndarray) -> bool:
@@ -109,7 +119,7 @@ def test_an_operation_gives_the_same_bits_under_every_layout(row: Row) -> None:
         for mesh, layout, program in legal(rng, case.graph, counts):
             got = md.simulate(program, *case.arrays)
             wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not close(row, a, b)]
-            assert not wrong, f"results {wrong} differ: {row.name} {case} on {mesh} under {layout}"
+            assert not wrong, f"results {wrong} differ: {case} on {mesh} under {layout}"
     assert counts["illegal"] < counts["legal"], "most layouts that are drawn should be legal"
 
 

@@ -1,0 +1,169 @@
+"""Slices and updates at a start that is known only at run time."""
+
+from __future__ import annotations
+
+import builtins
+from builtins import slice as builtin_slice
+from typing import Any
+
+import numpy as np
+
+from ..backend import Local
+from ..dims import Dim, DimLike, find, show
+from ..errors import ShapeError, located
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
+from ..trace import as_tensor, bind1
+from ..values import Tensor
+from .contraction import broadcast, spread
+from .dtypes import cast, promote
+from .elementwise import maximum, minimum, where
+from .index_map import replaced
+from .indexing import iota, take
+from .reshape import refill, transpose
+from .slicing import clipped
+
+__all__ = ["dynamic_slice", "dynamic_update_slice"]
+
+
+def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
+    """Gather elements at indices along an axis; `otherwise` for out-of-range indices."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    values = c.xp.take(x, c.xp.where(inside, index, 0), axis=axis)
+    return c.xp.where(inside.reshape((-1,) + (1,) * (x.ndim - axis - 1)), values, otherwise)
+
+
+def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) -> Any:
+    """The elements of the slice that this device stores, and zeros for the others; devices sum the results."""
+    axis = c.ins[0].position(dim)
+    start = clipped(c, start, 0, dim.size - size)
+    if not c.ins[0].axes[axis]:
+        return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
+    index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
+    return refill(c, _picked(c, x, index, axis, c.xp.zeros((), x.dtype)), c.outs[0])
+
+
+_DYNAMIC_SLICE = Op(
+    "dynamic_slice",
+    type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
+    kernel=_dynamic_slice_kernel,
+    vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
+    vmap=lambda x, start, *, new, dim, size: _slice_vmap(x, start, new, dim, size),
+    linear=Linear.FIRST,
+    reduce=Reduce.SUM,
+    rule=lambda x, start, *, dim, size: Labels(
+        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
+        ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
+    ),
+    flops=lambda *_, **__: 0,
+    fuses=Fuses.PICK,
+)
+
+
+def _starts(start: Tensor, most: int) -> Tensor:
+    """Start indices clipped to 0..most, in int32."""
+    limits = np.iinfo(start.dtype)
+    return cast(minimum(maximum(start, 0), builtins.min(most, int(limits.max))), "int32")
+
+
+def _slice_vmap(x: Tensor, start: Tensor, new: Dim, dim: Dim, size: int) -> Tensor:
+    """With one start per place of the new dim, a gather of the elements from there on."""
+    if new not in start.dims:
+        return bind1(_DYNAMIC_SLICE, x, start, dim=dim, size=size)
+    part = Dim(dim.name, size)
+    return take(x, broadcast(_starts(start, dim.size - size), (new, part)) + iota(part), dim)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return broadcast(as_tensor(0, x.dtype), x.dims)
+
+
+def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
+    """Take `size` elements of a dim from a traced `start`, which is clipped so that the slice is in range.
+
+    >>> import meshdsl as md
+    >>> md.dynamic_slice(md.iota("n:5"), "n", md.tensor(2), 2)
+    tensor(int32[n=2], [2 3])
+
+    Raises `ShapeError` for a dim that x lacks or that has fewer elements, and if `start` is not an integer without
+    dims.
+    """
+    x, start = as_tensor(x), as_tensor(start)
+
+    def resolve() -> Dim:
+        d = find(dim, x.dims)
+        if not 0 <= size <= d.size:
+            raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
+        if start.dims or start.dtype.kind not in "iu":
+            raise ShapeError(f"the start is an integer without dims, got {start.type}")
+        return d
+
+    return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
+
+
+def _named(x: Type) -> dict[str, str | None]:
+    return {d.name: d.name for d in x.shape}
+
+
+def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
+    """Each device writes the part of the update that is in its block."""
+    axis = c.ins[0].position(dim)
+    part = find(dim.name, c.ins[1].shape)
+    update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
+    start = clipped(c, start, 0, dim.size - part.size)
+    if not c.ins[0].axes[axis]:
+        return c.xp.dynamic_update(x, update, start, axis) if part.size else x
+    if not part.size:
+        return x
+    index = c.xp.arange(x.shape[axis], dtype=np.int32) + c.xp.asarray(c.start(c.ins[0], dim), np.int32) - start
+    return _picked(c, update, index, axis, x)
+
+
+def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
+    part = find(dim.name, update.dims)
+    return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
+
+
+def _update_vmap(x: Tensor, update: Tensor, start: Tensor, new: Dim, dim: Dim) -> Tensor:
+    """With one start per place of the new dim, a gather from the update where the element is written."""
+    if new not in start.dims:
+        return bind1(_DYNAMIC_UPDATE, *spread([x, update], new), start, dim=dim)
+    part = find(dim.name, update.dims)
+    place = iota(dim) - broadcast(_starts(start, dim.size - part.size), (new, dim))
+    written = (place >= 0) & (place < part.size)
+    return where(written, take(update, place, part), x)
+
+
+_DYNAMIC_UPDATE = Op(
+    "dynamic_update_slice",
+    type=lambda x, update, start, *, dim: x,
+    kernel=lambda c, x, update, start, *, dim: _dynamic_update_kernel(c, x, update, start, dim),
+    vjp=_update_vjp,
+    vmap=lambda x, update, start, *, new, dim: _update_vmap(x, update, start, new, dim),
+    rule=lambda x, update, start, *, dim: Labels(
+        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.shape}, {}), (_named(x),)
+    ),
+    flops=lambda *_, **__: 0,
+)
+
+
+def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tensor:
+    """`x` with `update` written along a dim from a traced `start`, which is clipped so that the update fits.
+
+    >>> import meshdsl as md
+    >>> md.dynamic_update_slice(md.iota("n:4"), md.iota("n:2"), "n", md.tensor(2))
+    tensor(int32[n=4], [0 1 0 1])
+
+    Raises `ShapeError` for a dim that x or the update lacks, if the update is larger than x along the dim, and if the
+    other dims differ.
+    """
+    x, update = promote(x, update)
+
+    def resolve() -> tuple[Dim, Tensor]:
+        d = find(dim, x.dims)
+        part = find(d.name, update.dims)
+        if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
+            raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
+        return d, transpose(update, [part if e == d else e for e in x.dims])
+
+    d, update = located(resolve)
+    return bind1(_DYNAMIC_UPDATE, x, update, as_tensor(start), dim=d)
