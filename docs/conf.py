@@ -21,7 +21,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -32,3 +32,8 @@ doctest_test_doctest_blocks = ""
 
 html_theme = "furo"
 html_title = "meshdsl"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
+html_show_sphinx = False
+html_copy_source = False

@@ -1,9 +1,15 @@
-"""The Sphinx directive `{public-names}`, which documents every public name, and links from `md.name` in text."""
+"""One page for each public name, the directive `{public-names}` that lists them, and links from `md.name` in text.
+
+The pages are written to `docs/reference/`, which git ignores, when a build starts.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -13,9 +19,11 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
+FOLDER = "reference"
+
 
 class PublicNames(SphinxDirective):
-    """Adds a section per family with the documentation of its names."""
+    """Adds a section per family: a table of its names, each with the first sentence of its docstring."""
 
     def run(self) -> list[nodes.Node]:
         sections = []
@@ -23,16 +31,22 @@ class PublicNames(SphinxDirective):
             section = nodes.section(ids=[nodes.make_id(f"family-{title}")])
             section += nodes.title(text=title)
             if title.startswith("md."):
-                section += self._parsed((documented(title[3:]).__doc__ or "").splitlines())
-            for name in names:
-                section += self._parsed(_directive(name))
+                section += self._parsed(["```{eval-rst}", *_docstring(title[3:]).splitlines(), "```"])
+            rows = [f"| [`md.{name}`]({FOLDER}/{name}.md) | {_first_sentence(name)} |" for name in names]
+            section += self._parsed([":::{table}", ":class: names", "", "| name | |", "|---|---|", *rows, ":::"])
             sections.append(section)
         return sections
 
     def _parsed(self, lines: list[str]) -> list[nodes.Node]:
-        # autodoc writes reStructuredText, but the page is Markdown
-        text = ["```{eval-rst}", *lines, "```"]
-        return self.parse_text_to_nodes(StringList(text, source=self.env.docname))
+        return self.parse_text_to_nodes(StringList(lines, source=self.env.docname))
+
+
+def page(name: str, title: str) -> str:
+    """The Markdown of the page of one name."""
+    anchor = nodes.make_id(f"family-{title}")  # made by the directive, so Markdown's own links do not know it
+    family = f'[Reference](../reference.md) / <a href="../reference.html#{anchor}">{title}</a>'
+    head = ["---", "orphan: true", "---", "", f"# md.{name}", "", "{.family}", family, ""]
+    return "\n".join([*head, "```{eval-rst}", *_directive(name), "```", ""])
 
 
 def _directive(name: str) -> list[str]:
@@ -41,23 +55,77 @@ def _directive(name: str) -> list[str]:
         return [f".. autoclass:: meshdsl.{name}", "   :members:", ""]
     if callable(value):
         return [f".. autofunction:: meshdsl.{name}", ""]
-    # a constant has no docstring: show its value, or the keys of a mapping
-    shown = ", ".join(value) if isinstance(value, Mapping) else repr(value)
-    return [f".. py:data:: meshdsl.{name}", "", f"   {shown}", ""]
+    return [f".. py:data:: meshdsl.{name}", "", f"   {_shown(value)}", ""]
+
+
+def _shown(value: object) -> str:
+    """A constant, which has no docstring of its own: its value, or the keys of a mapping."""
+    return ", ".join(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _docstring(name: str) -> str:
+    return "\n".join(_as_rst(inspect.getdoc(documented(name)) or ""))
+
+
+def _first_sentence(name: str) -> str:
+    value = documented(name)
+    if not (isinstance(value, type) or callable(value)):
+        return _shown(value)
+    paragraph = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+    sentence = re.match(r"(?:`[^`]*`|[^.`]|\.(?! [A-Z`]|$))*\.?", paragraph)
+    return (sentence[0] if sentence else paragraph).replace("|", "\\|")
+
+
+def _as_rst(text: str) -> Iterator[str]:
+    """Docstrings mark code with single backticks; in reStructuredText these are double ones."""
+    for line in text.splitlines():
+        session = line.lstrip().startswith((">>>", "..."))
+        yield line if session or "``" in line else re.sub(r"`([^`]+)`(?=(\w)?)", _literal, line)
+
+
+def _literal(found: re.Match[str]) -> str:
+    return f"``{found[1]}``" + ("\\ " if found[2] else "")
+
+
+def _process(*event: Any) -> None:
+    lines: list[str] = event[-1]  # to be changed in place
+    lines[:] = [line.replace("<doctest ...>", "<stdin>") for line in _as_rst("\n".join(lines))]
+
+
+def _signature(*event: Any) -> tuple[str, str] | None:
+    """No signature for a class whose fields have types or defaults of the compiler: users do not create its values."""
+    kind, signature = event[1], event[5] or ""
+    return ("", "") if kind == "class" and ("~meshdsl." in signature or "<factory>" in signature) else None
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write the page of each name, and remove the pages of names that are gone."""
+    folder = Path(app.srcdir) / FOLDER
+    folder.mkdir(exist_ok=True)
+    pages = {f"{name}.md": page(name, title) for title, names in families().items() for name in names}
+    for stale in {path.name for path in folder.glob("*.md")} - set(pages):
+        (folder / stale).unlink()
+    for file, text in pages.items():
+        path = folder / file
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
 
 
 class Links(SphinxTransform):
-    """Turns `md.einsum` in text into a link to its documentation."""
+    """Turns `md.einsum` in text, and the names of public classes, into links to their pages."""
 
     default_priority = 200
 
     def apply(self) -> None:
         known = {name for names in families().values() for name in names}
+        classes = {name for name in known if isinstance(documented(name), type)}
         for literal in list(self.document.findall(nodes.literal)):
-            found = re.fullmatch(r"md\.([\w.]+)(\(.*\))?", literal.astext())
-            if found is None or found[1] not in known or isinstance(literal.parent, nodes.reference):
+            found = re.fullmatch(r"(md\.)?([\w.]+)(\(.*\))?", literal.astext())
+            if found is None or found[2] not in (known if found[1] else classes):
                 continue
-            target = f"meshdsl.{found[1]}"
+            if isinstance(literal.parent, (nodes.reference, addnodes.pending_xref)):
+                continue
+            target = f"meshdsl.{found[2]}"
             link = addnodes.pending_xref(
                 "", refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=True
             )
@@ -68,4 +136,7 @@ class Links(SphinxTransform):
 def setup(app: Sphinx) -> dict[str, object]:
     app.add_directive("public-names", PublicNames)
     app.add_transform(Links)
+    app.connect("builder-inited", write_pages)
+    app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True}
