@@ -15,14 +15,14 @@ BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer d
 .DEFAULT_GOAL := help
 AOT_BENCH ?= tpu_cycles tpu_memory update_memory
 
-.PHONY: help demo test test-aot docs doctest lint format fuzz bench bench-aot clean
+.PHONY: help demo test test-aot docs lint format fuzz bench bench-aot clean
 
 help:
 	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
 	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
 	@echo "make test-aot the tests that need the TPU compiler, in their own environment, without a TPU"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
-	@echo "make docs     HTML documentation, warnings are errors    (make doctest: its snippets through Sphinx)"
+	@echo "make docs     HTML documentation, warnings are errors"
 	@echo "make fuzz     the long property tests                    (CASES=20000 PROGRAMS=1000 ARGS='-k layout_law')"
 	@echo "make bench    every benchmark, as JSON lines             (BENCH=two_layer)"
 	@echo "make bench-aot  the benchmarks of the TPU compiler       (AOT_BENCH=tpu_cycles)"
@@ -40,9 +40,6 @@ test-aot: $(AOT)/.aot
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
-
-doctest: $(VENV)/.docs $(VENV)/.dev
-	$(BIN)/python -m sphinx -q -W --keep-going -b doctest docs docs/_build/doctest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -65,7 +62,7 @@ bench-aot: $(AOT)/.aot
 	@set -e; for name in $(AOT_BENCH); do $(AOT)/bin/python -m benchmarks.$$name $(ARGS); done
 
 clean:
-	rm -rf $(VENV) $(AOT) docs/_build build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT) docs/_build docs/reference build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # A stamp file says what is installed; it is out of date when pyproject.toml is newer.
 $(VENV)/.core: pyproject.toml | $(BIN)/pip

@@ -1,8 +1,8 @@
 """Runs the listings of a Markdown page, in order, in one folder and one namespace.
 
 - A Python session (`>>>`) runs as a doctest. In printed programs, `<stdin>` is the file of a listing's lines.
-- In a `console` listing, each `$ meshdsl ...` runs, and must print what the page shows below it: stdout, then the errors
-  on stderr. `$ echo $?` prints the exit code of the last command. Other commands do not run, and show no output.
+- In a `console` listing, each `$ meshdsl ...` runs, and must print what the page shows below it: stdout, then the
+  errors on stderr. `$ echo $?` prints the exit code of the last command. Other commands do not run, and show no output.
 - A `toml` or `python` listing whose first line is `# NAME.toml` or `# NAME.py` is written to this file of the folder.
 
 A listing after `<!-- not run: REASON -->` is left alone. A `...` in expected output stands for any text.

@@ -86,7 +86,9 @@ def test_docs_parser_leaves_listings_with_a_reason():
 
 
 def test_docs_parser_finds_listings_that_never_run():
-    page = "```python\nx = 1\n```\n\n```text\ny = 2\n```\n\n```python\n>>> z = 3\n```\n\n```console\n$ ls\nmine.py\n```\n"
+    page = (
+        "```python\nx = 1\n```\n\n```text\ny = 2\n```\n\n```python\n>>> z = 3\n```\n\n```console\n$ ls\nmine.py\n```\n"
+    )
     assert unchecked(page) == ["x = 1", "$ ls"]
 
 

@@ -25,6 +25,8 @@ TENSORS: dict[str, tuple[str, Any, str]] = {
     "copies": ("io:32 hidden:16", "batch:rows; hidden:cols", MESH),
     "two_axes": ("batch:64 io:32", "batch:rows,cols", MESH),
     "partial": ("batch:64 hidden:16", md.Sharding.of({"batch": ("rows",)}, partial=("cols",)), MESH),
+    "match": ("batch:64 hidden:16", "batch:rows; hidden:cols", MESH),
+    "new_dim": ("batch:8 vocab:32", "batch:rows; vocab:cols", MESH),
     "padded": ("batch:10 io:32", "batch:rows", "rows:4"),
 }
 
@@ -33,6 +35,37 @@ X, W = md.spec("batch:64 io:32"), md.spec("io:32 hidden:16")
 
 def contract(x: md.Tensor, w: md.Tensor) -> md.Tensor:
     return md.einsum(x, w, out="batch hidden")
+
+
+def two_sums(x: md.Tensor, w: md.Tensor, v: md.Tensor) -> md.Tensor:
+    return md.einsum(x, w, out="batch hidden") + md.einsum(x, v, out="batch hidden")
+
+
+def rename(x: md.Tensor) -> md.Tensor:
+    return md.rename(x, length="memory")
+
+
+def cumsum(x: md.Tensor) -> md.Tensor:
+    return md.cumsum(x, "batch")
+
+
+def prefer(x: md.Tensor, gate: md.Tensor) -> md.Tensor:
+    return md.prefer(md.einsum(x, gate, out="group expert"), "expert")
+
+
+def loop(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    def add(total: md.Tensor, part: md.Tensor) -> tuple[md.Tensor, None]:
+        return total + md.einsum(part, w, out="batch hidden"), None
+
+    return md.scan(add, md.zeros("batch:64 hidden:16"), x, over="chunk")[0]
+
+
+def energy(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    return md.local(lambda x, w: md.sum(md.square(x * w), "batch io"), x, w, out="", whole="io")
+
+
+def reshard(x: md.Tensor) -> md.Tensor:
+    return md.shard(x, {"io": "rows"})
 
 
 def scatter(h: md.Tensor, v: md.Tensor) -> md.Tensor:
@@ -57,6 +90,13 @@ def take(table: md.Tensor, ids: md.Tensor) -> md.Tensor:
 
 # a function, its layout, the mesh, the specs of its arguments
 PROGRAMS: list[tuple[Callable[..., md.Tensor], str, str, tuple[Any, ...]]] = [
+    (two_sums, "io:cols", MESH, (X, W, W)),
+    (rename, "length:rows", MESH, (md.spec("length:8 head:4"),)),
+    (cumsum, "batch:rows", "rows:4", (md.spec("batch:64 io:4"),)),
+    (prefer, "expert:cols; group:cols", MESH, (md.spec("group:16 model:4"), md.spec("model:4 expert:8"))),
+    (loop, "batch:rows; io:cols", MESH, (md.spec("chunk:4 batch:64 io:32"), W)),
+    (energy, "batch:rows; io:cols", MESH, (md.spec("batch:8 io:4"), md.spec("io:4"))),
+    (reshard, "batch:rows", MESH, (X,)),
     (contract, "batch:rows; io:cols", MESH, (X, W)),
     (scatter, "length:cols; d_ff:cols", MESH, (md.spec("length:8 d_ff:16"), md.spec("d_ff:16 model:4"))),
     (flatten, "length:rows", MESH, (md.spec("batch:4 length:6 model:8"),)),

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 
 import meshdsl as md
 from meshdsl import backend
-from meshdsl.ir import Graph
+from meshdsl.ir import Graph, walk
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering import Program
 from meshdsl.lowering.emit import partition_spec
@@ -116,11 +116,18 @@ def test_an_operation_gives_the_same_bits_under_every_layout(row: Row) -> None:
         case = drawn(row, rng, random, dtype)
         with np.errstate(all="ignore"):
             wanted = run(case.graph, case.arrays, backend.NumPy)
+        differentiated = has_backward(case.graph)
         for mesh, layout, program in legal(rng, case.graph, counts):
+            assert differentiated or not has_backward(program), f"no gradient here: {row.name} {case} under {layout}"
             got = md.simulate(program, *case.arrays)
             wrong = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not close(row, a, b)]
             assert not wrong, f"results {wrong} differ: {case} on {mesh} under {layout}"
     assert counts["illegal"] < counts["legal"], "most layouts that are drawn should be legal"
+
+
+def has_backward(graph: Graph) -> bool:
+    """Whether an equation of the graph or of its loops is marked as created by differentiation."""
+    return any(eqn.backward for eqn, _ in walk(graph))
 
 
 def legal(rng: Draw, graph: Graph, counts: Counter[str]) -> Iterator[tuple[str, Layout, Program]]:

@@ -160,6 +160,21 @@ def test_a_sum_that_the_body_needs_is_reduced_in_every_trip() -> None:
     assert any(one.endswith(" x5") for one in found), found
 
 
+def test_a_sum_that_a_loop_carries_is_no_part_of_a_backward_pass() -> None:
+    def accumulated(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        def add(total: md.Tensor, part: md.Tensor) -> tuple[md.Tensor, None]:
+            return total + md.einsum(part, w, out="batch hidden"), None
+
+        return md.scan(add, md.zeros("batch:8 hidden:2"), x, over="chunk")[0]
+
+    program = md.compile(accumulated, "cols:4", "io:cols").program(
+        md.spec("chunk:3 batch:8 io:4"), md.spec("io:4 hidden:2")
+    )
+    (sum_after_the_loop,) = program.collectives
+    assert str(sum_after_the_loop.cause) == "sum carried by the loop"
+    assert "(backward)" not in str(program)
+
+
 def test_axes_of_size_one_send_nothing() -> None:
     args = MLP.specs()
     one = sent(MLP.train_step(), "rows:1 cols:4 planes:1", "batch:rows; hidden:cols; io:planes", *args)

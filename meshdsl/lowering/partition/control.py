@@ -75,7 +75,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
             scope.define(v, how)
             if how.partial:
                 where = body.eqns[0].where if body.eqns else Where("", 0)
-                scope.reasons[v] = (CARRIED, where, True)
+                scope.reasons[v] = (CARRIED, where, any(eqn.backward for eqn in body.eqns))
     scope.def_sharding.update(scope.default_sharding)
     for eqn in body.eqns:
         lower(scope, eqn)
