@@ -35,6 +35,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "all", "any", "broadcast", "dot", "einsum", "max", "mean", "min", "prod", "sum", "var",
     ),
     "ops.softmax": ("log_softmax", "logsumexp", "softmax"),
+    "ops.attention": ("attention",),
     "ops.extremes": ("argmax", "argmin"),
     "ops.reshape": ("flatten", "rename", "reshape", "squeeze", "transpose", "unflatten"),
     "ops.slicing": ("pad", "reverse", "roll", "shift", "slice"),

@@ -56,6 +56,7 @@ from .ops.activations import leaky_relu as leaky_relu
 from .ops.activations import selu as selu
 from .ops.activations import silu as silu
 from .ops.activations import softplus as softplus
+from .ops.attention import attention as attention
 from .ops.composed import clip as clip
 from .ops.composed import norm as norm
 from .ops.composed import tril as tril

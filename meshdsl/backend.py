@@ -18,6 +18,7 @@ import numpy as np
 import scipy.special
 from jax import lax
 
+from .attend import Arrays, blockwise, plain
 from .dims import Dim, Shape
 from .jax_call import call_on_blocks, compiled
 
@@ -214,6 +215,16 @@ class _Jax:
         return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
 
     @staticmethod
+    def attention(x: Arrays) -> Any:
+        """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
+        return blockwise.forward(Jax, x)
+
+    @staticmethod
+    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
+        """The cotangents of queries, keys, values and bias."""
+        return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+
+    @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
         """Apply branch number `index` to the operands; all branches return the same shape."""
         return lax.switch(index, branches, *xs)
@@ -386,6 +397,14 @@ class _NumPy:
         y = np.full([len(positions) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
         np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[positions[inside] // base]
         return y
+
+    @staticmethod
+    def attention(x: Arrays) -> Any:
+        return plain.forward(NumPy, x)
+
+    @staticmethod
+    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
+        return plain.backward(NumPy, x, out, lse, ct, lse_ct)
 
     @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:

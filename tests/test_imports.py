@@ -29,6 +29,7 @@ ORDER = [
     ["primitives"],
     ["places"],
     ["jax_call"],
+    ["attend"],
     ["target"],
     ["dims"],
     ["layouts"],

@@ -18,6 +18,7 @@ TITLES = {
     "ops.mapping": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
     "ops.softmax": "Contractions, reductions and broadcasting",
+    "ops.attention": "Attention",
     "ops.extremes": "Contractions, reductions and broadcasting",
     "ops.composed": "Norms, limits and triangles",
     "ops.reshape": "Shape",

@@ -32,6 +32,7 @@ FAMILIES = {
     "_indices": "Indices and order",
     "_alongs": "Indices along a dim",
     "_windows": "Windows",
+    "_attentions": "Attention",
     "_placements": "Placement",
     "_randoms": "Random numbers",
     "_controls": "Loops, branches, rematerialisation",

@@ -27,6 +27,10 @@ class Because(Enum):
     DEAL = "deal {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
     HALF = "the half of a neighbour's block of {dim}"
     RING = "{dim} goes around for {op}: gathered, it would pass the limit"
+    AROUND = "keys and values go around {dim} for {op}{what}"  # `what`: the reason
+    HOME = "the cotangents of keys and values return along {dim}"
+    INSTEAD = "{to} is split instead of {dim} for {op}{what}"
+    BALANCE = "half blocks of {dim} change places, for equal work under the causal mask"
     TURNS = "{first}, block by block beside the product"  # `parts` holds the gather's cause
     UPDATE = "its update is split"
     WEIGHT_READ = "{tensor} is used here, its update is split"

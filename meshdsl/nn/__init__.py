@@ -4,6 +4,8 @@ Pass a new dim as `md.Dim`, and a dim of the input by its name. Layers do not me
 dims of one tensor to the same axis, the layer's `md.prefer` decides which dim is sharded.
 """
 
+import meshdsl as md
+
 from . import decode, moe
 from .attention import multi_head_attention, rotary
 from .cached import attention_to, cached_attention, keys_and_values
@@ -14,11 +16,13 @@ from .moe import moe_layer
 from .norms import layer_norm, rms_norm
 from .precision import Precision
 
+attention = md.attention
+
 __all__ = [
     "Precision",
     "dense", "embedding", "feed_forward", "learned_positions",
     "layer_norm", "rms_norm", "dropout",
-    "multi_head_attention", "rotary",
+    "attention", "multi_head_attention", "rotary",
     "keys_and_values", "attention_to", "cached_attention", "decode",
     "softmax_cross_entropy",
     "moe", "moe_layer",

@@ -13,6 +13,7 @@ from ...control.region import REGIONS
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
+from ...ops.attention_ops import ATTENTION, ATTENTION_GRAD
 from ...ops.blocks import ON_FIRST
 from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
@@ -20,6 +21,7 @@ from ...ops.reshape import RENAME
 from ...trace import FULL
 from ..labels import apply, labels_of, vanishing
 from . import placement_ops as views
+from .attention import lower_attention
 from .choose import Claims, choose
 from .claims import claims_of, region_blocks, settle_conflicts
 from .control import lower_control
@@ -73,6 +75,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         views.PLACEMENTS[op](scope, eqn)
     elif op is RENAME and views.padded_otherwise(scope, eqn):
         views.rename_first(scope, eqn)
+    elif op in (ATTENTION, ATTENTION_GRAD):
+        lower_attention(scope, eqn)
     else:
         _operate(scope, eqn)
 

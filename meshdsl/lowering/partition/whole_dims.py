@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
+from ...ops.attention_ops import ATTENTION, ATTENTION_GRAD
 from ..labels import labels_of
 from .expansions import EXPANSIONS
 
@@ -45,7 +46,8 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], found: WholeDi
 def _read(eqn: Eqn, i: int, found: WholeDims) -> frozenset[str]:
     """The dims of operand i that an operation needs whole; elementwise ones pass on the needs of their result."""
     op = eqn.op
-    if eqn.control is not None or not isinstance(op, Op) or op in EXPANSIONS or op.moves is not None:
+    splits = op in EXPANSIONS or op in (ATTENTION, ATTENTION_GRAD)  # the labels are those without split positions
+    if eqn.control is not None or not isinstance(op, Op) or splits or op.moves is not None:
         return NONE
     labels = labels_of(eqn)
     passed: set[str | None] = {None}

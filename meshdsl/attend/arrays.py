@@ -1,0 +1,97 @@
+"""The operands of one attention on one device, in one order of dims.
+
+Queries are [*batch, *group, queries, head], keys [*batch, keys, head], values [*batch, keys, value]. The group dims
+share keys and values. Arrays of scores (bias, mask, segments) have the dims [*batch, *group, queries, keys], of size 1
+where they lack a dim.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Arrays", "Sees", "Span"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive positions of one block: the first, which may be known only on the device, and their number."""
+
+    start: Any
+    size: int
+
+    @property
+    def known(self) -> bool:
+        """Whether the first position is a Python number."""
+        return isinstance(self.start, int)
+
+
+@dataclass(frozen=True)
+class Sees:
+    """Which keys a query sees by their positions: with `causal` none after it, with `window` only the nearest ones.
+
+    Keys at positions from `count` on are padding, which no query sees.
+    """
+
+    causal: bool
+    window: int | None
+    count: int
+
+    def pairs(self, xp: Any, q: Any, k: Any) -> Any:
+        """[queries, keys]: whether the query at position q sees the key at position k."""
+        q, k = q[:, None], k[None, :]
+        seen = k < self.count
+        if self.causal:
+            seen = seen & (k <= q)
+        if self.window is not None:
+            seen = seen & (k > q - self.window)
+        if self.window is not None and not self.causal:
+            seen = seen & (k < q + self.window)
+        return seen | xp.zeros(q.shape, bool)
+
+    def any(self, q: Any, k: Any) -> Any:
+        """Whether a query at one of the positions q may see a key at one of the positions k."""
+        some = k.min() < self.count
+        if self.causal:
+            some = some & (k.min() <= q.max())
+        if self.window is not None:
+            some = some & (k.max() > q.min() - self.window)
+        if self.window is not None and not self.causal:
+            some = some & (k.min() < q.max() + self.window)
+        return some
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The operands, and how they are read; see the module's first sentences for the dims."""
+
+    q: Any
+    k: Any
+    v: Any
+    queries: tuple[Span, ...]  # positions of the queries, block after block
+    keys: tuple[Span, ...]
+    sees: Sees
+    scale: float
+    batch: int  # number of batch dims
+    offset: Any = None  # an int32 number to add to the positions of the queries
+    bias: Any = None
+    masks: tuple[Any, ...] = ()  # arrays of scores, true where a query may see a key
+    segments: tuple[Any, Any] | None = None  # of queries [..., queries, 1] and keys [..., 1, keys]; equal ones see
+    block: int = 512  # queries and keys whose scores are stored at once
+    wide: Any = field(default=None)  # dtype of scores, sums and logarithms
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """The dims of each kind of array, as letters for einsum; g stands for all group dims."""
+        batch = string.ascii_uppercase[: self.batch]
+        group = string.ascii_uppercase[self.batch : self.q.ndim - 2]
+        dims = {"q": "qd", "out": "qe", "scores": "qk", "rows": "q"}
+        return {name: batch + group + own for name, own in dims.items()} | {"k": f"{batch}kd", "v": f"{batch}ke"}
+
+    def einsum(self, xp: Any, formula: str, *xs: Any, dtype: Any = None) -> Any:
+        """Such as einsum("q k -> scores", q, k), with the names of `letters`, summed in the wide dtype."""
+        operands, out = formula.split(" -> ")
+        table = self.letters
+        letters = f"{','.join(table[name] for name in operands.split())}->{table[out]}"
+        return xp.einsum(letters, *xs, dtype=dtype or self.wide)

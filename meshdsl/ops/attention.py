@@ -1,0 +1,264 @@
+"""`md.attention`: queries weigh values by the softmax of their products with keys, without an array of scores."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..dims import Dim, Shape, find, names, show
+from ..errors import ShapeError, located
+from ..trace import as_tensor, bind
+from ..values import Tensor
+from .attention_blocks import Names, value_dim
+from .attention_ops import ATTENTION
+from .contraction import broadcast, einsum, max, sum
+from .dtypes import cast, kind
+from .elementwise import exp, stop_gradient, where
+from .indexing import iota
+from .reshape import dim_name, rename
+
+__all__ = ["METHODS", "attention"]
+
+METHODS = ("auto", "ring", "all_to_all", "gather", "plain")
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    over: str | Dim = "head",
+    length: str | Dim = "length",
+    memory: str | Dim = "memory",
+    causal: bool = False,
+    window: int | None = None,
+    offset: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    segment_ids: Any = None,
+    memory_segment_ids: Any = None,
+    scale: float | None = None,
+    method: str = "auto",
+    block: int = 512,
+) -> Tensor:
+    """softmax(scale * q k + bias) v, where queries see keys; memory is linear in the number of queries and of keys.
+
+    >>> import meshdsl as md
+    >>> q, k, v = (md.random.normal(md.random.key(i), "heads:2 length:6 head:4") for i in range(3))
+    >>> md.attention(q, k, v, causal=True).dims
+    (heads=2, length=6, head=4)
+
+    The names of dims set their roles. `over` is summed over. `length` is the position of queries, and `memory` that of
+    keys and values; in self-attention they may be called `length` too, so that a layout that splits `length` splits all
+    three. Other dims of keys and values are shared with the queries (batch, heads). Dims that only the queries have
+    share keys and values (the groups of grouped-query attention, Ainslie et al., 2023). The result has the dims of q,
+    with the values' own dim, if that has another name, in the place of `over`.
+
+    A query sees a key unless one of these excludes it: `causal` (keys at later positions), `window` (keys `window` or
+    more positions away), `mask` (boolean, true where a key is seen), and segment ids (queries see keys of equal ids).
+    Positions count from 0 along both dims; `offset`, a number or an integer tensor without dims, is added to those of
+    the queries. `bias` and `mask` have dims among those of q and `memory`. `memory_segment_ids` are the ids of keys;
+    where their positions are called `length`, they are `segment_ids` by default. A query that sees no key gives zeros,
+    and its gradient is zero. `scale` is 1/sqrt(size of `over`) by default. Scores and sums have at least float32.
+
+    `method` says what devices send if a layout splits the positions of queries and keys over the same axes: "ring"
+    (keys and values go around), "all_to_all" (the positions are gathered and another shared dim is split instead),
+    "gather" (of keys and values), or "auto", which sends the fewest bytes. "plain" writes the formula with md.einsum
+    and exponentials, with an array of scores of length x memory; only it has second derivatives. `block` is the number
+    of queries, and of keys, whose scores are stored at once.
+
+    Raises `ShapeError` for dims that do not fit these roles, and for dtypes other than one floating dtype.
+    """
+    q, k, v = (as_tensor(x) for x in (q, k, v))
+    extras = {
+        "bias": bias,
+        "mask": mask,
+        "segments": segment_ids,
+        "memory_segments": memory_segment_ids,
+        "offset": offset,
+    }
+    given = {role: as_tensor(x) for role, x in extras.items() if x is not None}
+
+    def resolve() -> Names:
+        how = _names(q, k, v, dim_name(over), dim_name(length), dim_name(memory))
+        if how.keys == how.length and "segments" in given:
+            given.setdefault("memory_segments", given["segments"])
+        _check_options(how, causal, window, method, block, given)
+        _check_operands(how, q, k, v)
+        _check_extras(how, q, k, given)
+        return how
+
+    how = located(resolve)
+    factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
+    order = tuple(role for role in extras if role in given)
+    if method == "plain":
+        return _plain(q, k, v, how, factor, causal, window, given)
+    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method)
+    return bind(ATTENTION, q, k, v, *(given[role] for role in order), causal=causal, window=window, how=how)[0]
+
+
+def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> Names:
+    """The roles of the dims, and an error if keys have no dim of positions or two."""
+    there = [name for name in dict.fromkeys((length, memory)) if name in names(k.dims)]
+    if len(there) != 1:
+        problem = "no dim of positions" if not there else "two dims of positions"
+        raise ShapeError(
+            f"md.attention: k {show(k.dims)} has {problem}\n"
+            f"  the positions of keys are called {memory!r}, or {length!r} as those of queries; "
+            "say so with memory= and length=, or rename with md.rename"
+        )
+    find(over, q.dims, "dim of q to sum over")
+    has_length = length in names(q.dims)
+    if there == [length] != [memory] and not has_length:
+        raise ShapeError(
+            f"md.attention: k {show(k.dims)} has the positions {length!r}, and q {show(q.dims)} does not\n"
+            f"  rename those of k and v: md.rename(k, {length}={memory!r})"
+        )
+    if there == [memory] != [length] and memory in names(q.dims):
+        raise ShapeError(
+            f"md.attention: q {show(q.dims)} has {memory!r}, the positions of keys\n"
+            "  rename its positions, or call those of queries and keys length="
+        )
+    return Names(over, length if has_length else "", there[0], memory)
+
+
+def _check_options(
+    how: Names, causal: bool, window: int | None, method: str, block: int, given: dict[str, Tensor]
+) -> None:
+    if method not in METHODS:
+        raise ShapeError(f"md.attention: method is one of {', '.join(METHODS)}; got {method!r}")
+    if not isinstance(block, int) or block < 1:
+        raise ShapeError(f"md.attention: block is a number of positions of at least 1; got {block!r}")
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise ShapeError(f"md.attention: window is a number of positions of at least 1; got {window!r}")
+    if (causal or window is not None) and not how.length and "offset" not in given:
+        raise ShapeError(
+            "md.attention: causal= and window= compare positions, and the queries have none\n"
+            "  give the query's position with offset=, or the queries a dim length="
+        )
+    if "offset" in given and not causal and window is None:
+        raise ShapeError("md.attention: offset= has an effect only with causal= or window=; leave it out")
+    if how.memory == how.keys == how.length and not {"bias", "mask"}.isdisjoint(given):
+        raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")
+
+
+def _check_operands(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
+    dtypes = {x.dtype for x in (q, k, v)}
+    if len(dtypes) > 1 or any(kind(dtype) != "f" for dtype in dtypes):
+        raise ShapeError(
+            f"md.attention takes q, k and v of one floating dtype; got {q.dtype.name}, {k.dtype.name}, {v.dtype.name}\n"
+            "  cast them with md.cast"
+        )
+    find(how.over, k.dims, "dim of k to sum over")
+    known = {d.name: d for d in q.dims}
+    for d in k.dims:
+        if d.name not in known and d.name != how.keys:
+            raise ShapeError(
+                f"md.attention: k {show(k.dims)} has {d.name!r}, which q {show(q.dims)} lacks\n"
+                f"  its dims are {how.over!r}, {how.keys!r}, and dims of q; sum over it, or give q the dim with "
+                "md.broadcast"
+            )
+        if d != known.get(d.name, d):
+            raise ShapeError(f"md.attention: {d.name!r} has size {known[d.name].size} in q and {d.size} in k")
+    batch = how.batch(k.dims)
+    own = [d for d in v.dims if d.name != how.keys and d not in batch]
+    keys = find(how.keys, k.dims)
+    if keys not in v.dims or len(own) != 1 or len(v.dims) != len(k.dims):
+        raise ShapeError(
+            f"md.attention: v {show(v.dims)} must have the dims {show((*batch, keys))} of k, and one dim of its own"
+        )
+    if own[0].name != how.over and own[0].name in known:
+        raise ShapeError(
+            f"md.attention: {own[0].name!r} of v {show(v.dims)} is a dim of q {show(q.dims)}, but not of k\n"
+            "  rename it with md.rename, or give k the dim with md.broadcast"
+        )
+
+
+def _check_extras(how: Names, q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
+    keys = find(how.keys, k.dims)
+    shared = [d for d in q.dims if d.name != how.over]
+    scores = [*shared, Dim(how.memory, keys.size)]
+    allowed = {
+        "bias": (scores, "f"),
+        "mask": (scores, "b"),
+        "segments": ([*shared], "ib"),
+        "memory_segments": ([*how.batch(k.dims), keys], "ib"),
+        "offset": ([], "i"),
+    }
+    said = {"segments": "segment_ids", "memory_segments": "memory_segment_ids"}
+    kinds = {"f": "floating", "b": "boolean", "ib": "integer or boolean", "i": "integer"}
+    for role, x in given.items():
+        dims, dtype = allowed[role]
+        if kind(x.dtype) not in dtype:
+            raise ShapeError(f"md.attention: {said.get(role, role)} is {kinds[dtype]}; got {x.dtype.name}")
+        strange = [d for d in x.dims if d not in dims]
+        if strange:
+            raise ShapeError(
+                f"md.attention: {said.get(role, role)} {show(x.dims)} has {show(strange)}\n"
+                f"  its dims are among {show(dims)}"
+            )
+    if ("segments" in given) != ("memory_segments" in given):
+        missing = "memory_segment_ids" if "segments" in given else "segment_ids"
+        raise ShapeError(
+            f"md.attention: queries have {how.length or 'no positions'!r} and keys {how.keys!r}, so both need segment "
+            f"ids; {missing}= is missing"
+        )
+
+
+def _plain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    how: Names,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    given: dict[str, Tensor],
+) -> Tensor:
+    """The formula with all scores at once."""
+    value = value_dim(k.dims, v.dims, how)
+    out = tuple(value if d.name == how.over else d for d in q.dims)
+    keys = Dim(how.memory, find(how.keys, k.dims).size)
+    if how.keys == how.length:
+        k, v = (rename(x, **{how.keys: how.memory}) for x in (k, v))
+    rest = tuple(d for d in q.dims if d.name != how.over)
+    wide = "float64" if q.dtype.itemsize > 4 else "float32"
+    scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
+    scores = scores + cast(given["bias"], wide) if "bias" in given else scores
+    seen = _seen(rest, keys, how, causal, window, given)
+    if seen is None and "bias" not in given:
+        p = exp(scores - stop_gradient(max(scores, keys)))
+        return einsum(cast(p / sum(p, keys), v.dtype), v, out=out)
+    seen = scores > -math.inf if seen is None else broadcast(seen, scores.dims) & (scores > -math.inf)
+    low = where(seen, scores, -1e30)
+    p = where(seen, exp(low - stop_gradient(max(low, keys))), 0)
+    total = sum(p, keys)
+    return einsum(cast(p / where(total > 0, total, 1), v.dtype), v, out=out)
+
+
+def _seen(
+    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, given: dict[str, Tensor]
+) -> Tensor | None:
+    """Where queries see keys, with dims among `rest` and the keys; None if everywhere."""
+    length = tuple(d for d in rest if d.name == how.length)
+    pair = (*length, keys)
+    conditions: list[Tensor] = [given["mask"]] if "mask" in given else []
+    if causal or window is not None:
+        start = given.get("offset", as_tensor(0, "int32"))
+        at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
+        conditions += [at >= 0] if causal else []
+        conditions += [at < window] if window is not None else []
+        conditions += [at > -window] if window is not None and not causal else []
+    if "segments" in given:
+        ids, other = given["segments"], given["memory_segments"]
+        other = rename(other, **{how.keys: how.memory}) if how.keys == how.length else other
+        dims = [d for d in (*rest, keys) if d in (*ids.dims, *other.dims)]
+        conditions.append(broadcast(ids, dims) == broadcast(other, dims))
+    seen: Tensor | None = None
+    for condition in conditions:
+        if seen is None:
+            seen = condition
+            continue
+        dims = [d for d in (*rest, keys) if d in (*seen.dims, *condition.dims)]
+        seen = broadcast(seen, dims) & broadcast(condition, dims)
+    return seen

@@ -1,0 +1,224 @@
+"""The blocks of an attention's operands on one device, in the order of dims of `meshdsl.attend`, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..attend import Arrays, Sees, Span
+from ..backend import Block, Local
+from ..dims import Dim, Shape, names
+
+__all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]
+
+EXTRAS = ("bias", "mask", "segments", "memory_segments", "offset")
+RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
+QUERY = Dim("query__position", 1)  # stands for the dim of positions of queries that have none
+
+
+@dataclass(frozen=True)
+class Names:
+    """The roles of an attention's dims and operands.
+
+    `length` is the dim of the queries' positions ("" if they have none), `keys` that of keys and values (it equals
+    `length` where both have one name), and `memory` the name of the keys' positions in bias and mask.
+    """
+
+    over: str
+    length: str
+    keys: str
+    memory: str
+    extras: tuple[str, ...] = ()  # the operands after v, of `EXTRAS`
+    scale: float = 1.0
+    block: int = 512  # queries, and keys, whose scores are stored at once
+    method: str = "auto"
+    wide: bool = False  # results in at least float32, because others are added to them
+
+    def roles(self, ins: Sequence[Any]) -> dict[str, Any]:
+        """The operands by name: q, k, v, the extras, and those of the gradient."""
+        n = 3 + len(self.extras)
+        more = RESIDUALS[: len(ins) - n]
+        return dict(zip(("q", "k", "v", *self.extras, *more), ins, strict=True))
+
+    def batch(self, k: Shape) -> Shape:
+        """The dims that queries, keys and values share."""
+        return tuple(d for d in k if d.name not in (self.keys, self.over))
+
+    def group(self, q: Shape, k: Shape) -> Shape:
+        """The dims that share keys and values."""
+        shared = names(self.batch(k))
+        return tuple(d for d in q if d.name not in (*shared, self.length, self.over))
+
+    def dtype(self, dtype: Any) -> np.dtype:
+        """The dtype of a result for an operand of this dtype."""
+        return wide_dtype(dtype) if self.wide else np.dtype(dtype)
+
+
+def wide_dtype(dtype: Any) -> np.dtype:
+    """The dtype of scores, and of sums over keys."""
+    return np.dtype(jnp.promote_types(dtype, np.float32))
+
+
+def value_dim(k: Shape, v: Shape, how: Names) -> Dim:
+    """The dim of the values that is neither their position nor shared with keys; it may be the contracted dim."""
+    batch = how.batch(k)
+    return next(d for d in v if d.name != how.keys and d not in batch)
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The operands of one device by role, with their blocks."""
+
+    c: Local
+    how: Names
+    arrays: Mapping[str, Any]
+    blocks: Mapping[str, Block]
+
+    @staticmethod
+    def of(c: Local, how: Names, ins: Sequence[Any]) -> Canonical:
+        """The operands of an attention or of its gradient."""
+        return Canonical(c, how, how.roles(ins), how.roles(c.ins[: len(ins)]))
+
+    @property
+    def batch(self) -> Shape:
+        return self.how.batch(self.blocks["k"].shape)
+
+    @property
+    def rest(self) -> Shape:
+        """Batch and group dims."""
+        return (*self.batch, *self.how.group(self.blocks["q"].shape, self.blocks["k"].shape))
+
+    @property
+    def length(self) -> Dim:
+        return next((d for d in self.blocks["q"].shape if d.name == self.how.length), QUERY)
+
+    @property
+    def keys(self) -> Dim:
+        return next(d for d in self.blocks["k"].shape if d.name == self.how.keys)
+
+    @property
+    def head(self) -> Dim:
+        return next(d for d in self.blocks["q"].shape if d.name == self.how.over)
+
+    @property
+    def value(self) -> Dim:
+        return value_dim(self.blocks["k"].shape, self.blocks["v"].shape, self.how)
+
+    @property
+    def memory(self) -> Dim:
+        """The keys' positions in bias and mask."""
+        return Dim(self.how.memory, self.keys.size)
+
+    @property
+    def queries(self) -> Span:
+        """The positions of the device's queries."""
+        block = self.blocks["q"]
+        if not self.how.length:
+            return Span(0, 1)
+        return Span(self.c.start(block, self.length), block.size(self.length))
+
+    def arranged(self, role: str, *last: Dim) -> Any:
+        """An operand as [*batch, *group, *last], of size 1 where it lacks a dim; None if there is no such operand."""
+        if role not in self.arrays:
+            return None
+        return self.c.align(self.arrays[role], self.blocks[role], Block((*self.rest, *last), (), ()))
+
+    def shared(self, role: str, last: Dim) -> Any:
+        """Keys or values as [*batch, keys, last]."""
+        return self.c.align(self.arrays[role], self.blocks[role], Block((*self.batch, self.keys, last), (), ()))
+
+    def restored(self, x: Any, dims: Shape, block: Block) -> Any:
+        """An array with these dims, and axes of size 1 for those that the block lacks, in the order of the block."""
+        there = names(block.shape)
+        kept = [d.name for d in dims if d.name in there]
+        x = x.reshape([block.size(name) for name in kept])
+        order = [kept.index(name) for name in there]
+        return x if order == sorted(order) else self.c.xp.transpose(x, order)
+
+    def operands(
+        self,
+        causal: bool,
+        window: int | None,
+        queries: tuple[Span, ...] = (),
+        keys: tuple[Span, ...] = (),
+        stored: int | None = None,
+    ) -> Arrays:
+        """The operands of the computation.
+
+        `queries` and `keys` are the positions of the blocks, if they are not the device's own; `stored` is then the
+        number of keys of all devices, padding included.
+        """
+        block = self.blocks["k"]
+        own = Span(self.c.start(block, self.keys), block.size(self.keys))
+        keys = keys or (own,)
+        axes = block.axes[block.position(self.keys)]
+        stored = stored or own.size * (self.c.count(axes) if axes else 1)
+        bias, mask = (
+            None if x is None else self.at_keys(x, keys, stored)
+            for x in (self.arranged(role, self.length, self.memory) for role in ("bias", "mask"))
+        )
+        segments = None
+        if "segments" in self.arrays:
+            ids, other = self.arranged("segments", self.length), self.arranged("memory_segments", self.keys)
+            segments = ids[..., None], other[..., None, :]
+        return Arrays(
+            q=self.arranged("q", self.length, self.head),
+            k=self.shared("k", self.head),
+            v=self.shared("v", self.value),
+            queries=queries or (self.queries,),
+            keys=keys,
+            sees=Sees(causal, window, self.keys.size),
+            scale=self.how.scale,
+            batch=len(self.batch),
+            offset=self.arrays.get("offset"),
+            bias=bias,
+            masks=() if mask is None else (mask,),
+            segments=segments,
+            block=self.how.block,
+            wide=wide_dtype(self.arrays["v"].dtype),
+        )
+
+    def at_keys(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+        """The columns of an array of scores at these keys; the array has those of all keys, maybe padded otherwise."""
+        if x.shape[-1] == 1:
+            return x
+        x = self.with_columns(x, stored)
+        if len(keys) == 1 and keys[0].size == stored:
+            return x
+        axis = x.ndim - 1
+        parts = [self.c.xp.dynamic_slice(x, span.start, span.size, axis) for span in keys]
+        return parts[0] if len(parts) == 1 else self.c.xp.concatenate(parts, axis)
+
+    def with_columns(self, x: Any, n: int) -> Any:
+        """The array with n elements along its last axis: without the last ones, or with zeros after them."""
+        missing = n - x.shape[-1]
+        return x[..., :n] if missing <= 0 else self.c.xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+
+    def results(self, out: Any, lse: Any, outs: Sequence[Block]) -> tuple[Any, Any]:
+        """The results of an attention as the device stores them."""
+        made = self.restored(out, (*self.rest, self.length, self.value), outs[0])
+        return made, self.restored(lse, (*self.rest, self.length), outs[1])
+
+    def cotangents(self, arrays: Arrays) -> list[Any]:
+        """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; the bias's at the keys
+        of `arrays`."""
+        out, ct = (self.arranged(role, self.length, self.value) for role in ("out", "ct"))
+        lse, lse_ct = (self.arranged(role, self.length) for role in ("lse", "lse_ct"))
+        dq, dk, dv, db = self.c.xp.attention_grad(arrays, out, lse, ct, lse_ct)
+        made = [
+            self.restored(dq, (*self.rest, self.length, self.head), self.blocks["q"]),
+            self.restored(dk, (*self.batch, self.keys, self.head), self.blocks["k"]),
+            self.restored(dv, (*self.batch, self.keys, self.value), self.blocks["v"]),
+        ]
+        return made if db is None else [*made, db]
+
+    def bias_cotangent(self, db: Any) -> Any:
+        """The cotangent of the bias at all keys as the device stores it."""
+        block = self.blocks["bias"]
+        if self.memory in block.shape:
+            db = self.with_columns(db, block.size(self.memory))
+        return self.restored(db, (*self.rest, self.length, self.memory), block)

@@ -1,0 +1,165 @@
+"""The records of attention and of its gradient.
+
+Attention has two results: the weighted values, and the logarithm of the sum of exponentials of each query's scores,
+from which its gradient computes the weights again. `lowering.partition.attention` handles split positions of keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..backend import Local
+from ..dims import Shape, names
+from ..ir import Eqn, Labels, Op, Product, Reduce, Type
+from ..layouts import Sharding
+from ..trace import bind
+from ..values import Tensor
+from .attention_blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+
+__all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
+
+MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
+
+
+def _type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+    q, k, v = types[:3]
+    value = value_dim(k.shape, v.shape, how)
+    out = tuple(value if d.name == how.over else d for d in q.shape)
+    return Type(out, how.dtype(v.dtype)), Type(tuple(d for d in q.shape if d.name != how.over), wide_dtype(v.dtype))
+
+
+def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+    roles = how.roles(types)
+    return tuple(Type(roles[r].shape, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
+
+
+def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -> Any:
+    form = Canonical.of(c, how, ins)
+    out, lse = c.xp.attention(form.operands(causal, window))
+    out, lse = form.results(out, lse, c.outs)
+    return out.astype(how.dtype(ins[2].dtype)), lse
+
+
+def _grad_kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -> Any:
+    form = Canonical.of(c, how, ins)
+    made = form.cotangents(form.operands(causal, window))
+    if len(made) > 3:
+        made[3] = form.bias_cotangent(made[3])
+    dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
+    return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(made, dtypes, strict=True))
+
+
+def pairs_seen(first: int, queries: int, keys: int, causal: bool, window: int | None) -> float:
+    """The pairs of a key and one of the queries at positions first ... first + queries - 1 that sees it.
+
+    >>> pairs_seen(0, 4, 4, True, None), pairs_seen(0, 4, 4, True, 2), pairs_seen(2, 2, 4, True, None)
+    (10.0, 7.0, 7.0)
+    """
+    if not causal:
+        return float(queries * (keys if window is None else min(keys, 2 * window - 1)))
+    most = keys if window is None else min(keys, window)
+    full = max(0, min(queries, first + queries - most + 1))  # queries that see that many keys
+    rest = queries - full  # the first of them sees first + 1 keys, the next one more, ...
+    return float(full * most + rest * (first + 1) + rest * (rest - 1) / 2)
+
+
+def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: int) -> float:
+    """FLOPs for each pair of a query and a key: `heads` products over the contracted dim, `values` over the values'."""
+    q, v = (dict(zip(names(shapes[i]), ins[i], strict=True)) for i in (0, 2))
+    rest = math.prod(n for d, n in q.items() if d not in (how.length, how.over))
+    return 2.0 * rest * (heads * q[how.over] + values * v[value_dim(shapes[1], shapes[2], how).name])
+
+
+def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: int | None) -> float:
+    """The pairs that the device with the last queries computes, which has most of them."""
+    q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
+    queries, keys = q.get(how.length, 1), k[how.keys]
+    length = next((d.size for d in shapes[0] if d.name == how.length), keys)
+    return pairs_seen(max(0, length - queries), queries, keys, causal, window)
+
+
+def _flops(ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None) -> float:
+    """Two products, of the pairs that are seen: queries with keys, weights with values."""
+    return _pairs(ins, shapes, how, causal, window) * products(ins, shapes, how, 1, 1)
+
+
+def _grad_flops(ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None) -> float:
+    """Five products, of the pairs that are seen: the scores again, their cotangents, and those of q, k and v."""
+    return _pairs(ins, shapes, how, causal, window) * products(ins, shapes, how, 3, 2)
+
+
+def attention_labels(
+    ins: Sequence[Shape], outs: Sequence[Shape], how: Names, keys: str | None, gradient: bool
+) -> Labels:
+    """Dims by name; the contracted dim and that of the values must be replicated.
+
+    The positions of keys and values have the label `keys`; those of bias and mask must be replicated.
+    """
+    kept = (*names((*how.batch(ins[1]), *how.group(ins[0], ins[1]))), how.length)
+
+    def labels(role: str, shape: Shape) -> dict[str, str | None]:
+        own = role in ("k", "v", "memory_segments")
+        return {d.name: keys if own and d.name == how.keys else d.name if d.name in kept else None for d in shape}
+
+    roles = ("q", "k", "v", *how.extras, *RESIDUALS)
+    results = [r for r in MOVING if r in roles[: 3 + len(how.extras)]] if gradient else ["out", "lse"]
+    return Labels(
+        tuple(labels(role, shape) for role, shape in zip(roles, ins, strict=False)),
+        tuple(labels(role, shape) for role, shape in zip(results, outs, strict=True)),
+    )
+
+
+def _rule(*types: Type, how: Names, **_: Any) -> Labels:
+    outs = [t.shape for t in _type(*types, how=how)]
+    return attention_labels([t.shape for t in types], outs, how, None, gradient=False)
+
+
+def _grad_rule(*types: Type, how: Names, **_: Any) -> Labels:
+    outs = [t.shape for t in _grad_type(*types, how=how)]
+    return attention_labels([t.shape for t in types], outs, how, None, gradient=True)
+
+
+def own_shardings(eqn: Eqn) -> list[Sharding]:
+    """Each cotangent is split like its operand, and a partial sum over the other axes that split an operand."""
+    every = dict.fromkeys(axis for v in eqn.ins for axis in v.sharding.split_axes)
+    roles = eqn.params["how"].roles(eqn.ins)
+    splits = [roles[r].sharding for r in MOVING if r in roles]
+    return [Sharding.of(dict(s.split), [axis for axis in every if axis not in s.split_axes]) for s in splits]
+
+
+def _fwd(*ins: Tensor, active: Sequence[bool], **params: Any) -> Any:
+    outs = bind(ATTENTION, *ins, **params)
+    return outs, (ins, outs)
+
+
+def _vjp(cts: Sequence[Tensor | None], residuals: Any, *, how: Names, **params: Any) -> list[Tensor | None]:
+    ins, (out, lse) = residuals
+    ct, lse_ct = cts
+    more = [] if lse_ct is None else [lse_ct]
+    made = bind(ATTENTION_GRAD, *ins, out, lse, out * 0 if ct is None else ct, *more, how=how, **params)
+    of = dict(zip([r for r in MOVING if r in how.roles(ins)], made, strict=True))
+    return [of.get(role) for role in how.roles(ins)]
+
+
+ATTENTION_GRAD = Op(
+    "attention_grad",
+    type=_grad_type,
+    kernel=_grad_kernel,
+    flops=_grad_flops,
+    rule=_grad_rule,
+    shardings=own_shardings,
+    reduce=Reduce.SUM,
+    product=Product.MATMUL,
+)
+ATTENTION = Op(
+    "attention",
+    type=_type,
+    kernel=_kernel,
+    fwd=_fwd,
+    vjp=_vjp,
+    flops=_flops,
+    rule=_rule,
+    product=Product.MATMUL,
+)
