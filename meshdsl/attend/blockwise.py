@@ -173,7 +173,7 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
                 top, total, acc = carry
                 v = tiles.cols(tiles.v, j)
                 s = tiles.scores(xp, q, tiles.cols(tiles.k, j), i, j)
-                new = jnp.maximum(top, jnp.max(s, -1))
+                new = jnp.maximum(top, jnp.max(lax.stop_gradient(s), -1))  # no result depends on the shift
                 safe = jnp.where(new == -jnp.inf, 0, new)
                 p, old = jnp.exp(s - safe[..., None]), jnp.exp(top - safe)
                 more = x.einsum(xp, "scores v -> out", p.astype(v.dtype), v)
