@@ -17,6 +17,7 @@ from ..layouts import Sharding
 from ..trace import bind
 from ..values import Tensor
 from .attention_blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+from .attention_vmap import vectorised
 
 __all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
 
@@ -147,6 +148,7 @@ ATTENTION_GRAD = Op(
     "attention_grad",
     type=_grad_type,
     kernel=_grad_kernel,
+    vmap=lambda *ins, new, **params: vectorised(ATTENTION_GRAD, ins, new, **params),
     flops=_grad_flops,
     rule=_grad_rule,
     shardings=own_shardings,
@@ -159,6 +161,7 @@ ATTENTION = Op(
     kernel=_kernel,
     fwd=_fwd,
     vjp=_vjp,
+    vmap=lambda *ins, new, **params: vectorised(ATTENTION, ins, new, **params),
     flops=_flops,
     rule=_rule,
     product=Product.MATMUL,
