@@ -71,6 +71,8 @@ class Local:
 
     def align(self, x: Any, source: Block, target: Block) -> Any:
         """Transpose and reshape an array with the source's dims so that it broadcasts against the target's dims."""
+        if source.shape == target.shape:
+            return x
         order = [source.position(d) for d in target.shape if d in source.shape]
         sizes = [source.size(d) if d in source.shape else 1 for d in target.shape]
         if order != list(range(len(order))):

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from functools import cache
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
@@ -183,6 +184,7 @@ def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
 
 
+@cache
 def _is_users(file: str) -> bool:
     return (
         not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES) and not file.endswith(_COMMAND)

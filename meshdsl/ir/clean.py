@@ -24,12 +24,7 @@ def dce(graph: G) -> G:
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()
-    return graph if _same_objects(eqns, graph.eqns) else graph.replace(eqns=tuple(eqns))
-
-
-def _same_objects(eqns: Sequence[Eqn], others: Sequence[Eqn]) -> bool:
-    """Whether both hold the same objects. An unchanged graph stays the same object, so its cached cost stays valid."""
-    return len(eqns) == len(others) and all(a is b for a, b in zip(eqns, others, strict=True))
+    return graph.replace(eqns=tuple(eqns))
 
 
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
@@ -85,9 +80,7 @@ def cse(graph: G) -> G:
     first_eqns: dict[Hashable, Eqn] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if not replacements.keys().isdisjoint(eqn.ins):
-            eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins))
-        eqn = eqn.map_graphs(cse)
+        eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins)).map_graphs(cse)
         key = _key(eqn)
         if key is not None and key in first_eqns:
             replacements.update(zip(eqn.outs, first_eqns[key].outs, strict=True))
@@ -95,8 +88,6 @@ def cse(graph: G) -> G:
         if key is not None:
             first_eqns[key] = eqn
         eqns.append(eqn)
-    if _same_objects(eqns, graph.eqns):
-        return graph
     return graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -43,7 +44,7 @@ class Var:
     name: str = ""
     sharding: Sharding = REPLICATED  # set in a program; a graph's values keep the default
 
-    @property
+    @cached_property
     def type(self) -> Type:
         """Dims and dtype."""
         return Type(self.shape, self.dtype)
@@ -173,16 +174,20 @@ class Eqn:
         return {} if self.control is None else graphs_of(self.control)
 
     def replace(self, **changes: Any) -> Eqn:
-        """A copy with other fields."""
-        return dataclasses.replace(self, **changes)
+        """A copy with other fields; the equation itself if all of them are the same objects as before."""
+        return dataclasses.replace(self, **changes) if _differs(self, changes) else self
 
     def with_control(self, **changes: Any) -> Eqn:
-        """A copy whose loop, branch or call has other fields."""
+        """A copy whose loop, branch or call has other fields; the equation itself if nothing changes."""
         assert self.control is not None
+        if not _differs(self.control, changes):
+            return self
         return self.replace(params={**self.params, "control": dataclasses.replace(self.control, **changes)})
 
     def map_graphs(self, change: Callable[[Any], Graph]) -> Eqn:
         """A copy with `change` applied to each graph; the equation itself if no graph changes."""
+        if self.control is None:
+            return self
         graphs = self.graphs()
         changed = {key: change(graph) for key, graph in graphs.items()}
         return self if all(changed[key] is graph for key, graph in graphs.items()) else self.with_control(**changed)
@@ -219,8 +224,20 @@ class Graph:
         return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
 
     def replace(self: G, **changes: Any) -> G:
-        """A copy with other fields."""
-        return dataclasses.replace(self, **changes)
+        """A copy with other fields; the graph itself if nothing changes, so that what is known of it stays valid."""
+        return dataclasses.replace(self, **changes) if _differs(self, changes) else self
+
+
+def _differs(record: object, changes: Mapping[str, object]) -> bool:
+    """Whether a change of fields puts other objects into a record."""
+    return any(not _same(getattr(record, name), value) for name, value in changes.items())
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether two fields hold the same object, or tuples of the same objects."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    return a is b
 
 
 def _is_number(eqn: Eqn) -> bool:

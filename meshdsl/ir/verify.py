@@ -1,8 +1,12 @@
-"""Check a graph: every value is defined once, before its uses, and has the type its operation's rule infers."""
+"""Check a graph: every value is defined once, before its uses, and has the type its operation's rule infers.
+
+Equations are immutable, so the types of one are checked once, however many passes keep it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakSet
 
 from ..errors import InternalError
 from .borders import borders
@@ -10,6 +14,8 @@ from .graph import Eqn, G
 from .op import Op
 
 __all__ = ["verify"]
+
+_checked: WeakSet[Eqn] = WeakSet()  # equations without type problems
 
 
 def verify(graph: G, made_by: str) -> G:
@@ -21,8 +27,10 @@ def verify(graph: G, made_by: str) -> G:
         missing = [v for v in eqn.ins if v not in defined]
         if missing:
             raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} uses {missing[0]} before it is defined")
-        for problem in _type_problems(eqn):
-            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+        if eqn not in _checked:
+            for problem in _type_problems(eqn):
+                raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+            _checked.add(eqn)
         for sub in eqn.graphs().values():
             verify(sub, made_by)
         if not defined.isdisjoint(eqn.outs):

@@ -11,6 +11,8 @@ devices' blocks. `poison` fills padding with NaN (or a large integer), so that p
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,10 +31,10 @@ __all__ = ["lay_out", "read_back", "simulate"]
 Blocks = list[np.ndarray]  # one per device, row-major over the mesh
 
 
-def coordinates(mesh: Mesh) -> list[dict[str, int]]:
+@lru_cache(maxsize=64)
+def coordinates(mesh: Mesh) -> tuple[dict[str, int], ...]:
     """Every device's coordinates by axis, in row-major order."""
-    sizes = tuple(mesh.axes.values())
-    return [dict(zip(mesh.axes, map(int, np.unravel_index(i, sizes)), strict=True)) for i in range(mesh.size)]
+    return tuple(dict(zip(mesh.axes, place, strict=True)) for place in product(*map(range, mesh.axes.values())))
 
 
 def index_along(mesh: Mesh, coords: dict[str, int], axes: tuple[str, ...]) -> int:

@@ -131,5 +131,7 @@ def promote(*xs: Any) -> tuple[Tensor, ...]:
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
             as_tensor(x)  # raises an error that explains how to name dims
+    if all(isinstance(x, Tensor) and x.dtype == xs[0].dtype for x in xs):
+        return xs
     dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)

@@ -28,7 +28,7 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
             body = eqn.control.graph
             inner = dict(zip(body.ins, ins, strict=True))
             for e in _opened(body.eqns, inner, fresh=True):
-                yield dataclasses.replace(e, backward=e.backward or eqn.backward)
+                yield e.replace(backward=e.backward or eqn.backward)
             renamed.update(zip(eqn.outs, (inner.get(v, v) for v in body.outs), strict=True))
             continue
         outs = tuple(dataclasses.replace(v) for v in eqn.outs) if fresh else eqn.outs

@@ -58,7 +58,7 @@ def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn
     inside: dict[Var, Var] = {}
     before = [_copied(unmade[v], inside) for v in _needed([loop.ins[i] for i in moved], unmade)]
     renamed = {body.ins[i]: inside[loop.ins[i]] for i in moved}
-    eqns = [dataclasses.replace(e, ins=tuple(renamed.get(v, v) for v in e.ins)) for e in body.eqns]
+    eqns = [e.replace(ins=tuple(renamed.get(v, v) for v in e.ins)) for e in body.eqns]
     remaining = [i for i in range(len(loop.ins)) if i not in moved]
     new = body.replace(
         ins=tuple(body.ins[i] for i in remaining),
