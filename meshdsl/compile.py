@@ -104,7 +104,8 @@ class Compiled:
         self._by_arguments: dict[Any, Compiled] = {}  # for static and keyword arguments: functions of the others
         self._last: Compiled = self  # that of `_by_arguments` that was used last
         self._array_functions: dict[Stages, Callable[..., Any]] = {}
-        self._step = Plan()  # its knobs of the step are those of `function`
+        self.step = Plan()  # its knobs of the step are those of `function`
+        self.unplanned = function  # without knobs of the step
         self._recent: Stages | None = None  # of the last call
         self._stages: dict[Any, Stages] = {}
         self._traced: dict[Any, Traced] = {}  # shared with the functions that `under` returns
@@ -225,7 +226,7 @@ class Compiled:
         >>> compiled.plan == md.Plan("rows:4", "batch:rows")
         True
         """
-        plan = self._step.replace(
+        plan = self.step.replace(
             mesh=self.mesh,
             layout=self.layout,
             weight_update=self.options.weight_update,
@@ -395,7 +396,7 @@ def compile(
     try:
         if gather_limit is not None and not gather_limit >= 0:
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
-        step = plan or Plan()
+        step, unplanned = plan or Plan(), f
         if plan is not None:
             _check_alone(mesh, layout, weight_update, overlap)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
@@ -419,7 +420,7 @@ def compile(
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
     compiled = Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, windows, cost_machine), fixed)
-    compiled._step = step
+    compiled.step, compiled.unplanned = step, unplanned
     return compiled
 
 

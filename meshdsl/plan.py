@@ -389,5 +389,5 @@ KNOBS = (
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("pipeline", "pipeline", (), " ".join, list, tuple),
-    Knob("machine", "machine", None, str, str, lambda x: _text("machine", x)),
+    Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

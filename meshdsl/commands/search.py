@@ -8,16 +8,21 @@ import math
 import sys
 from typing import Any
 
-from .common import OK, command, config_options, positive, print_json, workload_of, write
+from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
-from .plans import check_forward, overridden, update_options
+from .plans import check_forward, overlap_option, overridden, update_options
 
 __all__ = ["add"]
 
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""
-    parser = command(commands, "search", run, "find the best layouts for a machine, and show why others are slower")
+    parser = command(
+        commands,
+        "search",
+        run,
+        "find the best plan for a machine: mesh, layout and knobs, and show why others are slower",
+    )
     mesh_group = parser.add_mutually_exclusive_group(required=True)
     mesh_group.add_argument(
         "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; repeat to search several meshes"
@@ -29,6 +34,14 @@ def add(commands: Any) -> None:
     config_options(parser)
     cost_options(parser)
     update_options(parser)
+    overlap_option(parser)
+    parser.add_argument(
+        "--knobs",
+        metavar="NAMES",
+        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, overlap (default: all "
+        "that no option sets; none: only mesh and layout)",
+    )
+    parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
     parser.add_argument(
         "--objective",
         choices=["seconds", "peak_bytes", "wire_bytes"],
@@ -51,16 +64,16 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--patience",
         type=_seconds,
-        default=6.0,
+        default=4.0,
         metavar="SECONDS",
-        help="stop after SECONDS without a better layout (default 6; 0: continue until the best layout is proven)",
+        help="stop after SECONDS without a better plan (default 4; 0: continue until the best is proven)",
     )
     parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
     parser.add_argument(
         "--overrides",
         action="store_true",
-        help="then search overrides of single parameters on top of the best layout (can take minutes)",
+        help="search only mesh and layout, then overrides of single parameters on top of the best (can take minutes)",
     )
 
 
@@ -85,6 +98,25 @@ def _end_progress() -> None:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
+    """The values to try of each knob to search; knobs set by an option have one."""
+    from ..search.knobs import turns_of
+    from ..train import UsageError
+
+    if options.forward or options.knobs == "none" or (options.overrides and not options.knobs):
+        return {}
+    given = {
+        "weight_update": options.weight_update or options.regather,
+        "remat": options.remat,
+        "microbatches": options.microbatches,
+        "overlap": options.overlap,
+    }
+    names = [turn.knob for turn in turns_of(options.knobs or "all")]
+    if twice := [name for name in names if options.knobs and given[name]]:
+        raise UsageError(f"--knobs has {', '.join(twice)}, which another option sets; give one of the two")
+    return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in given.items() if value}
+
+
 def run(options: argparse.Namespace) -> int:
     """Search and print the best layouts."""
     import meshdsl as md
@@ -96,10 +128,14 @@ def run(options: argparse.Namespace) -> int:
     workload = workload_of(options)
     fixed = md.Layout(options.layout)
     check_forward(options)
-    compiled, arguments = step_of(options, workload, overridden(md.Plan("all:1"), options))
+    plan = overridden(md.Plan("all:1"), options)
+    if plan.weight_update.group is not None:
+        raise UsageError("--update-group has no effect in a search, whose meshes have other axes; leave it out")
+    compiled, arguments = step_of(options, workload, plan)
+    knobs = _knobs(options, plan)
     result = md.search(
-        compiled,
-        *arguments,
+        *((workload,) if knobs else (compiled, *arguments)),
+        knobs=knobs,
         mesh=options.mesh,
         devices=options.devices,
         machine=machine_of(options),
@@ -141,6 +177,8 @@ def run(options: argparse.Namespace) -> int:
         entries = [result.best, *result.runners_up[:3]]
         names = ["best", "second", "third", "fourth"]
         write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
+    if options.save_plan:
+        write(options.save_plan, result.plan.to_toml())
     if options.json:
         print_json(
             {

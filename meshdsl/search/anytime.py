@@ -28,7 +28,7 @@ from .result import Counts, Progress, SearchResult
 from .screen import ILLEGAL
 from .space import Row, prune_space
 
-__all__ = ["SearchRequest", "search"]
+__all__ = ["Search", "SearchRequest", "search"]
 
 EVERY = 0.5  # seconds between two progress reports
 ROUNDING = 1e-9  # relative tolerance: a bound sums the same numbers in another order
@@ -64,7 +64,7 @@ def search(
 ) -> SearchResult:
     """The best layouts of a problem over these meshes; see `md.search`."""
     check_objective(request.objective)
-    run = _Search(problem, meshes, machine, request, assignment)
+    run = Search([(problem, mesh) for mesh in meshes], machine, request, assignment)
     run.until_done()
     best = run.ranked()
     if not best:
@@ -87,17 +87,18 @@ def search(
     )
 
 
-class _Search:
+class Search:
+    """The state of a search over groups of candidates: the layouts of a problem on a mesh."""
+
     def __init__(
         self,
-        problem: Problem,
-        meshes: Sequence[Mesh],
+        groups: Sequence[tuple[Problem, Mesh]],
         machine: Machine,
         request: SearchRequest,
         assignment: Assignment | None,
     ):
         self.started = time.perf_counter()
-        self.problem, self.machine, self.request = problem, machine, request
+        self.machine, self.request = machine, request
         self.objective, self.limit, self.assignment = request.objective, request.limit, assignment
         self.entries: dict[Key, Entry] = {}
         self.refused: dict[Key, str] = {}
@@ -105,7 +106,7 @@ class _Search:
         self.improved: float | None = None  # time at which the best layout that fits was found
         self.meshes: list[Candidates] = []
         left_out: list[str] = []
-        for mesh in meshes:
+        for problem, mesh in groups:
             r = request
             space, text = prune_space(
                 problem.graph, mesh, fixed=r.fixed, dims=r.dims, axes=r.axes, several=r.several, orders=r.orders
@@ -287,7 +288,7 @@ class _Search:
         return self.entries[key]
 
     def cost(self, mesh: Candidates, layout: Layout) -> Entry:
-        return evaluate(self.problem, mesh.space.mesh, layout, self.machine, self.limit, self.assignment)
+        return evaluate(mesh.problem, mesh.space.mesh, layout, self.machine, self.limit, self.assignment)
 
     def check(self, mesh: Candidates, row: Row, entry: Entry) -> None:
         for name, bound in mesh.claims(row).items():
@@ -373,7 +374,8 @@ class _Search:
         return tuple(sorted(self.edited(best), key=lambda edit: (edit.report is None, _amount(edit, self.objective))))
 
     def edited(self, best: Entry) -> Iterator[LayoutEdit]:
-        mesh = next(mesh for mesh in self.meshes if mesh.space.mesh is best.mesh)
+        alike = [mesh for mesh in self.meshes if mesh.space.mesh is best.mesh]
+        mesh = next((mesh for mesh in alike if mesh.problem.plan == best.plan.replace(mesh="", layout="")), alike[0])
         space, row = mesh.space, mesh.space.row(best.layout)
         for i, (dim, cuts) in enumerate(zip(space.dims, space.options, strict=True)):
             for n, cut in enumerate(cuts):
@@ -381,7 +383,7 @@ class _Search:
                     continue
                 edited = space.layout((*row[:i], n, *row[i + 1 :]))
                 try:
-                    report = self.problem.cost(space.mesh, edited, self.machine, self.limit, self.assignment)
+                    report = mesh.problem.cost(space.mesh, edited, self.machine, self.limit, self.assignment)
                     yield LayoutEdit(dim, cuts[row[i]], cut, best.report, report)
                 except LayoutError as error:
                     yield LayoutEdit(dim, cuts[row[i]], cut, best.report, None, str(error))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,23 +15,25 @@ from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
-from ..report.report import Report
-from ..trace import tree
-from ..tune.weight_update import WeightUpdate
+from ..plan import Plan
 from ..values import spec
 from .anytime import SearchRequest
 from .anytime import search as search_layouts
-from .evaluate import Assignment, Problem
+from .evaluate import Problem
+from .knobs import turns_of
 from .override_result import OverrideResult
 from .overrides import overrides
+from .plan_result import plan_result
+from .plans import PlanSearch
 from .result import Progress, SearchResult
 from .space import meshes
+from .variants import Variants, problem_of
 
 __all__ = ["search", "search_overrides"]
 
 
 def search(
-    f: Callable[..., Any],
+    f: Any,
     *args: Any,
     mesh: Mesh | str | Sequence[Mesh | str] | None = None,
     devices: int | None = None,
@@ -53,8 +54,11 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
+    knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None] | None = None,
 ) -> SearchResult:
-    """Find the best layouts of a function, with a bound on all others; `gap` 0 means the best is proven.
+    """Find the best plans of a function: layouts, meshes and, of a training step, all other knobs.
+
+    All others have a bound; `gap` 0 means that the best is proven.
 
     >>> import meshdsl as md
     >>> def two_layers(x, w, v):
@@ -67,6 +71,10 @@ def search(
     `f` is a function with its arguments or their specs; or the result of `md.compile` (the search keeps its options,
     not its mesh and layout); or a workload, whose training step is searched. `mesh` is one mesh or several to choose
     from; `devices` means every mesh of that many devices with up to `most_axes` axes, in every order.
+
+    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap", "all", or a
+    mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function. The
+    result's `plan` has every choice; pass it to `md.compile(step, plan=plan)`.
 
     `objective` is "seconds", "peak_bytes" or "wire_bytes". Layouts that need more than `limit` bytes per device
     (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
@@ -100,15 +108,22 @@ def search(
             patience=patience,
             progress=progress,
         )
-        return search_layouts(
-            _problem(f, compiled, args), _meshes(mesh, devices, most_axes, on), on, request, assignment
-        )
+        tried = _meshes(mesh, devices, most_axes, on)
+        turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
+        if not turns:
+            return search_layouts(_problem(f, compiled, args), tried, on, request, assignment)
+        given = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
+        first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in given}
+        variants = Variants(compiled, args, _title(f, compiled), on, first)
+        run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment)
+        run.until_done()
+        return plan_result(run)
     except MeshdslError as error:
         raise at(error, caller()) from None
 
 
 def search_overrides(
-    f: Callable[..., Any],
+    f: Any,
     *args: Any,
     mesh: Mesh | str,
     layout: Layout | str | Mapping[str, Any] = "",
@@ -175,17 +190,13 @@ def _bounded(machine: Machine | str | os.PathLike[str]) -> Machine:
     return on
 
 
+def _title(f: Any, compiled: Compiled) -> str:
+    return getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", "")
+
+
 def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
-    stages, _ = compiled._for(args)
-    title = getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", "")
-    options = compiled.options
-    plain = options.weight_update == WeightUpdate() and options.overlap.mode == "none"
-
-    def cost(mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None) -> Report:
-        report = compiled.under(mesh, layout).cost(*args, machine=machine, limit=limit, assignment=assignment)
-        return dataclasses.replace(report, title=title)
-
-    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), options.gather_limit, plain)
+    plan = compiled.plan.replace(mesh="", layout="")
+    return problem_of(compiled, args, _title(f, compiled), plan)
 
 
 def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tuple[Compiled, tuple[Any, ...]]:
@@ -201,11 +212,6 @@ def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tup
         key = (spec("key_word:2", "uint32"),) if len([p for p in takes if p.kind is not p.KEYWORD_ONLY]) > 2 else ()
         return compile(f.train_step(), "", donate=(0, 1)), (*f.specs(), *key)
     return compile(f, "", donate=donate), args
-
-
-def _paths(stages: Any) -> tuple[str, ...]:
-    places = tree.tree_unflatten(stages.result, range(len(stages.graph.outs)))
-    return tuple(tree.keystr(path, simple=True, separator="/") for path, _ in tree.tree_flatten_with_path(places)[0])
 
 
 def _meshes(

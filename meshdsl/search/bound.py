@@ -77,13 +77,14 @@ class RuleBound:
     work: tuple[_Work, ...]
     makers: int  # top-level equations, without loops and views, that make a result
     pinned: int  # axes that occur in every layout, as bits
-    plain: bool  # True if programs are plain `partition` output; otherwise every bound is 0
+    plain: bool  # True if programs are plain `partition` output; otherwise all bounds are `loose`
     _least: dict[int, tuple[float, dict[int, float]]] = field(default_factory=dict[int, Any], repr=False)
 
     def of(self, rows: np.ndarray) -> Amounts:
         """The bounds of layouts given as rows of option numbers; -1 for an undecided dim."""
         if not self.plain:
-            return Amounts(*np.zeros((3, len(rows))))
+            seconds, peak = self.loose
+            return Amounts(np.full(len(rows), seconds), np.full(len(rows), peak), np.zeros(len(rows)))
         used = np.full(len(rows), self.pinned, np.int64)
         for masks, options in zip(self._masks, rows.T, strict=True):
             used |= masks[options]
@@ -91,6 +92,19 @@ class RuleBound:
         seconds = np.array([self.least(int(mask))[0] for mask in kinds])[which]
         ways = np.array([self.ways(int(mask)) for mask in kinds])[which]
         return Amounts(seconds, self._memory(rows, ways), np.zeros(len(rows)))
+
+    @cached_property
+    def loose(self) -> tuple[float, float]:
+        """Seconds and peak bytes of every layout and every weight update and overlap: products and inputs, divided.
+
+        Sharded updates divide the update's elementwise operations and the weights further than the layout does, and
+        casts may move out of loops; no pass removes a product or divides it over more devices than there are.
+        """
+        ways, launch = self.space.mesh.size, self.machine.launch
+        products = [each for each in self.work if each.kind != "vector"]
+        seconds = sum((_seconds(each, ways, self.machine) + launch) * each.trips for each in products)
+        stored = sum(math.prod(d.size for d in v.shape) * v.dtype.itemsize for v in self.graph.ins)
+        return seconds, stored / ways
 
     def used(self, row: Sequence[int]) -> int:
         """The axes that occur in a layout, as bits."""

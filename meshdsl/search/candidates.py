@@ -33,7 +33,7 @@ class Candidates:
     """The layouts of one mesh. If there are too many to list, one bound covers all of them."""
 
     def __init__(self, problem: Problem, space: Space, machine: Machine, placement: Placement, objective: str):
-        self.space, self.placement, self.objective = space, placement, objective
+        self.problem, self.space, self.placement, self.objective = problem, space, placement, objective
         self.rules = rule_bound(problem.graph, space, machine, problem.donated, problem.results, problem.plain)
         self.screen = Screen(
             problem.graph, space.mesh, machine, placement, problem.results, problem.gather_limit, problem.plain

@@ -11,6 +11,7 @@ from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
+from ..plan import Plan
 from ..report.report import Report
 
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
@@ -30,7 +31,8 @@ class Problem:
     results: tuple[str, ...] | None = None  # paths of the results
     gather_limit: float | None = None
     plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
-    # the bounds hold only then
+    # otherwise only the bounds of products and inputs hold
+    plan: Plan = field(default_factory=Plan)  # the knobs other than mesh and layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,8 @@ class Entry:
     peak_bytes: int
     wire_bytes: int
     fits: bool
+    plan: Plan
+    parts: Mapping[str, float]  # seconds by kind of instruction
     _cost: Callable[[], Report] = field(repr=False)
 
     @cached_property
@@ -58,6 +62,7 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
+            "plan": self.plan.to_dict(),
             "mesh": dict(self.mesh.axes),
             "layout": str(self.layout),
             "seconds": self.seconds,
@@ -70,13 +75,14 @@ class Entry:
 def evaluate(
     problem: Problem, mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None
 ) -> Entry:
-    """Cost a layout on a mesh; raises `LayoutError` if the layout is illegal."""
+    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal."""
 
     def report() -> Report:
         return problem.cost(mesh, layout, machine, limit, assignment)
 
     r = report()
-    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, report)
+    plan = problem.plan.replace(mesh=mesh, layout=layout)
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, report)
 
 
 def check_objective(objective: str) -> None:

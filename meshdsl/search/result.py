@@ -8,11 +8,13 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ..cost.machine import Machine
+from ..plan import Plan
 from ..report.layout_edits import LayoutEdit, reason_of
 from ..report.schema import SCHEMA_VERSION, plain
 from ..report.tables import table
 from ..units import seconds, show_bytes
 from .evaluate import Entry
+from .worth import Half, KnobWorth
 
 __all__ = ["Counts", "Progress", "SearchResult", "heading"]
 
@@ -114,6 +116,15 @@ class SearchResult:
     seconds: float  # duration of the search
     left_out: tuple[str, ...]  # layouts removed from the candidates because there were too many
     _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
+    knobs: tuple[str, ...] = ()  # searched besides mesh and layout
+    fixed: tuple[str, ...] = ()  # knobs that the function does not take, each with the reason
+    _worth: Callable[[], tuple[KnobWorth, ...]] = field(default=tuple, repr=False)
+    _half: Callable[[], Half | None] = field(default=lambda: None, repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan: `md.compile(step, plan=result.plan)`."""
+        return self.best.plan
 
     @property
     def gap(self) -> float:
@@ -128,11 +139,27 @@ class SearchResult:
         """The best layout with one dim changed, for each dim and option, best first; costed on first access."""
         return self._edits()
 
+    @cached_property
+    def worth(self) -> tuple[KnobWorth, ...]:
+        """What each knob of the best plan is worth: the plan with that knob at its default; costed on first access."""
+        return self._worth()
+
+    @cached_property
+    def half(self) -> Half | None:
+        """The best plan on half the devices, and what makes it fit; None for one device. Costed on first access."""
+        return self._half()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        half = self.half
         return plain(
             {
                 **heading(self),
+                "plan": self.plan.to_dict(),
+                "knobs": list(self.knobs),
+                "not_searched": list(self.fixed),
+                "worth": [each.to_dict() for each in self.worth],
+                "half_the_devices": None if half is None else half.to_dict(),
                 "best": self.best.to_dict(),
                 "runners_up": [entry.to_dict() for entry in self.runners_up],
                 "front": [entry.to_dict() for entry in self.front],
@@ -153,6 +180,8 @@ class SearchResult:
 
 def _shown(found: SearchResult) -> str:
     """The text of `print(found)`."""
+    if found.knobs:
+        return plan_text(found)
     best = found.best
     parts = [
         f"{found.title or 'search'} on {found.machine.name}: the best layout by {found.objective}",
@@ -242,3 +271,44 @@ def _difference(n: int) -> str:
 
 def _more(near: list[LayoutEdit]) -> str:
     return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""
+
+
+def plan_text(found: SearchResult) -> str:
+    """The text of a search over plans."""
+    best = found.best
+    parts = [
+        f"{found.title or 'search'} on {found.machine.name}: the best plan by {found.objective}",
+        "  " + str(found.plan).replace("\n", "\n  ") + f"\n\n  {_figures(best)}",
+        _proof(found),
+    ]
+    if found.fixed:
+        parts.append("not searched\n  " + "\n  ".join(found.fixed))
+    if found.worth:
+        rows = [(each.change, *_worth(each, best)) for each in found.worth]
+        parts.append("one knob back at its default\n" + table(("change", "time", "memory"), rows, "<>>"))
+    for i, entry in enumerate(found.runners_up):
+        title = "next" if not i else "then"
+        change = _change(entry.seconds, best.seconds)
+        why = _slower(entry, best)
+        lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
+        lines += [f"  {line}" for line in str(best.plan.diff(entry.plan)).splitlines()]
+        parts.append("\n".join(lines))
+    if len(found.front) > 1:
+        parts.append("time against memory, of the plans costed\n" + _entries(found.front, best))
+    if found.half is not None:
+        parts.append(str(found.half))
+    return "\n\n".join(parts)
+
+
+def _slower(entry: Entry, best: Entry) -> str:
+    """The part of the step in which an entry is slower than the best."""
+    more = {name: entry.parts[name] - best.parts[name] for name in best.parts}
+    name = max(more, key=more.__getitem__)
+    return f"; {seconds(more[name])} more {name}" if more[name] > 0 else ""
+
+
+def _worth(each: KnobWorth, best: Entry) -> tuple[str, str]:
+    if each.entry is None:
+        return "illegal", ""
+    memory = _difference(each.entry.peak_bytes - best.peak_bytes)
+    return _change(each.entry.seconds, best.seconds), memory + ("" if each.entry.fits else " !")

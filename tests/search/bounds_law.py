@@ -86,7 +86,53 @@ def violations(f: Any, args: Sequence[Any], mesh: str, machine: str, layouts: in
         for name, one in candidates.items():
             check(one, row, entry, name, rng)
             counts["bounds"] += 4
+    counts["knobs"] = other_knobs(f, compiled, args, mesh, on, seed)
     return counts
+
+
+def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Machine, seed: int) -> int:
+    """The loose bound under a random weight update and overlap, and of a workload's step under remat and micro-batches.
+
+    Returns the number of bounds checked.
+    """
+    from meshdsl.search.bound import rule_bound
+    from meshdsl.search.variants import Variants
+
+    rng, grid, checked = random.Random(seed), md.Mesh(mesh), 0
+    variants = Variants(compiled, args, "", on)
+    free = variants.canonical(variants.base.replace(remat="none")) if hasattr(f, "train_step") else None
+    least = variants.problem(free or variants.base)
+    for _ in range(6):
+        if checked == 4:
+            break
+        knobs: dict[str, Any] = {
+            "weight_update": rng.choice(["sharded", "auto", md.WeightUpdate("sharded", regather=True)])
+        }
+        knobs["overlap"] = rng.choice(["none", "none", "none", "list", "skew"])
+        if hasattr(f, "train_step"):
+            knobs |= {"remat": rng.choice(["model", "full", "products"]), "microbatches": rng.choice([1, 2, 4])}
+        plan = variants.canonical(variants.base.replace(**knobs))
+        if plan is None:
+            continue
+        problem = variants.problem(plan)
+        candidates = space(problem.graph, grid)
+        often = {"batch": 0.8}
+        row = tuple(
+            rng.randrange(len(cuts)) if rng.random() < often.get(d, 0.15) else 0
+            for d, cuts in zip(candidates.dims, candidates.options, strict=True)
+        )
+        if not candidates.allows(row):
+            continue
+        try:
+            entry = evaluate(problem, grid, candidates.layout(row), on, math.inf, None)
+        except md.LayoutError:
+            continue
+        for each in (problem, least):  # the step that recomputes nothing has the least work of all
+            seconds, peak = rule_bound(each.graph, space(each.graph, grid), on, plain=False).loose
+            assert seconds * (1 - ROUNDING) <= entry.seconds, f"loose: seconds {seconds} > {entry.seconds} of {plan!r}"
+            assert peak * (1 - ROUNDING) <= entry.peak_bytes, f"loose: {peak} > {entry.peak_bytes} bytes of {plan!r}"
+            checked += 2
+    return checked
 
 
 def check(candidates: Candidates, row: Row, entry: Entry | None, objective: str, rng: random.Random) -> None:

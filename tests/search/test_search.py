@@ -262,7 +262,7 @@ def test_search_stopped_early_says_how_much_better_another_layout_can_be():
 
 
 def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
-    steps = anytime._Search.steps
+    steps = anytime.Search.steps
 
     def interrupted(self: Any) -> Any:
         for done, _ in enumerate(steps(self)):
@@ -270,7 +270,7 @@ def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPa
                 raise KeyboardInterrupt
             yield
 
-    monkeypatch.setattr(anytime._Search, "steps", interrupted)
+    monkeypatch.setattr(anytime.Search, "steps", interrupted)
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
     assert found.stopped == "an interrupt" and found.counts.costed and found.gap > 0
 
@@ -278,7 +278,7 @@ def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(anytime._Search, "steps", at_once)
+    monkeypatch.setattr(anytime.Search, "steps", at_once)
     with pytest.raises(KeyboardInterrupt):
         md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
 

@@ -1,0 +1,84 @@
+"""The values that a search tries for each knob of a plan, besides its mesh and its layout.
+
+To search another knob, add its record to `meshdsl.plan.KNOBS` and its candidates here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import LayoutError, nearest
+from ..plan import KNOBS, Plan
+from ..tune.overlap.values import Overlap
+from ..tune.weight_update import WeightUpdate
+
+__all__ = ["TURNS", "Turn", "title", "turns_of"]
+
+SEVERAL = 8  # devices of an update group along one axis: the neighbours in a node, or on a ring
+SHARDED = WeightUpdate("sharded")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The candidates of one knob, for a plan whose other knobs are set; those that need least time first.
+
+    `spends`: candidates after the current one only save memory, and cost time; they are tried if the plan does not fit.
+    """
+
+    knob: str
+    candidates: Callable[[Plan], Sequence[Any]]
+    spends: bool = False
+
+
+def _updates(plan: Plan) -> list[WeightUpdate]:
+    axes = [axis for axis, n in plan.mesh.axes.items() if n > 1]
+    groups = axes if len(axes) > 1 else []
+    groups += [
+        f"{axis}:{SEVERAL}" for axis in axes if plan.mesh.axes[axis] > SEVERAL and not plan.mesh.axes[axis] % SEVERAL
+    ]
+    grouped = [WeightUpdate("sharded", group=group) for group in groups]
+    return [WeightUpdate(), SHARDED, *grouped, WeightUpdate("sharded", regather=True)]
+
+
+TURNS = (
+    Turn("weight_update", _updates),
+    Turn("remat", lambda plan: ("none", "collectives", "products", "full"), spends=True),
+    Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
+    Turn("overlap", lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves")))),
+)
+
+
+def turns_of(knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None]) -> tuple[Turn, ...]:
+    """The knobs to search, by name, or with their candidates (None: the usual ones); "all" for every one.
+
+    >>> [turn.knob for turn in turns_of("remat microbatches")]
+    ['remat', 'microbatches']
+    >>> [overlap.mode for overlap in turns_of({"overlap": ["none", "list"]})[0].candidates(Plan())]
+    ['none', 'list']
+
+    Raises `LayoutError` for an unknown knob, and for a value that is not available.
+    """
+    known = {turn.knob: turn for turn in TURNS}
+    names = (
+        list(known) if knobs == "all" else knobs.replace(",", " ").split() if isinstance(knobs, str) else list(knobs)
+    )
+    for name in names:
+        if name not in known:
+            raise LayoutError(f"a search turns no knob {name!r}; {nearest(name, known)}")
+    if not isinstance(knobs, Mapping):
+        return tuple(known[name] for name in names)
+    return tuple(known[name] if values is None else _given(known[name], values) for name, values in knobs.items())
+
+
+def _given(turn: Turn, values: Sequence[Any]) -> Turn:
+    given = tuple(getattr(Plan(**{turn.knob: value}), turn.knob) for value in values)
+    if not given:
+        raise LayoutError(f"knobs: no value of {turn.knob} to try; leave it out, or give None for the usual values")
+    return Turn(turn.knob, lambda plan: given, turn.spends)
+
+
+def title(knob: str) -> str:
+    """The printed name of a knob."""
+    return next(each.title for each in KNOBS if each.name == knob)

@@ -1,0 +1,105 @@
+"""The problems of one function under every combination of knobs. Each step is traced once."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..compile import Compiled
+from ..cost.machine import Machine
+from ..errors import MeshdslError
+from ..layouts import Layout, Mesh
+from ..plan import Plan, machine_text, planned
+from ..report.report import Report
+from ..trace import tree
+from .evaluate import Assignment, Problem
+
+__all__ = ["Variants"]
+
+
+class Variants:
+    """The problem of each plan; a plan's mesh and layout do not matter.
+
+    Steps that are traced to equal graphs, such as remat "model" and "none" of a model without rematerialisation, are
+    one step: `canonical` returns the plan of the first.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        args: Sequence[Any],
+        title: str,
+        machine: Machine,
+        first: Mapping[str, Any] | None = None,
+    ):
+        self.compiled, self.args, self.title, self.machine = compiled, args, title, machine
+        own = compiled.plan.replace(mesh="", layout="")
+        self.base = own.replace(**(first or {}))  # where the search starts
+        self.refused: dict[tuple[str, int], str] = {}  # steps that cannot be made
+        self._steps: dict[tuple[str, int], Compiled] = {(own.remat, own.microbatches): compiled}
+        self._graphs: dict[str, tuple[str, int]] = {}
+        self._canonical: dict[tuple[str, int], tuple[str, int]] = {}
+        self._problems: dict[Plan, Problem] = {}
+
+    def canonical(self, plan: Plan) -> Plan | None:
+        """The plan with the first step of an equal graph; None if the step cannot be made."""
+        step = plan.remat, plan.microbatches
+        if step in self.refused:
+            return None
+        if step not in self._canonical:
+            try:
+                stages, _ = self._step(*step)._for(self.args)
+            except MeshdslError as error:
+                self.refused[step] = str(error)
+                return None
+            self._canonical[step] = self._graphs.setdefault(str(stages.graph), step)
+        remat, microbatches = self._canonical[step]
+        return plan.replace(remat=remat, microbatches=microbatches)
+
+    def problem(self, plan: Plan) -> Problem:
+        """The problem of a canonical plan."""
+        knobs = plan.replace(mesh="", layout="")
+        if knobs not in self._problems:
+            self._problems[knobs] = self._problem(knobs)
+        return self._problems[knobs]
+
+    def _step(self, remat: str, microbatches: int) -> Compiled:
+        if (remat, microbatches) not in self._steps:
+            base = self.compiled
+            f = planned(base.unplanned, Plan(remat=remat, microbatches=microbatches))
+            made = Compiled(f, Mesh(""), Layout(""), base.donate, base.options, base.static)
+            made.unplanned = base.unplanned
+            made.step = Plan(remat=remat, microbatches=microbatches)
+            self._steps[remat, microbatches] = made
+        return self._steps[remat, microbatches]
+
+    def _problem(self, knobs: Plan) -> Problem:
+        compiled = copy.copy(self._step(knobs.remat, knobs.microbatches))
+        options = compiled.options
+        machine = self.machine if knobs.needs_machine else options.machine
+        compiled.options = dataclasses.replace(
+            options, weight_update=knobs.weight_update, overlap=knobs.overlap, machine=machine
+        )
+        plan = knobs.replace(machine=machine_text(self.machine)) if knobs.needs_machine else knobs
+        return problem_of(compiled, self.args, self.title, plan)
+
+
+def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) -> Problem:
+    """The problem of a function with its options: the graph, and the cost of its program under a layout."""
+    stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(args)
+    options = compiled.options
+
+    def cost(mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None) -> Report:
+        report = compiled.under(mesh, layout).cost(*args, machine=machine, limit=limit, assignment=assignment)
+        return dataclasses.replace(report, title=title)
+
+    plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
+    plain = plain and not options.weight_update.bucket_bytes
+    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), options.gather_limit, plain, plan)
+
+
+def _paths(stages: Any) -> tuple[str, ...]:
+    places = tree.tree_unflatten(stages.result, range(len(stages.graph.outs)))
+    return tuple(tree.keystr(path, simple=True, separator="/") for path, _ in tree.tree_flatten_with_path(places)[0])

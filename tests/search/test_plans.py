@@ -1,0 +1,103 @@
+"""The search over plans: equal to brute force where it finishes, and honest where it does not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+import meshdsl as md
+from meshdsl.search.knobs import TURNS
+from meshdsl.search.space import space
+from models import mlp, transformer
+
+SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
+LM = transformer.lm.replace(batch=16, length=64, layers=2, d_model=64, heads=4, d_head=16, d_ff=128)
+
+
+def brute_force(workload: md.Workload, mesh: str, knobs: dict[str, list[Any]], dims: str, machine: str, limit: float):
+    """Every plan: its seconds and peak, by plan; without those that are illegal."""
+    graph = md.compile(workload.train_step(), mesh).graph(*workload.specs())
+    candidates = space(graph, md.Mesh(mesh), dims=dims.split())
+    found: dict[md.Plan, tuple[float, int]] = {}
+    for row in itertools.product(*(range(len(cuts)) for cuts in candidates.options)):
+        for values in itertools.product(*knobs.values()):
+            given = dict(zip(knobs, values, strict=True))
+            needs = given.get("overlap", "none") != "none"
+            plan = md.Plan(mesh, candidates.layout(row), **given, machine=machine if needs else None)
+            try:
+                step = md.compile(workload.train_step(), plan=plan, donate=(0, 1))
+                report = step.cost(*workload.specs(), machine=machine, limit=limit)
+            except (md.LayoutError, md.ShapeError):
+                continue
+            found[plan] = report.seconds, report.peak_bytes
+    return found
+
+
+CASES = [
+    (SMALL, "x:4", {"weight_update": ["replicated", "sharded"], "microbatches": [1, 2, 3]}, "batch hidden", "h100"),
+    (SMALL, "x:2 y:2", {"overlap": ["none", "list"]}, "batch", "h100"),
+    (LM, "x:4", {"remat": ["model", "none", "full"]}, "batch", "tpu-v5e"),
+]
+
+
+@pytest.mark.parametrize(("workload", "mesh", "knobs", "dims", "machine"), CASES)
+def test_plan_search_equals_brute_force(workload: Any, mesh: str, knobs: Any, dims: str, machine: str):
+    every = brute_force(workload, mesh, knobs, dims, machine, math.inf)
+    peaks = sorted(peak for _, peak in every.values())
+    for limit in (math.inf, peaks[0]):
+        result = md.search(workload, mesh=mesh, knobs=knobs, dims=dims, machine=machine, limit=limit, time_limit=None)
+        least = min(seconds for seconds, peak in every.values() if peak <= limit)
+        assert (result.stopped, result.gap) == ("", 0.0)
+        assert result.best.seconds == least == result.bound
+        assert every[result.plan] == (result.best.seconds, result.best.peak_bytes)
+    with pytest.raises(md.LayoutError, match="no plan costed fits"):
+        md.search(workload, mesh=mesh, knobs=knobs, dims=dims, machine=machine, limit=peaks[0] - 1)
+
+
+def test_plan_search_result_costs_what_compile_costs():
+    result = md.search(LM, devices=4, time_limit=3.0, machine="tpu-v5e")
+    step = md.compile(LM.train_step(), plan=result.plan, donate=(0, 1))
+    report = step.cost(*LM.specs(), machine="tpu-v5e")
+    assert (report.seconds, report.peak_bytes) == (result.best.seconds, result.best.peak_bytes)
+    assert 0 <= result.bound <= result.best.seconds and result.stopped
+    assert result.to_dict()["plan"] == result.plan.to_dict()
+    for each in result.worth:
+        assert each.entry is None or each.entry.seconds >= result.best.seconds or not each.entry.fits
+
+
+def test_plan_search_text_says_why_runners_up_lose_and_what_knobs_are_worth():
+    text = str(md.search(SMALL, mesh="x:4", machine="h100", dims="batch", knobs="remat weight_update"))
+    for words in ("the best plan by seconds", "weight update", "proven", "next:", "on half the devices (2)"):
+        assert words in text
+    assert "remat: the config of mlp has no field remat" in text
+
+
+def test_plan_search_saves_memory_by_knobs_if_no_layout_fits():
+    knobs = {"remat": ["model", "full"], "microbatches": [1, 2]}
+    alone = md.search(LM, mesh="x:4", knobs=(), layout="batch:x", dims="", objective="peak_bytes")
+    result = md.search(LM, mesh="x:4", knobs=knobs, layout="batch:x", dims="", limit=0.9 * alone.best.peak_bytes)
+    assert result.best.fits and result.plan.replace(mesh="", layout="") != md.Plan()
+
+
+def test_functions_search_layouts_only_unless_knobs_are_named():
+    def two(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return md.dot(x, w, "io")
+
+    args = md.spec("batch:64 io:64"), md.spec("io:64 hidden:64")
+    found = md.search(two, *args, mesh="x:2")
+    assert found.knobs == () and found.plan == md.Plan("x:2", found.best.layout)
+    assert md.search(two, *args, mesh="x:2", knobs="overlap").knobs == ("overlap",)
+    with pytest.raises(md.LayoutError, match="no knob 'remats'; did you mean 'remat'"):
+        md.search(two, *args, mesh="x:2", knobs="remats")
+
+
+def test_every_turn_is_a_knob_of_a_plan():
+    plan = md.Plan("x:16 y:2", "batch:x")
+    for turn in TURNS:
+        values = list(turn.candidates(plan))
+        assert len(values) == len(set(map(str, values))) and values
+        for value in values:
+            assert getattr(plan.replace(**{turn.knob: value}), turn.knob) == value
