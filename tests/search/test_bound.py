@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from tests.search.bounds_law import drawn, violations
+from meshdsl.search.api import _compiled
+from models import mlp
+from tests.search.bounds_law import drawn, other_knobs, violations
 from tests.search.test_search import CASES
 
 
@@ -34,6 +36,12 @@ def test_bounds_are_below_the_cost_of_layouts(case: str):
 @pytest.mark.parametrize("seed", range(20))
 def test_bounds_are_below_the_cost_of_random_programs(seed: int):
     assert violations(*drawn(seed), 1, seed)["bounds"]
+
+
+def test_bounds_of_products_and_inputs_hold_for_every_plan():
+    workload = mlp.mlp.replace(batch=64, io=32, hidden=64)
+    compiled, args = _compiled(workload, (), ())
+    assert other_knobs(workload, compiled, args, "x:2 y:2", md.machine("h100"), seed=1)
 
 
 @pytest.mark.slow
