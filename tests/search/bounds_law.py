@@ -112,7 +112,9 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
         }
         knobs["overlap"] = rng.choice(["none", "none", "none", "list", "skew"])
         if hasattr(f, "train_step"):
-            knobs |= {"remat": rng.choice(["model", "full", "products"]), "microbatches": rng.choice([1, 2, 4])}
+            knobs["microbatches"] = rng.choice([1, 2, 4])
+        if hasattr(f, "config") and hasattr(f.config, "remat"):
+            knobs["remat"] = rng.choice(["model", "full", "products"])
         plan = variants.canonical(variants.base.replace(**knobs))
         if plan is None:
             continue
