@@ -48,7 +48,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
-    "control": ("accumulate", "checkpoint", "cond", "name", "scan", "while_loop"),
+    "derivatives": ("jvp", "vjp"),
+    "control": (
+        "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",
+        "while_loop",
+    ),
     "control.region": ("local",),
     "params": ("Model", "eval_shape", "model", "param", "scope"),
     "layers": ("layers",),

@@ -21,10 +21,13 @@ from .compilers.aot import compile_for as compile_for
 from .compilers.verify import Verification as Verification
 from .compilers.verify import verify as verify
 from .control import accumulate as accumulate
+from .control import associative_scan as associative_scan
 from .control import checkpoint as checkpoint
 from .control import cond as cond
+from .control import cumprod as cumprod
 from .control import name as name
 from .control import scan as scan
+from .control import switch as switch
 from .control import while_loop as while_loop
 from .control.region import local as local
 from .cost.machine import Machine as Machine
@@ -33,6 +36,8 @@ from .cost.machine import machine as machine
 from .cost.memory import Memory as Memory
 from .cost.memory import memory as memory
 from .cost.network import place as place
+from .derivatives import jvp as jvp
+from .derivatives import vjp as vjp
 from .dims import Dim as Dim
 from .dims import dims as dims
 from .errors import CheckpointError as CheckpointError

@@ -57,7 +57,7 @@ class Row:
     `reference` takes the operands as NumPy arrays. `exact`: on small integers, every evaluation order gives the same
     bits. `empty`: any size may be 0. `smooth`: on integers, with ties and zeros, the gradient equals JAX's. `odd`:
     values may include infinities; not allowed if a factor of a product is summed on several devices, because
-    inf * (2 - 1) is inf and inf * 2 - inf * 1 is NaN.
+    inf * (2 - 1) is inf and inf * 2 - inf * 1 is NaN; nor if products are grouped in any order, because inf * 0 is NaN.
     """
 
     name: str
@@ -779,6 +779,55 @@ def _randoms() -> Iterator[Row]:
     yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
 
 
+def _associatives() -> Iterator[Row]:
+    def recurrence(a: Tensor, b: Tensor, reverse: bool = False) -> Any:
+        then = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
+        return md.associative_scan(then, (md.sign(a), b), over="t", reverse=reverse)
+
+    def recurred(a: Any, b: Any) -> Any:
+        product, total, rows = np.ones_like(a[:1].sum(0)), np.zeros_like(b[:1].sum(0)), []
+        for one, more in zip(np.sign(a), b, strict=True):
+            product, total = product * one, one * total + more
+            rows.append((product, total))
+        return [np.array([row[k] for row in rows]).reshape(a.shape) for k in (0, 1)]
+
+    back = lambda a, b: [x[::-1] for x in recurred(a[::-1], b[::-1])]
+    yield Row("associative_scan", recurrence, (In("t a", "nonzero"), In("t a")), recurred, ("float32",), odd=False)
+    reverse = lambda a, b: recurrence(a, md.transpose(b, "t a"), True)
+    yield Row("associative_scan_reverse", reverse, (In("t a", "nonzero"), In("a t")), lambda a, b: back(a, b.T), ("float32",), odd=False)
+    turned = lambda p, q: md.rename(md.einsum(md.rename(p, d="k"), md.rename(q, c="k"), out="c d"), c="c")
+    products = lambda x: md.associative_scan(turned, x, over="t")
+
+    def powers(x: Any) -> Any:
+        total, found = np.eye(x.shape[1]), []
+        for one in x:
+            total = total @ one
+            found.append(total)
+        return np.array(found).reshape(x.shape)
+
+    yield Row("associative_scan_products", products, (In("t c=d d", "unit"),), powers, ("float32",), exact=False, odd=False)
+    yield Row("cumprod", lambda x: md.cumprod(x, "a"), (In("a b", "unit"),), lambda x: np.cumprod(x, 0), ("float32",), exact=False, odd=False)
+    last = lambda x: md.cumprod(x, "b", exclusive=True, reverse=True)
+    ends = lambda x: np.cumprod(np.concatenate([x[:, 1:], np.ones_like(x[:, :1])], 1)[:, ::-1], 1)[:, ::-1]
+    yield Row("cumprod_last", last, (In("a b", "unit"),), ends, ("float32",), exact=False, odd=False)
+
+
+def _choices() -> Iterator[Row]:
+    bounded = lambda x: md.while_loop(lambda c: md.sum(md.abs(c)) < 40, lambda c: c + c, x + md.sign(x) + 1, max_trips=3)
+
+    def ran_three(x: Any) -> Any:
+        x, n = x + np.sign(x) + 1, 0
+        while n < 3 and np.abs(x).sum() < 40:
+            x, n = x + x, n + 1
+        return x
+
+    yield Row("while_bounded", bounded, (X,), ran_three, ("float32",))
+    three = [lambda x: x * x, lambda x: -x, lambda x: x + x]
+    chosen = lambda i, x: md.switch(i, three, x)
+    picked = lambda i, x: (x * x, -x, x + x)[min(max(int(i), 0), 2)]
+    yield Row("switch", chosen, (In("", "place:t", INDEX), X), picked, smooth=False)
+
+
 def _controls() -> Iterator[Row]:
     series = In("t a")
 
@@ -870,7 +919,12 @@ def _controls() -> Iterator[Row]:
 def rows() -> list[Row]:
     """Every row of the table."""
     families = (
+<<<<<<< HEAD
         _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _attentions, _placements, _randoms, _controls,
+=======
+        _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _placements, _randoms, _controls,
+        _associatives, _choices,
+>>>>>>> 0bc4467 (control: associative scans, cumprod, switch, bounded loops; jvp and vjp)
     )  # fmt: skip
     found = [row for family in families for row in family()]
     assert len({row.name for row in found}) == len(found)

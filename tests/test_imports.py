@@ -40,6 +40,7 @@ ORDER = [
     ["ops"],
     ["batching"],
     ["autodiff"],
+    ["derivatives"],
     ["control"],
     ["params", "init"],
     ["layers"],

@@ -33,6 +33,7 @@ TITLES = {
     "ops.ragged": "Placement",
     "control.region": "Placement",
     "autodiff": "Gradients",
+    "derivatives": "Gradients",
     "vectorise": "Vectorisation",
     "control": "Loops, branches and rematerialisation",
     "params": "Parameters",

@@ -36,6 +36,8 @@ FAMILIES = {
     "_placements": "Placement",
     "_randoms": "Random numbers",
     "_controls": "Loops, branches, rematerialisation",
+    "_associatives": "Associative scans",
+    "_choices": "Bounded loops and switches",
 }
 HEAD = """# Collectives of each operation
 

@@ -1,19 +1,23 @@
-"""`while_loop`, which has no gradient, and `cond`. All devices compute the same predicate."""
+"""`while_loop`, `cond` and `switch`. All devices compute the same predicate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..autodiff import pullback, zeros
+from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
 from ..ir import Cond, Graph, Op, Type, While
 from ..trace import as_tensor, bind, trace, tree
 from ..values import Tensor
 from .carry import carried, leaves_of, unused
+from .loops import scan
 from .vmapped import cond_rule, while_rule
 
-__all__ = ["cond", "while_loop"]
+__all__ = ["cond", "switch", "while_loop"]
 
 
 def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
@@ -36,8 +40,7 @@ def _while_eager(run: Any, *ins: Tensor, control: While) -> Sequence[Tensor]:
 def _while_vjp(*_: Any, **__: Any) -> Any:
     raise TraceError(
         "md.while_loop has no gradient: its number of steps is unknown, so its residuals cannot be stored\n"
-        "  use md.scan over a known number of steps (md.where keeps the carry after the last one), "
-        "or md.stop_gradient of the operands"
+        "  give a bound, max_trips=, or use md.stop_gradient of the operands"
     )
 
 
@@ -50,7 +53,9 @@ _WHILE = Op(
 )
 
 
-def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+def while_loop(
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, *, max_trips: int | None = None
+) -> Any:
     """Run `carry = body(carry)` while `cond(carry)` is true; return the last carry.
 
     >>> import meshdsl as md
@@ -58,9 +63,20 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     tensor(float32[a=2], [ 64. 128.])
 
     The carry is a pytree; `cond` returns one boolean without dims. All devices compute the same predicate, so the
-    predicate of a sharded carry needs a reduction. Raises `ShapeError` if the carry changes structure, dims or dtype,
-    and `TraceError` for a gradient through the loop; use md.scan for that.
+    predicate of a sharded carry needs a reduction. With `max_trips`, the loop ends after so many trips at the latest,
+    and has a gradient, which stores the carry of each trip and computes the rest again; trips after the end cost
+    little, because they run neither `body` nor its gradient.
+
+    >>> def halved(x):
+    ...     return md.while_loop(lambda x: x > 1, lambda x: x * x / 4, x, max_trips=8)
+    >>> md.grad(halved)(md.tensor(3.0))
+    tensor(float32[], 1.0679)
+
+    Raises `ShapeError` if the carry changes structure, dims or dtype, and `TraceError` for a gradient through a loop
+    without a bound.
     """
+    if max_trips is not None:
+        return _bounded(cond, body, init, max_trips)
     first, structure = leaves_of(init)
     specs = [x.type for x in first]
 
@@ -76,6 +92,24 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     captures = [*test_captures, *body_captures]
     results = bind(_WHILE, *captures, *first, control=While(test, body_graph, len(captures)))
     return tree.tree_unflatten(structure, results)
+
+
+def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_trips: int) -> Any:
+    """A scan over the trips that can be; the trips after the end pass the carry on."""
+    if isinstance(max_trips, bool) or max_trips < 0:
+        raise at(ShapeError(f"max_trips of md.while_loop is a number of trips, got {max_trips!r}"), caller())
+    first, structure = leaves_of(init)
+
+    def step(carry: list[Tensor], _: None) -> Any:
+        def trip(*xs: Tensor) -> list[Tensor]:
+            return carried(body(tree.tree_unflatten(structure, xs)), first, structure, "md.while_loop")
+
+        running = test(tree.tree_unflatten(structure, carry))
+        return cond(running, trip, lambda *xs: list(xs), *carry), None
+
+    used = {d.name for x in first for d in x.dims}
+    trips = next(name for k in range(len(used) + 1) if (name := f"trip{k or ''}") not in used)
+    return tree.tree_unflatten(structure, scan(step, first, None, over=Dim(trips, max_trips))[0])
 
 
 def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
@@ -139,3 +173,31 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
         return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=Cond(yes, no)))
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def switch(i: Any, fs: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+    """`fs[i](*xs)` for an integer tensor i without dims, clipped to the number of functions; only that function runs.
+
+    >>> import meshdsl as md
+    >>> md.switch(md.tensor(1), [lambda x: x, lambda x: -x, lambda x: 2 * x], md.tensor(3.0))
+    tensor(float32[], -3.)
+
+    It is a tree of `md.cond`, so it compares i with a logarithmic number of constants. Raises `ShapeError` without
+    functions, for an i that is not one integer, and if the functions return different structures, dims or dtypes.
+    """
+    i = as_tensor(i)
+    if not fs:
+        raise at(ShapeError("md.switch needs at least one function"), caller())
+    if i.dims or i.dtype.kind not in "iu":
+        raise at(ShapeError(f"md.switch selects by one integer without dims, got {i.type}"), caller())
+
+    def among(first: int, functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        if len(functions) == 1:
+            return functions[0]
+        half = len(functions) // 2
+        if first + half > np.iinfo(i.dtype).max:  # i cannot be so large
+            return among(first, functions[:half])
+        low, high = among(first, functions[:half]), among(first + half, functions[half:])
+        return lambda *xs: cond(i < first + half, low, high, *xs)
+
+    return among(0, list(fs))(*xs)

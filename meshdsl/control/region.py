@@ -20,8 +20,9 @@ from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
 from ..ops.contraction import broadcast, located
 from ..ops.reshape import refill, transpose
-from ..trace import as_tensor, bind1, run_kernel, trace
+from ..trace import as_tensor, bind1, trace
 from ..values import Tensor
+from .blockwise import run_on
 from .jax_blocks import JAX_BLOCKS
 from .jax_local import apply
 
@@ -44,19 +45,6 @@ def _traced(f: Function, types: Sequence[Type]) -> Graph:
             loops[0].where,
         )
     return graph
-
-
-def _run(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
-    env = dict(zip(graph.ins, arrays, strict=True))
-    for eqn in graph.eqns:
-        xs = [env[v] for v in eqn.ins]
-        if isinstance(eqn.control, Call):
-            results = _run(xp, eqn.control.graph, xs)
-        else:
-            types = [v.type for v in eqn.outs]
-            results = run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], types, eqn.params)
-        env.update(zip(eqn.outs, results, strict=True))
-    return [env[v] for v in graph.outs]
 
 
 def _type(
@@ -83,7 +71,7 @@ def _kernel(
         for b, local_sizes, x in zip(c.ins, sizes, xs, strict=True)
     ]
     xs = tuple(x[tuple(slice(0, n) for n in local_sizes)] for x, local_sizes in zip(xs, sizes, strict=True))
-    (y,) = _run(c.xp, _traced(f, types), xs)
+    (y,) = run_on(c.xp, _traced(f, types), xs)
     return refill(c, y, c.outs[0])
 
 

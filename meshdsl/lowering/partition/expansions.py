@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...control.associative import ASSOCIATIVE_SCAN, BLOCK_SCAN, BLOCK_SUMMARY, JOIN_SUMMARIES, labels
 from ...dims import Dim, Shape, names, size_of
 from ...ir import Because, Cause, Eqn, Labels, Op, Var
 from ...layouts import Sharding
@@ -85,6 +86,19 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
     totals = _gathered(scope, eqn, totals, parts, axes, _summary(eqn, "a total for", dim))
     _add(scope, eqn, blocks.ADD_PARTS, [sums, totals], outs, dim=dim, parts=parts, reverse=reverse, axes=axes)
+
+
+def _associative_scan(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """Scan each block, all-gather one summary of each, and combine the block with those before it."""
+    dim, axes = eqn.params["dim"], assigned[eqn.params["dim"].name]
+    parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
+    scanned = [Var(x.shape, x.dtype, "", x.sharding) for x in ins]
+    _add(scope, eqn, BLOCK_SCAN, ins, scanned, **eqn.params)
+    summaries = [_like(x, dim, parts, axes) for x in ins]
+    _add(scope, eqn, BLOCK_SUMMARY, scanned, summaries, **eqn.params, parts=parts)
+    cause = _summary(eqn, "a summary for", dim)
+    gathered = [_gathered(scope, eqn, x, parts, axes, cause) for x in summaries]
+    _add(scope, eqn, JOIN_SUMMARIES, [*scanned, *gathered], outs, **eqn.params, parts=parts, axes=axes)
 
 
 def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -200,6 +214,11 @@ EXPANSIONS: dict[Op, Expansion] = {
         _by_name,
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
         _cumsum,
+    ),
+    ASSOCIATIVE_SCAN: Expansion(
+        lambda scope, eqn: labels([v.type for v in eqn.ins], eqn.params["f"], eqn.params["dim"].name),
+        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
+        _associative_scan,
     ),
     PROD: Expansion(
         _by_name,

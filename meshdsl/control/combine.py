@@ -1,0 +1,100 @@
+"""The function of an associative scan: which dims it treats place by place, and how it runs on blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..batching import batched_function
+from ..dims import Dim, Shape, names
+from ..errors import ShapeError, TraceError, at
+from ..ir import Call, Eqn, Type, walk
+from ..ops.contraction import broadcast
+from ..ops.reshape import transpose
+from ..trace import trace
+from ..values import Tensor
+from .blockwise import run_on
+
+__all__ = ["Combine", "combine_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Combine:
+    """`flat(*a, *b)` combines two elements of an associative scan, each a list of tensors, and returns one.
+
+    The dims in `free` are treated place by place, so they may be split; if `elementwise`, all dims are.
+    """
+
+    flat: Callable[..., Sequence[Tensor]]
+    name: str
+    free: frozenset[str]
+    elementwise: bool
+    operations: int
+
+    def __call__(self, *xs: Tensor) -> Sequence[Tensor]:
+        return self.flat(*xs)
+
+    @property
+    def __name__(self) -> str:  # in printed programs
+        return self.name
+
+    def along(self, dim: Dim) -> Callable[..., Sequence[Tensor]]:
+        """The function of tensors that have the scanned dim first, for all its places at once."""
+
+        def each(*xs: Tensor) -> list[Tensor]:
+            ys = batched_function(lambda *ins: list(self.flat(*ins)), dim)(*xs)
+            return [y if dim in y.dims else broadcast(y, (dim, *y.dims)) for y in ys]
+
+        return each
+
+    def run(self, xp: Any, over: str, shapes: Sequence[Shape], a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        """Combine arrays whose first axis is the scanned dim; `shapes` are their other dims, in block sizes."""
+        dim = Dim(over, a[0].shape[0])
+        types = [Type((dim, *shape), x.dtype) for shape, x in zip(shapes, a, strict=True)]
+        graph, _, _ = trace(self.along(dim), [*types, *types])
+        return run_on(xp, graph, [*a, *b])
+
+
+def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Sequence[Type], name: str) -> Combine:
+    """Trace the user's function on the types of one element, and check it."""
+
+    def flat(*xs: Tensor) -> list[Tensor]:
+        n = len(xs) // 2
+        ys = flatten(f(unflatten(xs[:n]), unflatten(xs[n:])))
+        if len(ys) != n or any(set(names(y.dims)) != set(names(x.dims)) or y.dtype != x.dtype
+                               for x, y in zip(xs, ys, strict=False)):  # fmt: skip
+            raise ShapeError(
+                f"the function of md.associative_scan combines {[x.type for x in xs[:n]]} into "
+                f"{[y.type for y in ys]}\n  it returns an element like those it takes"
+            )
+        return [transpose(y, names(x.dims)) for x, y in zip(xs, ys, strict=False)]
+
+    graph, captures, _ = trace(flat, [*types, *types])
+    if captures:
+        raise TraceError(
+            f"the function of md.associative_scan uses a tensor from outside, {captures[0].type}\n"
+            "  it runs on each device's blocks; pass what it needs as part of the elements"
+        )
+    loops = [eqn for eqn, _ in walk(graph) if eqn.control is not None and not isinstance(eqn.control, Call)]
+    if loops:
+        problem = TraceError(f"the function of md.associative_scan contains no loops or branches, like {loops[0].op}")
+        raise at(problem, loops[0].where)
+    dims = {d.name for t in types for d in t.shape}
+    free = frozenset(name for name in dims if all(_passes(eqn, name) for eqn, _ in walk(graph)))
+    return Combine(flat, name, free, free == dims, max(1, len(graph.eqns)))
+
+
+def _passes(eqn: Eqn, name: str) -> bool:
+    """Whether the equation treats the places of a dim independently and alike."""
+    op, ins, outs = eqn.operation, [v.type for v in eqn.ins], [v.type for v in eqn.outs]
+    if not any(name in names(t.shape) for t in (*ins, *outs)) or isinstance(eqn.control, Call):
+        return True
+    kept = any(name in names(t.shape) for t in ins) and all(name in names(t.shape) for t in outs)
+    blocked = op.blocked(*ins, **eqn.params) if op.blocked is not None else ()
+    if not kept or name in blocked or op.moves is not None or op.inside_blocks:
+        return False
+    if op.rule is None:
+        return True
+    labels = op.rule(*ins, **eqn.params)
+    return all(found.get(name, name) == name for found in (*labels.ins, *labels.outs))
