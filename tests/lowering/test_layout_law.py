@@ -210,13 +210,23 @@ GROUPS = 6
 ON_DEVICES = ["x:2 y:4", "x:2 y:2 z:2", "x:8", "x:5", "x:2 y:3", "x:7"]
 
 
+def odd(row: Row) -> bool:
+    """Whether NaN and infinities may be among the values on devices.
+
+    XLA for CPU gives two values to one minimum or maximum of NaN and infinities: NaN as a result, and -inf where a
+    fusion computes it again. So `ties / sum(ties)` of plain `jnp` is 0 instead of NaN; `jax.jit(lambda x: (x ==
+    (y := x.min())) / jnp.sum(x == y))` shows it.
+    """
+    return row.odd and not row.name.startswith(("max", "min"))
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_devices_compute_what_is_simulated(group: int) -> None:
     """Every sixth operation of the table in one program, on eight real devices or fewer; padding poisoned."""
     some = [row for row in ROWS[group::GROUPS] if row.exact]
     rng, random, mesh = Draw(group), np.random.default_rng(group), ON_DEVICES[group]
     sizes = {name: rng.choice([2, 3, 5, 6]) for name in NAMES}
-    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=row.odd and rng.random() < 0.5) for row in some]
+    operands = [row.make(random, sizes, index=rng.choice(INDICES), odd=rng.random() < 0.5 and odd(row)) for row in some]
     counts = np.cumsum([0, *map(len, operands)])
 
     def everything(*xs: md.Tensor) -> Any:
