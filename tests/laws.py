@@ -919,12 +919,8 @@ def _controls() -> Iterator[Row]:
 def rows() -> list[Row]:
     """Every row of the table."""
     families = (
-<<<<<<< HEAD
-        _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _attentions, _placements, _randoms, _controls,
-=======
-        _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _placements, _randoms, _controls,
-        _associatives, _choices,
->>>>>>> 0bc4467 (control: associative scans, cumprod, switch, bounded loops; jvp and vjp)
+        _unaries, _binaries, _contractions, _shapes, _indices, _alongs, _windows, _attentions, _placements, _randoms,
+        _controls, _associatives, _choices,
     )  # fmt: skip
     found = [row for family in families for row in family()]
     assert len({row.name for row in found}) == len(found)
