@@ -62,7 +62,7 @@ bench-aot: $(AOT)/.aot
 	@set -e; for name in $(AOT_BENCH); do $(AOT)/bin/python -m benchmarks.$$name $(ARGS); done
 
 clean:
-	rm -rf $(VENV) $(AOT) docs/_build docs/reference build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT) docs/_build docs/reference docs/notebooks build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # A stamp file says what is installed; it is out of date when pyproject.toml is newer.
 $(VENV)/.core: pyproject.toml | $(BIN)/pip

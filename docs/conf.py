@@ -17,7 +17,15 @@ project = "meshdsl"
 author = "the meshdsl maintainers"
 copyright = "the meshdsl maintainers"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon", "public_names"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "public_names",
+    "notebooks",
+    "gallery",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
 

@@ -16,6 +16,8 @@ from functools import cache
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
+from .notebook import cell_of, rendered
+
 __all__ = [
     "NOWHERE",
     "CheckpointError",
@@ -50,6 +52,9 @@ class MeshdslError(Exception):
     """
 
     where: Where | None = None
+
+    def _render_traceback_(self) -> list[str]:  # IPython prints this: the user's cells and the message
+        return rendered(self, _is_users)
 
 
 class ShapeError(MeshdslError, ValueError):
@@ -101,6 +106,9 @@ class InternalError(MeshdslError):
     meshdsl.errors.InternalError: ...
     """
 
+    def _render_traceback_(self) -> list[str]:  # a report needs all frames
+        return traceback.format_exception(self)
+
 
 class CheckpointError(MeshdslError):
     """A checkpoint is missing, damaged, or does not match the request; the message names the file and the key.
@@ -142,7 +150,7 @@ class Where(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        return f"{_relative(self.file)}:{self.line}" if self.file else "(no line)"
+        return f"{cell_of(self.file) or _relative(self.file)}:{self.line}" if self.file else "(no line)"
 
     def source(self) -> str:
         """The text of the line, or an empty string if the file cannot be read."""

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    if not {"_build", "reference"} & set(path.parts) and path.name != "CHANGELOG.md"
+    if not {"_build", "reference", "notebooks"} & set(path.parts) and path.name != "CHANGELOG.md"
 )
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

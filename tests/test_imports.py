@@ -18,9 +18,11 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parent.parent
+RUNS_CELLS = ROOT / "docs" / "_ext" / "notebooks.py"  # executes the code of this repository's own notebooks
 
 # Lowest first. A unit is a module or a subpackage of meshdsl; names on one line are one unit in several files
 ORDER = [
+    ["notebook"],
     ["errors"],
     ["versions"],
     ["units"],
@@ -214,6 +216,7 @@ def test_nothing_private_and_nothing_that_runs_data():
         for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
         for problem in unsafe_problems(path.read_text(encoding="utf-8"))
+        if not (path == RUNS_CELLS and "runs text as code" in problem)
     ]
     assert not found, "\n".join(found)
 

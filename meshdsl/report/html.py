@@ -15,11 +15,11 @@ __all__ = ["page"]
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
-  --part-0: #2f6db3; --part-1: #4b93c6; --part-2: #b9c4cf; --part-3: #e07b39; --hidden: #f3cfae; --accent: #b3261e;
+  --part-0: #2f6db3; --part-1: #1f7d86; --part-2: #66737f; --part-3: #bd5615; --hidden: #f3cfae; --accent: #b3261e;
   --held-0: #2f6db3; --held-1: #7a5aa8; --held-2: #8b98a5; --held-3: #4f9d69; --held-4: #e0a53a; --held-5: #6fb1d8;
   --held-6: #e07b39; --forward: #c9d3dd; --backward: #7d8a98; }
 @media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e9ef; --soft: #9aa6b4; --rule: #2b323c;
-  --panel: #1b2028; --part-0: #5b9be0; --part-1: #3f7fa6; --part-2: #5a6674; --part-3: #e98a4b; --hidden: #6e4a30;
+  --panel: #1b2028; --part-0: #3a76bc; --part-1: #1f7d86; --part-2: #66737f; --part-3: #b95a1c; --hidden: #6e4a30;
   --accent: #ff8a80; --held-0: #5b9be0; --held-1: #a788d6; --held-2: #7d8996; --held-3: #6cbd88; --held-4: #d9a441;
   --held-5: #3f7fa6; --held-6: #e98a4b; --forward: #3a444f; --backward: #77848f; } }
 * { box-sizing: border-box }
@@ -32,11 +32,12 @@ p { margin: 2px 0 10px; color: var(--soft) }
 th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule) }
 th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
 tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 6px 20px }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 6px 20px }
 svg { display: block; width: 100%; height: auto; font-family: inherit }
 svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
 svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
 svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
+@media (max-width: 700px) { .wide { overflow-x: auto } .wide svg { min-width: 700px } }
 .grid { stroke: var(--rule) } .bound { stroke: var(--ink); fill: var(--ink); stroke-width: 2 }
 rect.bound { stroke: none }
 .interval { stroke: var(--soft); stroke-width: 1.4 }
@@ -74,7 +75,7 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
         _figures(reports, best),
         element("h2", "Time of a step"),
         element("p", "Below each bar: the likely interval of the measured time."),
-        time_bars(reports),
+        _wide(time_bars(reports)),
         element("h2", "Timeline"),
         element("p", "One step of one device; a collective is hidden where it runs above or below computation."),
         *_timelines(reports),
@@ -85,7 +86,7 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
         element("p", "A circle is a kernel, as large as its share of the step; on the line it is as fast as can be."),
         _each(reports, several, lambda report: roofline_scatter(report, width)),
         element("h2", "Collectives by dim"),
-        collective_bars(reports) if any(r.collectives for r in reports.values()) else element("p", "Nothing is sent."),
+        _sent(reports),
         *_drawn(pictures or {}),
         element("h2", "In full"),
         *(_full(name, report) for name, report in reports.items()),
@@ -102,12 +103,22 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
     )
 
 
+def _wide(svg: str) -> str:
+    """A chart that scrolls on a narrow screen, where its text would be too small."""
+    return element("div", svg, cls="wide")
+
+
+def _sent(reports: Mapping[str, Report]) -> str:
+    sends = any(report.collectives for report in reports.values())
+    return _wide(collective_bars(reports)) if sends else element("p", "Nothing is sent.")
+
+
 def _drawn(pictures: Mapping[str, str]) -> list[str]:
     if not pictures:
         return []
     words = "The devices that exchange, the sharding before and after, and the line that asks for it."
     parts = [
-        element("details", element("summary", html.escape(name)), svg, open="" if len(pictures) > 1 else "open")
+        element("details", element("summary", html.escape(name)), _wide(svg), open="" if len(pictures) > 1 else "open")
         for name, svg in pictures.items()
     ]
     return [element("h2", "Collectives in program order"), element("p", words), *parts]
@@ -117,14 +128,14 @@ def _timelines(reports: Mapping[str, Report]) -> list[str]:
     longest = max(report.seconds for report in reports.values())
     named = len(reports) > 1
     return [
-        element("div", *([element("h3", html.escape(name))] if named else []), lanes(report, longest))
+        element("div", *([element("h3", html.escape(name))] if named else []), _wide(lanes(report, longest)))
         for name, report in reports.items()
     ]
 
 
 def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report], str]) -> str:
     if not several:
-        return draw(next(iter(reports.values())))
+        return _wide(draw(next(iter(reports.values()))))
     parts = (element("div", element("h3", html.escape(name)), draw(report)) for name, report in reports.items())
     return element("div", *parts, cls="pair")
 

@@ -1,0 +1,99 @@
+"""The site without a browser: links and their anchors, alt texts, and the contrast of our own colours (WCAG 2.2)."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from meshdsl import markup
+from meshdsl.pictures import picture
+from meshdsl.report import html
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
+TEXT, MARK = 4.5, 3.0  # success criteria 1.4.3 (text) and 1.4.11 (what a reader has to tell apart)
+
+
+def anchors(markdown: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", markdown))
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "") for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_site_anchors_exist(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    broken = []
+    for file, anchor in links:
+        target = page.parent / file if file else page
+        if "://" not in file and anchor not in anchors(target.read_text(encoding="utf-8")):
+            broken.append(f"{file}#{anchor}")
+    assert not broken, f"{page.name} links to headings that do not exist: {', '.join(broken)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_site_images_have_alt_texts(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    short = [image for alt, image in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", text) if len(alt.split()) < 4]
+    assert not short, f"say what is seen in {', '.join(short)}"
+    assert "<img" not in text
+
+
+def test_site_pages_are_in_the_sidebar() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"(?m)^([\w/]+)$", "".join(re.findall(r"(?ms)^```\{toctree\}(.*?)^```", index))))
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= listed
+
+
+def luminance(colour: str) -> float:
+    digits = colour.lstrip("#")
+    digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+    parts = (int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4))
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(a: str, b: str) -> float:
+    """The ratio of WCAG: 1 for equal colours, 21 for black on white."""
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes(css: str) -> list[dict[str, str]]:
+    """The custom properties of a style sheet, in light and in dark: what a dark block redefines."""
+    light: dict[str, str] = {}
+    dark: dict[str, str] = {}
+    for name, colour in re.findall(r"--([\w-]+): (#\w+)", css):
+        (dark if name in light else light).setdefault(name, colour)
+    return [light, light | dark]
+
+
+def test_contrast_of_black_on_white() -> None:
+    assert contrast("#000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#fff") == pytest.approx(4.48, abs=0.01)
+
+
+def test_contrast_of_the_site() -> None:
+    for theme in themes((ROOT / "docs" / "_static" / "site.css").read_text(encoding="utf-8")):
+        for text, ground in product(("site-ink", "site-soft", "site-accent"), ("site-ground", "site-card")):
+            assert contrast(theme[text], theme[ground]) >= TEXT, (text, ground, theme)
+
+
+def test_contrast_of_pictures_and_notebooks() -> None:
+    for i in (0, 1):
+        texts = [markup.INK, markup.SOFT, *markup.AXIS_COLOURS]
+        assert all(contrast(pair[i], markup.GROUND[i]) >= TEXT for pair in texts)
+        assert all(contrast(markup.INK[i], pair[i]) >= TEXT for pair in picture.BLOCKS)
+
+
+def test_contrast_of_reports() -> None:
+    for theme in themes(html.STYLE):
+        for text, ground in product(("ink", "soft", "accent"), ("ground", "panel")):
+            assert contrast(theme[text], theme[ground]) >= TEXT, (text, ground, theme)
+        for bar in (f"part-{i}" for i in range(4)):
+            assert contrast("#fff", theme[bar]) >= TEXT, f"percentages stand in white on {bar}"
+            assert contrast(theme[bar], theme["ground"]) >= MARK, bar
