@@ -36,6 +36,7 @@ class Config:
     gated: bool = False
     norm: str = "layer"  # or "rms"
     positions: str = "learned"  # or "rotary"
+    attention: str = ""  # a method of md.attention; "": the formula for fewer than 4096 positions
     tied: bool = False  # the output layer uses the embedding table
     dropout: float = 0.0
     label_smoothing: float = 0.0
@@ -81,6 +82,7 @@ def model(config: Config) -> md.Model:
             causal=True,
             group=group,
             positions="rotary" if config.positions == "rotary" else "none",
+            method=config.attention or None,
             precision=precision,
         )
         x = x + md.nn.dropout(y, config.dropout, keys[0])

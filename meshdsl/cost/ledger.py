@@ -200,9 +200,10 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
             moved += sum(read_bytes(program, eqn, v) for v in unread)
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
-        dtype = eqn.ins[0].dtype if matmul is not None else eqn.outs[0].dtype
-        conv = isinstance(eqn.op, Op) and eqn.op.product is Product.CONV
-        kind = "conv" if conv else "matmul" if matmul is not None else "vector" if flops else "move"
+        product = eqn.op.product if isinstance(eqn.op, Op) else Product.NONE
+        products = matmul is not None or product is Product.ATTENTION
+        dtype = eqn.ins[0].dtype if products else eqn.outs[0].dtype
+        kind = "conv" if product is Product.CONV else "matmul" if products else "vector" if flops else "move"
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, moved, dtype, matmul, None, step)
 
 

@@ -87,6 +87,7 @@ class Product(StrEnum):
     NONE = ""
     MATMUL = "matmul"  # product of the first two operands
     CONV = "conv"
+    ATTENTION = "attention"  # products of queries with keys, and of weights with values, in one kernel
 
 
 class Bounded(StrEnum):

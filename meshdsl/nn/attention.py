@@ -1,7 +1,8 @@
 """Multi-head attention and rotary positions.
 
-Attention scores have one dim for query positions (`length`) and one for key positions (`memory`), so the two need
-different names. A layout that shards `length` does not shard `memory` unless it names `memory` too.
+Short sequences use the plain formula: its scores have one dim for query positions (`length`) and one for key positions
+(`memory`), so the two need different names, and a layout that shards `length` does not shard `memory` unless it names
+`memory` too. Long ones use `md.attention`, which stores no scores; keys are called `length` there too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .precision import FLOAT32, Precision, dim_of
 __all__ = ["multi_head_attention", "rotary"]
 
 MASKED_SCORE = -1e30  # finite, so that a query whose keys are all masked attends to all of them instead of giving NaN
+LONG = 4096  # keys; the float32 scores of one head then take 64 MB
 
 
 def multi_head_attention(
@@ -35,6 +37,7 @@ def multi_head_attention(
     positions: str = "none",
     dropout: float = 0.0,
     key: md.Tensor | None = None,
+    method: str | None = None,
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
@@ -52,7 +55,12 @@ def multi_head_attention(
     batch, heads, length and memory; it is true where attention is allowed. With `group`, `group.size` query heads
     share each of the `heads` key and value heads (grouped-query attention, Ainslie et al., 2023; with one head,
     multi-query attention). `positions` is "none" or "rotary". If several dims of queries, keys or values map to the
-    same mesh axis, `heads` is sharded. Raises `ShapeError` for other `positions`, and for `causal` with a `memory`.
+    same mesh axis, `heads` is sharded.
+
+    `method` is that of `md.attention`: "plain" writes the formula with all scores, the others store none, and send what
+    they say if a layout splits the positions. By default, it is "plain" with dropout on the weights or fewer than
+    4096 keys, else "auto". A query that sees no key attends to all of them by "plain", and gives zeros by the others.
+    Raises `ShapeError` for other `positions`, for `causal` with a `memory`, and for dropout without the plain formula.
     """
     if positions not in ("none", "rotary"):
         raise md.ShapeError(
@@ -62,6 +70,8 @@ def multi_head_attention(
     if causal and memory is not None:
         raise md.ShapeError("causal=True is only for self-attention, and memory= was given; pass mask= instead")
     model_dim, length_dim = dim_of(x, over), dim_of(x, length)
+    keys = length_dim if memory is None else dim_of(memory, memory_length)
+    method = _method(method, dropout, keys)
     outer = [d for d in x.dims if d not in (model_dim, length_dim)]
     groups = [] if group is None else [group]
 
@@ -77,22 +87,56 @@ def multi_head_attention(
         if positions == "rotary":
             q = rotary(q, length_dim, head)
             k = rotary(k, length_dim if memory is None else memory_length, head)
-        if memory is None:
-            k, v = (md.rename(y, **{length_dim.name: memory_length}) for y in (k, v))
-        memory_dim = dim_of(k, memory_length)
-        # TPUs store products of queries and keys with the queries innermost; in this order of dims a loop over layers
-        # saves and reads the weights without a copy
-        scores = precision.einsum(k, q, out=[*outer, heads, *groups, memory_dim, length_dim])
-        scores = scores * (1 / math.sqrt(head.size))
-        if causal:
-            scores = _causal(scores, length_dim, memory_dim, gradient_is_masked=mask is not None)
-        if mask is not None:
-            scores = md.where(mask, scores, MASKED_SCORE)
-        weights = drop(md.softmax(scores, memory_dim, precision.compute), dropout, key)
-        values = md.prefer(precision.einsum(weights, v, out=[*outer, length_dim, heads, *groups, head]), heads)
-        values = md.cast(values, precision.compute)
+        if method == "plain":
+            if memory is None:
+                k, v = (md.rename(y, **{length_dim.name: memory_length}) for y in (k, v))
+            weights = _weights(
+                q, k, [*outer, heads, *groups], (length_dim, head), memory_length, causal, mask, precision
+            )
+            weights = drop(weights, dropout, key)
+            values = precision.einsum(weights, v, out=[*outer, length_dim, heads, *groups, head])
+        else:
+            values = md.attention(
+                q, k, v, over=head, length=length_dim, memory=memory_length, causal=causal, mask=mask, method=method
+            )
+        values = md.cast(md.prefer(values, heads), precision.compute)
         w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
         return md.cast(precision.einsum(values, w, out=x.dims), precision.compute)
+
+
+def _method(method: str | None, dropout: float, keys: md.Dim) -> str:
+    """The method of attention: the caller's, or the formula for short sequences and for dropout on the weights."""
+    if method is None:
+        return "plain" if dropout or keys.size < LONG else "auto"
+    if dropout and method != "plain":
+        raise md.ShapeError(
+            f"dropout on the weights of attention needs all weights, and method={method!r} stores none\n"
+            "  use method='plain', or drop elements of the layer's result with md.nn.dropout"
+        )
+    return method
+
+
+def _weights(
+    q: md.Tensor,
+    k: md.Tensor,
+    outer: list[md.Dim],
+    dims: tuple[md.Dim, md.Dim],
+    memory_length: str,
+    causal: bool,
+    mask: md.Tensor | None,
+    precision: Precision,
+) -> md.Tensor:
+    """The softmax of all scores [*outer, memory, length]; `dims` are the dim of queries and the summed one."""
+    (length_dim, head), memory_dim = dims, dim_of(k, memory_length)
+    # TPUs store products of queries and keys with the queries innermost; in this order of dims a loop over layers saves
+    # and reads the weights without a copy
+    scores = precision.einsum(k, q, out=[*outer, memory_dim, length_dim])
+    scores = scores * (1 / math.sqrt(head.size))
+    if causal:
+        scores = _causal(scores, length_dim, memory_dim, gradient_is_masked=mask is not None)
+    if mask is not None:
+        scores = md.where(mask, scores, MASKED_SCORE)
+    return md.softmax(scores, memory_dim, precision.compute)
 
 
 def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 10000.0) -> md.Tensor:

@@ -153,7 +153,7 @@ ATTENTION_GRAD = Op(
     rule=_grad_rule,
     shardings=own_shardings,
     reduce=Reduce.SUM,
-    product=Product.MATMUL,
+    product=Product.ATTENTION,
 )
 ATTENTION = Op(
     "attention",
@@ -164,5 +164,5 @@ ATTENTION = Op(
     vmap=lambda *ins, new, **params: vectorised(ATTENTION, ins, new, **params),
     flops=_flops,
     rule=_rule,
-    product=Product.MATMUL,
+    product=Product.ATTENTION,
 )

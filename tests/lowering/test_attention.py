@@ -14,6 +14,7 @@ import meshdsl as md
 from meshdsl.backend import Local, NumPy
 from meshdsl.ir import walk
 from meshdsl.lowering.partition.attention.turn import ATTENTION_TURN, chunk
+from models.transformer import lm
 from tests.ops.test_attention import OPTIONS, assert_close, random
 from tests.stablehlo import cost_law
 
@@ -155,8 +156,32 @@ def test_cost_counts_the_pairs_that_are_seen() -> None:
     assert flops["causal"] == pytest.approx(full / 2, rel=0.01)
     assert flops["window"] == pytest.approx(full / 8, rel=0.1)
     assert md.memory(steps["causal"].program(*ins)).peak < 4096 * 4096
+    turns = [x for x in steps["all"].cost(*ins, machine="tpu-v5e").to_dict()["instructions"] if "turn" in x["op"]]
+    assert turns and {x["kind"] for x in turns} == {"matmul"}
 
 
 def test_a_program_has_one_turn_for_each_block() -> None:
     found = forward(operands(), "length:rows", method="ring")
     assert sum(trips for eqn, trips in walk(found) if eqn.op is ATTENTION_TURN) == 4
+
+
+@pytest.mark.parametrize("method", ["ring", pytest.param("all_to_all", marks=pytest.mark.slow)])
+def test_a_model_trains_with_split_positions(method: str) -> None:
+    """Layers in a loop with rematerialisation, rotary positions and grouped queries; uneven length."""
+    tiny = lm.replace(
+        batch=2, length=7, vocab=5, layers=2, d_model=4, heads=2, d_head=2, d_ff=4, queries_per_key=2, remat=True,
+        positions="rotary", param_dtype="float64", compute_dtype="float64", reduce_dtype="float64",
+    )  # fmt: skip
+    draw = np.random.default_rng(0)
+    specs = jax.tree.leaves(tiny.specs())
+    numbers = [draw.integers(0, 5, [d.size for d in s.shape]) if s.dtype.kind == "i" else
+               draw.random([d.size for d in s.shape]) for s in specs]  # fmt: skip
+
+    def run(workload: md.Workload, mesh: str, layout: str) -> Any:
+        program = md.compile(workload.train_step(), mesh, layout).program(*workload.specs())
+        return md.simulate(program, *[x.astype(v.dtype) for x, v in zip(numbers, program.ins, strict=True)]), program
+
+    found, program = run(tiny.replace(attention=method), "rows:2 cols:2", "batch:rows; length:cols")
+    assert_close(found, run(tiny, "", "")[0], 1e-9)
+    kinds = {r.kind for r in program.collectives if "attention" in str(r.cause)}
+    assert kinds == {"permute" if method == "ring" else "all_to_all"}

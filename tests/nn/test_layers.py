@@ -127,6 +127,12 @@ ROWS = [
     Row("cross attention", cross_attention, (X, MEMORY), lambda p, x, m: attention(p, x, m, allowed=jnp.arange(7) < 5)),
     Row("rotary attention", self_attention(positions="rotary"), (X,), lambda p, x: attention(p, x, turn=turned)),
     Row("grouped attention", self_attention(causal=True, group=GROUP), (X,), grouped_attention),
+    Row(
+        "grouped attention without scores",
+        self_attention(causal=True, group=GROUP, method="auto"),
+        (X,),
+        grouped_attention,
+    ),
 ]
 
 
@@ -237,6 +243,17 @@ def test_attention_of_a_fully_masked_query_is_uniform():
     np.testing.assert_allclose(y, np.broadcast_to(y[:, :1], y.shape), rtol=1e-12)
 
 
+def test_attention_stores_no_scores_from_4096_keys():
+    def ops(length: int, **options: Any) -> set[str]:
+        model = md.model(lambda x: md.nn.multi_head_attention(x, HEADS, HEAD, **options))
+        x = md.spec(f"length:{length} model:6")
+        return {str(eqn.op) for eqn in md.compile(model, "", "").graph(model.specs(x), x).eqns}
+
+    assert "attention" not in ops(4095) and "attention" in ops(4096)
+    assert "attention" in ops(8, method="ring") and "attention" not in ops(4096, method="plain")
+    assert "attention" not in ops(4096, dropout=0.5)
+
+
 def test_dropout_keeps_the_mean_and_is_identity_without_a_key():
     x = md.broadcast(md.cast(1, "float32"), "a:100 b:100")
     y = md.nn.dropout(x, 0.25, md.random.key(0)).numpy()
@@ -275,6 +292,7 @@ def test_precision_sets_param_compute_and_reduce_dtypes():
 MISTAKES = {
     "positions": lambda x: md.nn.multi_head_attention(x, HEADS, HEAD, positions="learned"),
     "causal_memory": lambda x: md.nn.multi_head_attention(x, HEADS, HEAD, memory=x, causal=True),
+    "no_weights": lambda x: md.nn.multi_head_attention(x, HEADS, HEAD, method="ring", dropout=0.5),
     "odd_head": lambda x: md.nn.rotary(x, "length", md.Dim("batch", 3)),
     "activation": lambda x: md.nn.feed_forward(x, FF, activation="rellu"),
     "no_such_dim": lambda x: md.nn.dense(x, "modell", "hidden:3"),

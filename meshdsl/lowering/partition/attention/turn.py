@@ -159,7 +159,7 @@ ATTENTION_TURN = Op(
     flops=_turn_flops,
     rule=_turn_rule,
     shardings=_shardings,
-    product=Product.MATMUL,
+    product=Product.ATTENTION,
 )
 ATTENTION_TURN_GRAD = Op(
     "attention_turn_grad",
@@ -168,5 +168,5 @@ ATTENTION_TURN_GRAD = Op(
     flops=_turn_grad_flops,
     rule=_turn_grad_rule,
     shardings=_shardings,
-    product=Product.MATMUL,
+    product=Product.ATTENTION,
 )
