@@ -135,7 +135,7 @@ def test_second_derivatives_are_those_of_the_plain_method() -> None:
         inner = md.grad(lambda q: md.sum(md.square(md.attention(q, k, v, method=method))))
         return md.grad(lambda q: md.sum(md.square(inner(q))))(q)
 
-    with pytest.raises(md.TraceError, match="attention_grad has no gradient"):
+    with pytest.raises(md.TraceError, match="no second derivative"):
         twice("auto")
     assert np.isfinite(twice("plain").numpy()).all()
 
