@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import meshdsl as md
+from meshdsl.commands import costing
+from meshdsl.report import rates
+from meshdsl.train import reader
 from tests.cli.running import HERE, here
 
 MLP = [str(HERE.parent.parent / "models" / "mlp.py") + ":mlp", "--set", "io=32", "--set", "hidden=64", "--batch", "64"]
@@ -120,3 +124,39 @@ def test_train_runs_under_a_plan(file: str):
 def test_wrong_knobs_say_why(options: list[str], says: str):
     run = here("analyze", *MLP, *options)
     assert run.code in (1, 2, 3) and says in run.err and "Traceback" not in run.err
+
+
+class Device:
+    """A device that reports its memory, as accelerators do."""
+
+    device_kind = "TPU v5 lite"
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"peak_bytes_in_use": 5_000_000_000}
+
+
+def test_train_records_have_utilisation_and_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rates, "machine_of_device", lambda kind: md.machine("tpu-v5e"))
+    made = reader.Reader.__init__
+
+    def on_an_accelerator(self: reader.Reader, *args: Any) -> None:
+        made(self, *args)
+        self.device = Device()  # type: ignore[assignment]
+
+    monkeypatch.setattr(reader.Reader, "__init__", on_an_accelerator)
+    options = ["--mesh", "rows:2", "--layout", "batch:rows", "--steps", "3", "--eval-batches", "0"]
+    run = here("train", *MLP, *options, "--json")
+    assert run.code == 0, run.err
+    steps = [record for record in map(json.loads, run.out.splitlines()) if record["event"] == "step"]
+    work = costing.work(load(), md.compile(load().train_step(), "rows:2"), load().specs())
+    assert steps[-1]["peak_bytes"] == 5_000_000_000
+    assert 0 < steps[-1]["mfu"] < 1 and work.peak_seconds(md.machine("tpu-v5e"), 2) > 0
+    text = here("train", *MLP, *options).out
+    assert "MFU " in text and "5.00 GB" in text
+
+
+def test_train_without_known_devices_has_no_utilisation():
+    run = here(
+        "train", *MLP, "--mesh", "rows:2", "--layout", "batch:rows", "--steps", "2", "--eval-batches", "0", "--json"
+    )
+    assert run.code == 0 and "mfu" not in run.out and "peak_bytes" not in run.out

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         compiled, arguments = traced[others]
         try:
             under = compiled.under(plan.mesh, plan.layout)
-            reports[name] = report_of(options, under, arguments, step_title(options, workload))
+            reports[name] = report_of(options, under, arguments, step_title(options, workload), workload)
         except LayoutError as error:
             illegal[name] = str(error)
     comparison = compare(reports, illegal)

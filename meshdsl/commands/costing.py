@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -54,10 +55,32 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         "the last mesh axis innermost)",
     )
     step_options(parser)
+    parser.add_argument(
+        "--tokens", type=amount, metavar="N", help="also show the time to N tokens or samples, such as 300e9 or 300G"
+    )
+    parser.add_argument(
+        "--price", type=price, metavar="MONEY", help="price of one device for an hour, for the money to --tokens"
+    )
     if html:
         parser.add_argument(
             "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
         )
+
+
+def amount(text: str) -> float:
+    """Parse an option as a number above 0: 300e9, 300G, 1.4T."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)([kmgbt]?)", text.strip().lower())
+    scale = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+    if match is None or not 0 < float(match[1]) * scale[match[2]] < math.inf:
+        raise argparse.ArgumentTypeError(f"write a number as 300e9, 300G or 1.4T, above 0; got {text[:60]!r}")
+    return float(match[1]) * scale[match[2]]
+
+
+def price(text: str) -> float:
+    """Parse an option as an amount of money above 0."""
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"write a price as a number above 0, such as 2.5; got {text[:60]!r}")
+    return float(text)
 
 
 def step_options(parser: argparse.ArgumentParser) -> None:
@@ -138,8 +161,8 @@ def assignment_of(options: argparse.Namespace) -> dict[str, list[str]] | None:
     return assignment or None
 
 
-def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title: str) -> Any:
-    """The cost report of a compiled step under the options."""
+def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title: str, workload: Any = None) -> Any:
+    """The cost report of a compiled step under the options; of a workload, with its rates."""
     import dataclasses
 
     from ..cost.machine import MachineError
@@ -151,13 +174,47 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
         )
     except MachineError as error:  # the machine's file has no peak for a dtype
         raise UsageError(str(error)) from None
-    return dataclasses.replace(report, title=title)
+    report = dataclasses.replace(report, title=title)
+    return (
+        report
+        if workload is None
+        else with_rates(options, report, work(workload, compiled, arguments, options.forward))
+    )
+
+
+def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
+    """What one step of the workload does: the products of its graph without rematerialisation."""
+    import meshdsl as md
+
+    from ..report.rates import work_of
+    from ..train import planned_stages
+
+    has_remat = hasattr(workload.config, "remat") and (workload.config.remat or compiled.plan.remat != "model")
+    plain = not has_remat and compiled.plan.microbatches == 1
+    if not plain and not forward:
+        plan = md.Plan("all:1", remat="none" if has_remat else "model")
+        compiled, arguments = planned_stages(workload, plan)
+    return work_of(compiled.graph(*arguments), workload.inputs(workload.config))
+
+
+def with_rates(options: argparse.Namespace, report: Any, work: Any) -> Any:
+    """The report with rates and, for --tokens, the time and money."""
+    import dataclasses
+
+    from ..train import UsageError
+
+    if options.price and not options.tokens:
+        raise UsageError("--price has no effect without --tokens, the amount to pay for")
+    report = dataclasses.replace(report, work=work)
+    if options.tokens is None or report.rates is None:
+        return report
+    return dataclasses.replace(report, budget=report.rates.budget(options.tokens, options.price))
 
 
 def report_for(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
     """The compiled step of a workload under a plan, and its cost report."""
     compiled, arguments = step_of(options, workload, plan)
-    return compiled, report_of(options, compiled, arguments, step_title(options, workload))
+    return compiled, report_of(options, compiled, arguments, step_title(options, workload), workload)
 
 
 def step_title(options: argparse.Namespace, workload: Any) -> str:

@@ -41,7 +41,7 @@ class StdoutWriter:
         """Print a record; step records only if due, first, last or skipped."""
         if record["event"] == "step":
             step, loss = record["step"], record["loss"]
-            self.progress.update(step, "skipped" if loss is None else f"loss {loss:.4f}")
+            self.progress.update(step, ("skipped" if loss is None else f"loss {loss:.4f}") + _use(record))
             if step % self.every and step not in (1, self.steps) and not record.get("skipped"):
                 return
         self.progress.clear()
@@ -64,6 +64,7 @@ def _line(record: Mapping[str, Any]) -> str:
         loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
         loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
         rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
+        rate += _use(record)
         left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
         compiled = f"  compiled in {record['compile_seconds']:.1f} s" if "compile_seconds" in record else ""
         return f"step {record['step']:>6}  loss {loss}  {_milliseconds(record['seconds'])}{rate}{left}{compiled}"
@@ -85,6 +86,12 @@ def _line(record: Mapping[str, Any]) -> str:
     rate += f"; {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
     skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
     return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
+
+
+def _use(record: Mapping[str, Any]) -> str:
+    """Utilisation and memory, where they are known."""
+    mfu = f"  MFU {record['mfu']:.1%}" if "mfu" in record else ""
+    return mfu + (f"  {record['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in record else "")
 
 
 def _milliseconds(seconds: float) -> str:

@@ -184,6 +184,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             plan.mesh,
             plan.layout,
             plan=plan,
+            peak_seconds=_peak_seconds(settings, plan),
             steps=chosen.steps,
             seed=chosen.seed,
             eval_every=chosen.eval_every,
@@ -209,6 +210,25 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     if problems:
         raise problems[0]
     return OK
+
+
+def _peak_seconds(settings: Any, plan: Any) -> float | None:
+    """Seconds of a step's products at the devices' peak; None if no machine file has these devices."""
+    import jax
+
+    from ..cost.machine import MachineError
+    from ..report.rates import machine_of_device
+    from ..train import planned_stages
+    from .costing import work
+
+    machine = machine_of_device(jax.devices()[0].device_kind)
+    if machine is None:
+        return None
+    compiled, arguments = planned_stages(settings.workload, plan)
+    try:
+        return work(settings.workload, compiled, arguments).peak_seconds(machine, plan.mesh.size)
+    except MachineError:
+        return None  # the machine has no peak for a dtype of the model
 
 
 def _written(sink: Any, record: Any, problems: list[MeshdslError], report: Callable[[str], object]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..markup import page_part
-from ..units import number, seconds, show_bytes
+from ..units import number, percent, seconds, show_bytes
 from .differences import changes, signed_bytes, signed_percent, signed_seconds
 from .report import PARTS, Report
 from .schema import SCHEMA_VERSION
@@ -102,13 +102,25 @@ def _figures(comparison: Comparison) -> str:
             seconds(report.seconds),
             f"{report.seconds / fastest:.2f} x",
             *(seconds(report.parts[part]) for part in PARTS),
-            number(report.flops),
+            percent(report.rates.mfu, 1) if report.rates else number(report.flops),
             show_bytes(report.wire_bytes),
             show_bytes(report.peak_bytes) + ("" if report.fits else "!"),
         ]
         for name, report in comparison.reports.items()
     ]
-    header = ["layout", "step", "", "products", "elementw.", "moves", "exposed", "FLOP", "sent", "peak"]
+    rated = all(report.rates for report in comparison.reports.values())
+    header = [
+        "layout",
+        "step",
+        "",
+        "products",
+        "elementw.",
+        "moves",
+        "exposed",
+        "MFU" if rated else "FLOP",
+        "sent",
+        "peak",
+    ]
     note = "" if all(report.fits for report in comparison.reports.values()) else "\n  ! more than a device has"
     return table(header, rows, "<>>>>>>>>>", shrink=0, indent=0) + note
 

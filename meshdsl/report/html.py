@@ -141,7 +141,20 @@ def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report],
 
 
 def _figures(reports: Mapping[str, Report], best: str | None) -> str:
-    header = ["layout", "mesh", "step", "likely", "peak memory", "of limit", "FLOP", "sent", "of peak", "bound by"]
+    header = [
+        "layout",
+        "mesh",
+        "step",
+        "likely",
+        "peak memory",
+        "of limit",
+        "FLOP",
+        "sent",
+        "of peak",
+        "MFU",
+        "rate",
+        "bound by",
+    ]
     rows = [element("tr", *(element("th", cell) for cell in header))]
     for name, report in reports.items():
         low, high = report.interval
@@ -155,6 +168,8 @@ def _figures(reports: Mapping[str, Report], best: str | None) -> str:
             number(report.flops),
             show_bytes(report.wire_bytes),
             percent(report.utilisation, 1),
+            percent(report.rates.mfu, 1) if report.rates else "",
+            f"{number(report.rates.per_second, report.rates.unit)}/s" if report.rates else "",
             report.constraint,
         ]
         elements = [element("td", html.escape(cell), cls="" if i not in (4, 5) or report.fits else "bad")

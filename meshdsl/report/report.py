@@ -23,6 +23,7 @@ from ..lowering import Program
 from ..markup import page_part
 from ..units import seconds as show_seconds
 from ..units import show_bytes
+from .rates import Budget, Rates, Work
 from .schema import SCHEMA_VERSION, plain
 
 __all__ = ["PARTS", "Report"]
@@ -51,6 +52,8 @@ class Report:
     limit: float  # memory of one device, in bytes
     mesh: Mesh  # the requested mesh; if groups share an update, the program's mesh may split an axis in two
     text: Callable[[Report], str]  # the function behind `print`
+    work: Work | None = None  # what the step does, if known
+    budget: Budget | None = None  # to an amount of tokens, if asked for
 
     @property
     def program(self) -> Program:
@@ -81,6 +84,15 @@ class Report:
     def utilisation(self) -> float:
         """Seconds the products would take at the machine's peak, divided by the seconds of the step."""
         return self.timeline.utilisation
+
+    @cached_property
+    def rates(self) -> Rates | None:
+        """Tokens or samples a second, and model and hardware FLOP utilisation; None if the work is not known."""
+        if self.work is None or not self.seconds:
+            return None
+        devices = self.mesh.size
+        mfu = self.work.peak_seconds(self.machine, devices) / self.seconds
+        return Rates(self.seconds, devices, self.work.amount, self.work.unit, mfu, self.utilisation)
 
     @property
     def flops(self) -> float:
@@ -200,6 +212,8 @@ class Report:
                 "communication": self.timeline.communication,
                 "exposed": self.exposed,
                 "utilisation": self.utilisation,
+                "rates": None if self.rates is None else self.rates.to_dict(),
+                "budget": None if self.budget is None else self.budget.to_dict(),
                 "flops": self.flops,
                 "hbm_bytes": self.hbm_bytes,
                 "wire_bytes": self.wire_bytes,

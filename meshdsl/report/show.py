@@ -70,11 +70,17 @@ def summary(report: Report) -> str:
             "work",
             f"{work} on each {device}: {percent(report.utilisation, 1)} of the peak",
         ),
+        *([("rate", _rate(report))] if report.rates else []),
         ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
         ("bound by", binding),
         *(("note", note) for note in _notes(report)),
     ]
     return heading(report) + "\n\n" + "\n".join(wrapped(text.split(" "), f"  {name:<9} ", 12) for name, text in rows)
+
+
+def _rate(report: Report) -> str:
+    budget = f"; {report.budget}" if report.budget else ""
+    return f"{report.rates}{budget}"
 
 
 def _notes(report: Report) -> list[str]:

@@ -42,6 +42,7 @@ def train(
     weight_update: str = "replicated",
     machine: str | None = None,
     plan: md.Plan | None = None,
+    peak_seconds: float | None = None,
     non_finite: str = "stop",
     max_skips: int = 10,
     keep: Keeping | None = None,
@@ -52,7 +53,8 @@ def train(
     `batches(split, step)` returns the data of the splits `train` and `held_out`; the default is `data_for(workload)`.
     The run evaluates on `eval_batches` held-out batches (0: never) every `eval_every` steps (0: not during training)
     and after the last step. `weight_update` is passed to `md.compile`; `machine` is used if it is "auto". A
-    `plan` replaces mesh, layout, weight update and machine. A NaN or
+    `plan` replaces mesh, layout, weight update and machine. If the seconds are known that the products of a
+    step take at the devices' peak, `peak_seconds`, records have the model FLOP utilisation, `mfu`. A NaN or
     infinite loss or gradient raises `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a
     row. With `keep`, the run resumes from its newest checkpoint, and saves during training and after the last step. If
     `stop` reports a signal, the run saves and raises `Stopped`.
@@ -110,7 +112,7 @@ def train(
             eval_batches=eval_batches,
             keep=keep,
             stop=stop,
-            reader=Reader(state, steps, tokens_of(specs), non_finite, max_skips),
+            reader=Reader(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
         )
         first_step = state.step
         yield from loop.all_steps(resumed=restored is not None)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
+
 import meshdsl as md
 
 from .state import State
@@ -32,8 +34,11 @@ class Reader:
     The time to compile the first step is reported apart, and this step does not count in the mean.
     """
 
-    def __init__(self, state: State, steps: int, tokens: int, non_finite: str, max_skips: int):
-        self.state, self.steps, self.tokens = state, steps, tokens
+    def __init__(
+        self, state: State, steps: int, tokens: int, non_finite: str, max_skips: int, peak_seconds: float | None = None
+    ):
+        self.state, self.steps, self.tokens, self.peak_seconds = state, steps, tokens, peak_seconds
+        self.device = jax.local_devices()[0]
         self.non_finite, self.max_skips = non_finite, max_skips
         self.pending: tuple[int, Mapping[str, md.Tensor]] | None = None
         self.last: tuple[int, float] | None = None
@@ -91,13 +96,24 @@ class Reader:
             )
 
     def _rates(self, step: int, non_finite_count: float) -> Record:
-        """Tokens per second and seconds left, from the mean over all steps, since steps overlap with reading."""
+        """Tokens per second, utilisation and seconds left, from the mean over all steps, which overlap with reading.
+
+        Also the peak memory of one device, where the platform reports it.
+        """
         rates: Record = {}
+        if self.device is not None:
+            stats = self.device.memory_stats() or {}
+            if "peak_bytes_in_use" in stats:
+                rates["peak_bytes"] = stats["peak_bytes_in_use"]
+            else:
+                self.device = None  # CPU devices report nothing
         if self.counted:
             mean = self.seconds / self.counted
             rates["seconds_left"] = mean * (self.steps - step)
             if self.tokens:
                 rates["tokens_per_second"] = self.tokens / mean
+            if self.peak_seconds:
+                rates["mfu"] = self.peak_seconds / mean
         return {**rates, "skipped": True} if non_finite_count else rates
 
 
