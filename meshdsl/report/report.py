@@ -212,8 +212,7 @@ class Report:
                 "communication": self.timeline.communication,
                 "exposed": self.exposed,
                 "utilisation": self.utilisation,
-                "rates": None if self.rates is None else self.rates.to_dict(),
-                "budget": None if self.budget is None else self.budget.to_dict(),
+                "rates": self._rates(),
                 "flops": self.flops,
                 "hbm_bytes": self.hbm_bytes,
                 "wire_bytes": self.wire_bytes,
@@ -225,6 +224,11 @@ class Report:
                 "memory": self.memory.to_dict(),
             }
         )
+
+    def _rates(self) -> dict[str, Any] | None:
+        if self.rates is None:
+            return None
+        return {**self.rates.to_dict(), "budget": None if self.budget is None else self.budget.to_dict()}
 
     def _profile(self) -> dict[str, Any] | None:
         profile = self.machine.profile
