@@ -155,8 +155,7 @@ class Canonical:
         block = self.blocks["k"]
         own = Span(self.c.start(block, self.keys), block.size(self.keys))
         keys = keys or (own,)
-        axes = block.axes[block.position(self.keys)]
-        stored = stored or own.size * (self.c.count(axes) if axes else 1)
+        stored = stored or self.stored_keys
         bias, mask = (
             None if x is None else self.at_keys(x, keys, stored)
             for x in (self.arranged(role, self.length, self.memory) for role in ("bias", "mask"))
@@ -193,6 +192,24 @@ class Canonical:
         parts = [self.c.xp.dynamic_slice(x, span.start, span.size, axis) for span in keys]
         return parts[0] if len(parts) == 1 else self.c.xp.concatenate(parts, axis)
 
+    def spread(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+        """An array of scores with these columns in their places among all keys."""
+        if len(keys) == 1 and keys[0].size == stored:
+            return x
+        axis, done = x.ndim - 1, 0
+        full = self.c.xp.zeros((*x.shape[:axis], stored), x.dtype)
+        for span in keys:
+            full = self.c.xp.dynamic_update(full, x[..., done : done + span.size], span.start, axis)
+            done += span.size
+        return full
+
+    @property
+    def stored_keys(self) -> int:
+        """The number of keys of all devices along the axes that split them, padding included."""
+        block = self.blocks["k"]
+        axes = block.axes[block.position(self.keys)]
+        return block.size(self.keys) * (self.c.count(axes) if axes else 1)
+
     def with_columns(self, x: Any, n: int) -> Any:
         """The array with n elements along its last axis: without the last ones, or with zeros after them."""
         missing = n - x.shape[-1]
@@ -216,9 +233,12 @@ class Canonical:
         ]
         return made if db is None else [*made, db]
 
-    def bias_cotangent(self, db: Any) -> Any:
-        """The cotangent of the bias at all keys as the device stores it."""
+    def bias_cotangent(self, db: Any, keys: tuple[Span, ...], stored: int) -> Any:
+        """The cotangent of the bias as the device stores it, from that at these keys; it is zero at other keys.
+
+        `stored` is the number of keys of all devices, padding included.
+        """
         block = self.blocks["bias"]
         if self.memory in block.shape:
-            db = self.with_columns(db, block.size(self.memory))
+            db = self.with_columns(self.spread(db, keys, stored), block.size(self.memory))
         return self.restored(db, (*self.rest, self.length, self.memory), block)

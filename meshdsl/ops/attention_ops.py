@@ -46,9 +46,10 @@ def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -
 
 def _grad_kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -> Any:
     form = Canonical.of(c, how, ins)
-    made = form.cotangents(form.operands(causal, window))
+    arrays = form.operands(causal, window)
+    made = form.cotangents(arrays)
     if len(made) > 3:
-        made[3] = form.bias_cotangent(made[3])
+        made[3] = form.bias_cotangent(made[3], arrays.keys, form.stored_keys)
     dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
     return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(made, dtypes, strict=True))
 

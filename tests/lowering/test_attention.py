@@ -185,3 +185,54 @@ def test_a_model_trains_with_split_positions(method: str) -> None:
     assert_close(found, run(tiny, "", "")[0], 1e-9)
     kinds = {r.kind for r in program.collectives if "attention" in str(r.cause)}
     assert kinds == {"permute" if method == "ring" else "all_to_all"}
+
+
+@pytest.mark.parametrize("name", ["plain", pytest.param("mask", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("layout", ["memory:rows", pytest.param("length:cols memory:rows", marks=pytest.mark.slow)])
+def test_keys_split_over_other_axes_are_not_gathered(name: str, layout: str) -> None:
+    """Devices send logarithms and results of their keys, and the cotangent of q; 7 keys are padded to 8."""
+    draw, options = np.random.default_rng(7), dict(OPTIONS[name])
+    q, k, v = (
+        random(0, "batch:2 length:6 head:4"),
+        random(1, "batch:2 memory:7 head:4"),
+        random(2, "batch:2 memory:7 head:4"),
+    )
+    bias = [random(3, "length:6 memory:7")] if options.pop("bias", False) else []
+    if options.pop("mask", False):
+        mask = draw.random((2, 6, 7)) < 0.6
+        mask[:, 2] = False
+        options["mask"] = md.tensor(mask, "batch length memory")
+    if options.pop("segments", False):
+        options["segment_ids"] = md.tensor(draw.integers(0, 2, (2, 6)), "batch length")
+        options["memory_segment_ids"] = md.tensor(draw.integers(0, 2, (2, 7)), "batch memory")
+
+    def step(method: str) -> Any:
+        def loss(*ins: md.Tensor) -> Any:
+            more = {"bias": ins[3]} if len(ins) > 3 else {}
+            return md.sum(md.square(md.attention(*ins[:3], **more, **options, method=method)))
+
+        return md.value_and_grad(loss, range(3 + len(bias)))
+
+    ins = [q, k, v, *bias]
+    found = md.compile(step("auto"), "rows:4 cols:2", layout).program(*ins)
+    assert_close(md.simulate(found, *ins), md.simulate(md.compile(step("plain"), "", "").program(*ins), *ins))
+    assert not [r for r in found.collectives if r.kind == "all_gather" and r.name in ("k", "v")]
+
+
+def test_a_query_reads_a_split_cache() -> None:
+    """One query with an offset: the bytes do not depend on the length of the cache."""
+
+    def step(q: md.Tensor, k: md.Tensor, v: md.Tensor, at: md.Tensor) -> md.Tensor:
+        return md.attention(q, k, v, causal=True, offset=at, window=9)
+
+    q, k, v = random(0, "heads:2 head:4"), random(1, "memory:14 heads:2 head:4"), random(2, "memory:14 heads:2 head:4")
+    at = md.tensor(np.int32(10), "")
+    compiled = md.compile(step, md.Mesh(ROWS).on(jax.devices()[:4]), "memory:rows")
+    ran, program = compiled(q, k, v, at).numpy(), compiled.program(q, k, v, at)
+    seen = slice(2, 11)
+    s = np.einsum("hd,mhd->hm", q.numpy(), k.numpy()[seen]) / 2
+    p = np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    assert_close([ran], [np.einsum("hm,mhd->hd", p, v.numpy()[seen])])
+    assert_close(md.simulate(program, q, k, v, at), [ran])
+    assert [(r.kind, r.bytes) for r in program.collectives] == [("all_gather", 64), ("all_reduce", 64)]
+    assert cost_law(program, compiled.lower(q, k, v, at).as_text()) > 0

@@ -8,6 +8,7 @@ from ...labels import apply
 from ..scope import Reader, Scope
 from .call import AttentionCall
 from .choice import Choice, choose_method
+from .merge import merged
 from .ring import around
 
 __all__ = ["lower_attention"]
@@ -16,8 +17,11 @@ __all__ = ["lower_attention"]
 def lower_attention(scope: Scope, eqn: Eqn) -> None:
     """Add one attention, or its gradient, to the program under construction."""
     call = AttentionCall.of(scope, eqn)
-    if not call.along or call.count == 1:
+    if call.count == 1 or (not call.along and call.how.method == "gather"):
         _local(call.whole_keys(), {})
+        return
+    if not call.along:
+        _local(call, {}) if call.gradient else merged(call)
         return
     choice = choose_method(call)
     about = (call.how.length, choice.to) if choice.to else (call.how.keys,)

@@ -75,22 +75,8 @@ def _grad_kernel(
     form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag))
     made = form.cotangents(arrays)
     if len(made) > 3:
-        made[3] = form.bias_cotangent(
-            _spread(c, made[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes))
-        )
+        made[3] = form.bias_cotangent(made[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes))
     return tuple(x + y for x, y in zip(sums, made, strict=True))
-
-
-def _spread(c: Local, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
-    """The cotangent of the bias at all keys: zero at those of other devices."""
-    axis = x.ndim - 1
-    if x.shape[axis] != sum(span.size for span in keys):
-        return x  # the bias lacks the keys' positions
-    full, done = c.xp.zeros((*x.shape[:axis], stored), x.dtype), 0
-    for span in keys:
-        full = c.xp.dynamic_update(full, x[..., done : done + span.size], span.start, axis)
-        done += span.size
-    return full
 
 
 @dataclass(frozen=True)
