@@ -23,7 +23,7 @@ LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the l
 
 
 def unroll(program: Program, large: float = LARGE) -> Program:
-    """The program with every scan as a sequence of trips; loops whose dim is stored with padding stay loops.
+    """The program with every scan as a sequence of trips; loops without trips, or whose dim is padded, stay loops.
 
     Stacks of rows with at least `large` bytes are reduced row by row.
 
@@ -43,7 +43,8 @@ def unroll(program: Program, large: float = LARGE) -> Program:
 
 
 def _unrollable(program: Program, eqn: Eqn) -> bool:
-    return isinstance(eqn.control, Scan) and not program.extents.is_padded(eqn.control.dim)
+    loop = eqn.control
+    return isinstance(loop, Scan) and loop.trips > 0 and not program.extents.is_padded(loop.dim)
 
 
 class _Unrolled:
@@ -71,7 +72,7 @@ class _Unrolled:
         """Whether to replace a collective on a stack by the same collective on each of its rows."""
         dim, rows = self.rows[eqn.ins[0]]
         op: Any = eqn.op
-        if not rows or self.program.local_bytes(rows[0]) < self.large:  # a loop without trips has no rows
+        if self.program.local_bytes(rows[0]) < self.large:
             return False
         return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
 
