@@ -47,6 +47,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.pooling": ("avg_pool", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
+    "ops.printing": ("print",),
     "autodiff": ("custom_vjp", "grad", "value_and_grad"),
     "derivatives": ("jvp", "vjp"),
     "control": (

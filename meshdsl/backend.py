@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from jax import lax
+from jax.experimental import io_callback
 
 from .attend import Arrays, blockwise, plain
 from .dims import Dim, Shape
@@ -147,6 +148,11 @@ class _Jax:
     @staticmethod
     def barrier(x: Any) -> Any:
         return lax.optimization_barrier(x)
+
+    @staticmethod
+    def tell_host(function: Callable[..., Any], *xs: Any) -> Any:
+        """The boolean that `function(*xs)` returns, which the host runs when the device gets here."""
+        return io_callback(function, jax.ShapeDtypeStruct((), np.bool_), *jax.tree.map(lax.stop_gradient, xs))
 
     @staticmethod
     def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
@@ -313,6 +319,10 @@ class _NumPy:
     @staticmethod
     def barrier(x: Any) -> Any:
         return x
+
+    @staticmethod
+    def tell_host(function: Callable[..., Any], *xs: Any) -> Any:
+        return function(*xs)
 
     @staticmethod
     def power(x: Any, y: Any) -> Any:

@@ -19,6 +19,7 @@ from .lowering import Program
 from .lowering.check import check
 from .lowering.partition import partition
 from .passes.simplify import simplify
+from .schedule.order_prints import order_prints
 from .schedule.ragged_exchange import ragged_exchange
 from .schedule.unroll import unroll
 from .tune.groups import RefinedMesh
@@ -143,6 +144,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
+    Pass("order prints", _on_program(lambda program, state, options: order_prints(program))),
 )
 
 

@@ -758,6 +758,7 @@ def _placements() -> Iterator[Row]:
     yield Row("local_jax", whole_b, (near, V), lambda x, y: np.cumsum(x * y, 1), ("float32",))
     over_a = lambda x, y: md.local(lambda x, y: jnp.einsum("ab,b->b", x, y), x, y, out="b", split="b", contract="a")
     yield Row("local_jax_sum", over_a, (wide, In("b=24*b")), lambda x, y: (x * y).sum(0), ("float32",))
+    yield Row("print", lambda x: md.print(x, "x") * 2, (X,), lambda x: x * 2)
     yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
     yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
 

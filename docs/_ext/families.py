@@ -31,6 +31,7 @@ TITLES = {
     "ops.pooling": "Windows",
     "ops.placement": "Placement",
     "ops.ragged": "Placement",
+    "ops.printing": "Debugging",
     "control.region": "Placement",
     "autodiff": "Gradients",
     "derivatives": "Gradients",

@@ -10,7 +10,7 @@ import numpy as np
 from ..autodiff import pullback, zeros
 from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
-from ..ir import Cond, Graph, Op, Type, While
+from ..ir import Cond, Graph, Op, Type, While, silent
 from ..trace import as_tensor, bind, trace, tree
 from ..values import Tensor
 from .carry import carried, leaves_of, unused
@@ -127,7 +127,7 @@ def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) ->
 
     def branch(graph: Graph) -> Callable[..., Any]:
         def run(*args: Tensor) -> list[Tensor]:
-            in_cts = pullback(graph, args[: len(ins)], active)[1](args[len(ins) :])
+            in_cts = pullback(silent(graph), args[: len(ins)], active)[1](args[len(ins) :])
             return [zeros(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
 
         return run

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..autodiff import pullback
 from ..errors import ShapeError, at, caller, located
-from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var
+from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.contraction import spread
 from ..trace import as_tensor, bind, bind1, trace, tree
 from ..values import Tensor
@@ -105,7 +105,7 @@ def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Ca
         return bind1(KEEP, stored[v], x) if policy == "collectives" else stored[v]
 
     recompute_ins = [bind1(BARRIER, x) if x.dims else x for x in ins]
-    return pullback(control.graph, recompute_ins, active, stored_or_recomputed)[1](cts)
+    return pullback(silent(control.graph), recompute_ins, active, stored_or_recomputed)[1](cts)
 
 
 _CHECKPOINT = Op(

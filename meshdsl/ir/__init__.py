@@ -2,7 +2,7 @@
 
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
-from .clean import cse, dce
+from .clean import acts, cse, dce, silent
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs
 from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, walk
 from .op import Bounded, Fuses, Labels, Linear, Op, Product, Reduce, Type
@@ -11,5 +11,5 @@ from .verify import verify
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Product", "Reduce", "Scan", "Type", "Var",
-    "While", "borders", "cse", "dce", "format_graph", "operations", "predicates", "verify", "walk",
+    "While", "acts", "borders", "cse", "dce", "format_graph", "operations", "predicates", "silent", "verify", "walk",
 ]  # fmt: skip

@@ -10,7 +10,29 @@ import numpy as np
 from .graph import Eqn, G, Graph, Scan, Var
 from .op import Op
 
-__all__ = ["cse", "dce"]
+__all__ = ["acts", "cse", "dce", "silent"]
+
+
+def acts(eqn: Eqn) -> bool:
+    """Whether the equation, or one inside it, does something besides computing its results."""
+    if isinstance(eqn.op, Op) and eqn.op.acts:
+        return True
+    return any(acts(inner) for graph in eqn.graphs().values() for inner in graph.eqns)
+
+
+def silent(graph: G) -> G:
+    """The graph without the equations that act; they return their operands."""
+    renamed: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if isinstance(eqn.op, Op) and eqn.op.acts:
+            renamed.update(zip(eqn.outs, ins, strict=False))  # what its last result says, nobody reads
+        else:
+            eqns.append((eqn.replace(ins=ins) if ins != eqn.ins else eqn).map_graphs(silent))
+    if len(eqns) == len(graph.eqns) and all(a is b for a, b in zip(eqns, graph.eqns, strict=True)):
+        return graph
+    return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
 
 
 def dce(graph: G) -> G:
@@ -18,7 +40,7 @@ def dce(graph: G) -> G:
     live = set(graph.outs)
     eqns: list[Eqn] = []
     for eqn in reversed(graph.eqns):
-        if live.isdisjoint(eqn.outs):
+        if live.isdisjoint(eqn.outs) and not acts(eqn):
             continue
         eqn = _without_unused_operands(_without_unused_rows(eqn, live).map_graphs(dce))
         eqns.append(eqn)
@@ -51,10 +73,10 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
 
 
 def _reads(graph: Graph, outs: Sequence[Var]) -> set[Var]:
-    """Every value that `outs` depend on, including `outs`."""
+    """Every value that `outs` and equations that act depend on, including `outs`."""
     needed = set(outs)
     for eqn in reversed(graph.eqns):
-        if not needed.isdisjoint(eqn.outs):
+        if not needed.isdisjoint(eqn.outs) or acts(eqn):
             needed.update(eqn.ins)
     return needed
 

@@ -308,7 +308,7 @@ def _lines(
 # parameters that are not printed: the printed types already show them, or they are internal tables
 UNSHOWN = {
     *("out", "shape", "dtype", "starts", "axes", "table", "dims", "dim", "rows", "sides", "results", "label"),
-    *("whole", "key", "follows", "control", "how"),
+    *("whole", "key", "follows", "control", "site", "how"),
 }
 
 

@@ -143,6 +143,7 @@ class Op:
     literal: bool = False  # every element of the result equals the parameter `value`
     stops_gradient: bool = False  # differentiation treats its results as constants
     effects: bool = False  # `cse` never merges it with an equal equation
+    acts: bool = False  # does something besides computing its result: `dce` keeps it, and its order is kept
 
     def __post_init__(self):
         kinds = {"fuses": Fuses, "linear": Linear, "reduce": Reduce, "product": Product, "bounded": Bounded}

@@ -21,6 +21,7 @@ from ...ops.index_map import IndexMap, Piece, replaced
 from ...ops.masking import identity
 from ...ops.ordering import CUMSUM, SORT, TOP_K
 from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
+from ...ops.printing import PRINT
 from ...ops.reshape import RESHAPE, groups
 from ..collectives import AllGather
 from . import sorting, windows
@@ -209,7 +210,13 @@ def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes)
     return made
 
 
+def _print(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
+    """Name the axes of the mesh, so that of several copies the first device's is printed."""
+    _add(scope, eqn, PRINT, ins, outs, **{**eqn.params, "axes": tuple(scope.setting.mesh.axes)})
+
+
 EXPANSIONS: dict[Op, Expansion] = {
+    PRINT: Expansion(_by_name, lambda scope, eqn, assigned: True, _print),
     CUMSUM: Expansion(
         _by_name,
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
