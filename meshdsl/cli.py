@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from .commands import (
     analyze,
     compare,
+    completion,
     doctor,
     explain,
     export,
@@ -34,9 +35,15 @@ from .commands.parser import Parser
 from .errors import caller
 from .report.schema import SCHEMA_VERSION
 
-__all__ = ["SCHEMA_VERSION", "main"]
+__all__ = ["SCHEMA_VERSION", "main", "parser"]
 
-COMMANDS = (init, layouts, machines, analyze, compare, search, explain, verify, train, plot, export, doctor)
+GROUPS = {
+    "start": (init, layouts, machines, doctor),
+    "analyse": (analyze, compare, search, explain, verify),
+    "train": (train, plot, export),
+    "shell": (completion,),
+}
+COMMANDS = tuple(module for modules in GROUPS.values() for module in modules)
 
 _EXAMPLES = """\
 examples:
@@ -64,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace()
     with steady() as stdout:
         try:
-            options = _parser().parse_args(arguments)
+            options = parser().parse_args(arguments)
         except SystemExit as stop:  # --help, --version or a mistake; argparse has printed it
             code = stop.code if isinstance(stop.code, int) else FAILURE
         else:
@@ -79,15 +86,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILURE if code == OK else code
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    """The parser of all commands; its help lists them in groups."""
+    root = Parser(
         prog="meshdsl",
         description="Write a model once with named dims, choose a layout for each mesh, and see every collective.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"meshdsl {version()}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add(commands)
-    return parser
+    root.add_argument("--version", action="version", version=f"meshdsl {version()}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    for title, modules in GROUPS.items():
+        for module in modules:
+            module.add(commands)
+        root.groups[title] = [module.__name__.rpartition(".")[2] for module in modules]
+    return root

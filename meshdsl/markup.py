@@ -9,7 +9,20 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["AXIS_COLOURS", "GROUND", "INK", "RULE", "SOFT", "axis_class", "coloured", "page_part", "style", "table"]
+__all__ = [
+    "AXIS_COLOURS",
+    "GROUND",
+    "INK",
+    "RULE",
+    "SOFT",
+    "axis_class",
+    "axis_pattern",
+    "coloured",
+    "page_part",
+    "style",
+    "table",
+    "titled",
+]
 
 GROUND, INK = ("#ffffff", "#14181e"), ("#1b2430", "#e4e9ef")
 SOFT, RULE = ("#5b6675", "#9aa6b4"), ("#d5dbe2", "#39424e")
@@ -68,14 +81,18 @@ def coloured(text: str, axes: Iterable[str] = ()) -> str:
     escaped = html.escape(text, quote=False)
     if not axes:
         return escaped
-    names = "|".join(sorted(map(re.escape, axes), key=len, reverse=True))
-    after, before = rf"(?:(?<=[/,:+])|(?<=\bover ))({names})(?![\w=])", rf"\b({names})(?=:\d)"
 
     def mark(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         return f'<b class="{axis_class(axes, name)}">{name}</b>'
 
-    return re.sub(f"{after}|{before}", mark, escaped)
+    return re.sub(axis_pattern(axes), mark, escaped)
+
+
+def axis_pattern(axes: Sequence[str]) -> str:
+    """A regular expression for names of axes where programs, layouts and meshes write them; see `coloured`."""
+    names = "|".join(sorted(map(re.escape, axes), key=len, reverse=True))
+    return rf"(?:(?<=[/,:+])|(?<=\bover ))({names})(?![\w=])|\b({names})(?=:\d)"
 
 
 def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, more: str = "", opened: bool = True) -> str:
@@ -94,6 +111,16 @@ def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, more: str
     else:
         inner = f"<div>{head}</div>"
     return f'<div class="meshdsl"><style>{_STYLE}</style>{inner}</div>'
+
+
+def titled(text: str, axes: Iterable[str] = ()) -> str:
+    """The `_repr_html_` of an object whose printed text starts with a title line.
+
+    >>> print(titled("title\\n  row").partition("</style>")[2])
+    <details open=""><summary>title</summary><pre>  row</pre></details></div>
+    """
+    title, _, rest = text.partition("\n")
+    return page_part(title, rest.strip("\n"), axes)
 
 
 def table(rows: Mapping[str, str], axes: Iterable[str] = ()) -> str:

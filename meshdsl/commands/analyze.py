@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from .colours import painted
 from .common import command, out_file, print_json, workload_options, write
 from .costing import cost_options, exit_code, pictures_of, report_for
 from .plans import knob_options, workload_and_plan
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"command": "analyze", **report.to_dict(), **({"overlap": windows.to_dict()} if windows else {})})
     else:
-        print(report if windows is None else f"{report}\n\n{windows}")
+        print(painted(str(report) if windows is None else f"{report}\n\n{windows}", report.mesh.axes))
     return exit_code(report)
 
 

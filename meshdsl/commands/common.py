@@ -29,6 +29,7 @@ __all__ = [
     "print_json",
     "printable",
     "reason_of",
+    "section",
     "version",
     "workload_of",
     "workload_options",
@@ -54,27 +55,33 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     return parser
 
 
-def workload_options(parser: argparse.ArgumentParser, *, several: bool = False, extra: str = "") -> None:
+def section(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
+    """A section of the command's help; the section itself, if options are added to one already."""
+    return parser.add_argument_group(title) if isinstance(parser, argparse.ArgumentParser) else parser
+
+
+def workload_options(parser: argparse._ActionsContainer, *, several: bool = False, extra: str = "") -> None:
     """Add the options for mesh, layout and config settings; `several` allows many meshes and layouts."""
     repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
     default_layout = "; repeat per layout (default: all named layouts)" if several else " (default: no sharding)"
     several_meshes = "; one for all layouts, or one per layout" if several else ""
-    parser.add_argument(
+    group = section(parser, "model and layout")
+    group.add_argument(
         "--layout",
         metavar="RULES",
         help=f"rules such as 'batch:rows;heads:cols', or the name of a layout in the workload{default_layout}",
         **repeated,
     )
-    parser.add_argument(
+    group.add_argument(
         "--mesh",
         metavar="AXES",
         help=f"axes such as 'rows:2;cols:4'{several_meshes} (default: the mesh of the named layout)",
         **repeated,
     )
-    config_options(parser, extra)
+    config_options(group, extra)
 
 
-def config_options(parser: argparse.ArgumentParser, extra: str = "") -> None:
+def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
     """Add the options for config settings; `extra` is added to the help text of --set."""
     parser.add_argument(
         "--set",

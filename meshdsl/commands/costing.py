@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ShapeError
-from .common import ILLEGAL_LAYOUT, OK, out_file
+from .common import ILLEGAL_LAYOUT, OK, out_file, section
 
 __all__ = [
     "DEFAULT_MACHINE",
@@ -33,20 +33,21 @@ _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib
 
 def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
     """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
-    parser.add_argument(
+    group = section(parser, "machine and memory")
+    group.add_argument(
         "--machine",
         metavar="NAME",
         help=f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--profile",
         metavar="FILE",
         help="measured times of kernels, from `meshdsl doctor --profile`; preferred to the machine's figures",
     )
-    parser.add_argument(
+    group.add_argument(
         "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--place",
         action="append",
         default=[],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .colours import painted
 from .common import OK, command, integer, print_json, workload_options
 from .costing import cost_options, exit_code, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
@@ -67,10 +68,10 @@ def run(options: argparse.Namespace) -> int:
         extra = {} if options.program else {"collectives": report.collectives(program)}
         print_json({"command": "explain", "program": str(program), **extra})
         return OK
-    print(program)
+    print(painted(str(program), program.mesh.axes))
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
-        print(report.collective_table(program))
+        print(painted(report.collective_table(program), program.mesh.axes))
     return OK
 
 

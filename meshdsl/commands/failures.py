@@ -14,6 +14,7 @@ import traceback
 from ..errors import InternalError, LayoutError, MeshdslError, Where, raised
 from ..versions import check_jax
 from . import doctor
+from .colours import of_error
 from .common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, printable, reason_of
 
 __all__ = ["exit_code_of"]
@@ -34,7 +35,7 @@ def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
         if os.environ.get("MESHDSL_TRACEBACK"):
             traceback.print_exc()
         known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
-        print(f"{type(known).__name__}: {_message(known, entry)}", file=sys.stderr)
+        print(f"{of_error(type(known).__name__)}: {_message(known, entry)}", file=sys.stderr)
         return _exit_code(known)
 
 

@@ -6,9 +6,10 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from .colours import bold
 from .common import USAGE, shortened
 
 __all__ = ["Parser"]
@@ -19,6 +20,31 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, allow_abbrev=False, **options)
+        self.groups: dict[str, list[str]] = {}  # the commands, in the groups that the help shows
+
+    def format_help(self) -> str:
+        """The help: usage, description, commands by group, options, examples. Headings are bold in a terminal."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, actions in self._sections():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return re.sub(r"(?m)^[a-z][\w ,]*:", lambda heading: bold(heading[0]), formatter.format_help())
+
+    def _sections(self) -> Iterator[tuple[str | None, list[argparse.Action]]]:
+        commands = self.commands()
+        listed = {action.dest: action for action in commands._choices_actions} if commands is not None else {}
+        for title, names in self.groups.items():
+            yield title, [listed[name] for name in names]
+        for group in self._action_groups:
+            yield group.title, [a for a in group._group_actions if not (self.groups and a is commands)]
+
+    def commands(self) -> argparse._SubParsersAction[Any] | None:
+        """The subcommands, if the parser has any."""
+        return next((a for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse; exits with code 2 and a message on stderr if the arguments are wrong."""
@@ -47,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_command(self, words: Sequence[str]) -> None:
         """Exits if the first word should be a command and is not."""
-        commands = next((a for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
+        commands = self.commands()
         if commands is None or not words:
             return
         names = list(commands.choices)

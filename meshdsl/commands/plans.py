@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tune.overlap.values import MODES
-from .common import positive, workload_of
+from .common import positive, section, workload_of
 
 __all__ = ["check_forward", "knob_options", "overlap_option", "plan_of", "update_options", "workload_and_plan"]
 
@@ -16,7 +16,8 @@ UPDATES = ("replicated", "sharded", "auto")
 
 def knob_options(parser: argparse.ArgumentParser, *, overlap: bool = True, several: bool = False) -> None:
     """Add the options for a plan file and for the knobs of the step; `several` allows many plans and overlaps."""
-    option = parser.add_argument
+    group = section(parser, "plan")
+    option = group.add_argument
     repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
     again = "; may be repeated" * several
     option(
@@ -26,14 +27,14 @@ def knob_options(parser: argparse.ArgumentParser, *, overlap: bool = True, sever
         help=f"TOML file of a plan; other options override its knobs{again}",
         **repeated,
     )
-    update_options(parser)
+    update_options(group)
     if overlap:
-        overlap_option(parser, several=several)
+        overlap_option(group, several=several)
     else:
         parser.set_defaults(overlap=None)
 
 
-def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+def overlap_option(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
     """Add the option for overlapping communication with computation; `several` allows many values."""
     repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
     parser.add_argument(
@@ -44,7 +45,7 @@ def overlap_option(parser: argparse.ArgumentParser, *, several: bool = False) ->
     )
 
 
-def update_options(parser: argparse.ArgumentParser) -> None:
+def update_options(parser: argparse._ActionsContainer) -> None:
     """Add the options for the weight update, rematerialisation and micro-batches."""
     option = parser.add_argument
     option("--weight-update", choices=UPDATES, help="weight update of the training step (default replicated)")

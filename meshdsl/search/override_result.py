@@ -8,6 +8,7 @@ from typing import Any
 
 from ..cost.machine import Machine
 from ..layouts.sharding import Axes
+from ..markup import titled
 from ..report.schema import plain
 from ..report.tables import table
 from ..units import seconds, show_bytes
@@ -96,6 +97,12 @@ class OverrideResult:
                 "search_seconds": self.seconds,
             }
         )
+
+    def __repr__(self) -> str:
+        return f"<{self.title or 'search'} on {self.machine.name}: {len(self.overrides)} overrides, {self.source}>"
+
+    def _repr_html_(self) -> str:
+        return titled(str(self), self.before.mesh.axes)
 
     def __str__(self) -> str:
         before, best = self.before, self.best

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ..cost.machine import Machine
+from ..markup import titled
 from ..plan import Plan
 from ..report.layout_edits import LayoutEdit, reason_of
 from ..report.schema import SCHEMA_VERSION, plain
@@ -173,6 +174,13 @@ class SearchResult:
                 "left_out": list(self.left_out),
             }
         )
+
+    def __repr__(self) -> str:
+        title = self.title or "search"
+        return f"<{title} on {self.machine.name}: best {self.best.layout or '(no sharding)'} on {self.best.mesh}>"
+
+    def _repr_html_(self) -> str:
+        return titled(str(self), self.best.mesh.axes)
 
     def __str__(self) -> str:
         return _shown(self)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import LayoutError, nearest
+from ...markup import titled
 from ...units import percent, seconds, show_bytes
 
 __all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "Window"]
@@ -145,6 +146,12 @@ class OverlapPlan:
         if len(self.windows) > SHOWN:
             lines.append(f"       and {len(self.windows) - SHOWN} shorter ones")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<overlap {self.mode}: {self.chosen}, {len(self.windows)} windows>"
+
+    def _repr_html_(self) -> str:
+        return titled(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; seconds and bytes of one device."""
