@@ -8,6 +8,7 @@ import math
 import sys
 from typing import Any
 
+from ..errors import LayoutError
 from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
@@ -111,10 +112,23 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
         "microbatches": options.microbatches,
         "overlap": options.overlap,
     }
-    names = [turn.knob for turn in turns_of(options.knobs or "all")]
+    try:
+        names = [turn.knob for turn in turns_of(options.knobs or "all")]
+    except LayoutError as error:
+        raise UsageError(str(error)) from None
     if twice := [name for name in names if options.knobs and given[name]]:
         raise UsageError(f"--knobs has {', '.join(twice)}, which another option sets; give one of the two")
     return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in given.items() if value}
+
+
+def _tradeoff(result: Any) -> dict[str, str]:
+    """The picture of time against memory of all plans costed; none for a search of layouts only."""
+    from ..report.tradeoff import Point, tradeoff
+
+    if not result.costed:
+        return {}
+    points = [Point(each.seconds, each.peak_bytes, repr(each.plan)) for each in result.costed]
+    return {"Plans by time and memory": tradeoff(points, result.limit)}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -176,7 +190,8 @@ def run(options: argparse.Namespace) -> int:
 
         entries = [result.best, *result.runners_up[:3]]
         names = ["best", "second", "third", "fourth"]
-        write(options.html, page({name: entry.report for name, entry in zip(names, entries, strict=False)}))
+        reports = {name: entry.report for name, entry in zip(names, entries, strict=False)}
+        write(options.html, page(reports, extra=_tradeoff(result)))
     if options.save_plan:
         write(options.save_plan, result.plan.to_toml())
     if options.json:

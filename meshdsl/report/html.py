@@ -10,6 +10,7 @@ from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, 
 from .compare import compare
 from .report import Report
 from .svg import element
+from .tables import line_of
 
 __all__ = ["page"]
 
@@ -46,6 +47,7 @@ rect.bound { stroke: none }
 .kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
 .kernel-vector { fill: var(--part-3); fill-opacity: .45; stroke: var(--part-3) }
 .forward { fill: var(--forward) } .backward { fill: var(--backward) }
+td.rules { white-space: normal; min-width: 160px; text-align: left }
 details { margin-top: 10px } summary { cursor: pointer }
 pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
   background: var(--panel); padding: 12px; overflow-x: auto; border-radius: 6px }
@@ -54,8 +56,12 @@ pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
 )  # fmt: skip
 
 
-def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None) -> str:
+def page(
+    reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+) -> str:
     """The page as text. Requires at least one report; `pictures` are the programs' pictures as SVG, by layout.
+
+    `extra` are further drawings by title, such as the picture of a search.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -73,6 +79,7 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
         element("h1", html.escape(title)),
         element("p", html.escape(f"{first.machine.title}. Times are estimates, of one step.")),
         _figures(reports, best),
+        *(part for title, svg in (extra or {}).items() for part in (element("h2", html.escape(title)), _wide(svg))),
         element("h2", "Time of a step"),
         element("p", "Below each bar: the likely interval of the measured time."),
         _wide(time_bars(reports)),
@@ -88,6 +95,11 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
         element("h2", "Collectives by dim"),
         _sent(reports),
         *_drawn(pictures or {}),
+        element("h2", "By line of the model"),
+        element(
+            "p", "Time of the step, work and bytes sent by the operations of each source line, forward and backward."
+        ),
+        *(_by_line(name if several else "", report) for name, report in reports.items()),
         element("h2", "In full"),
         *(_full(name, report) for name, report in reports.items()),
     ]
@@ -111,6 +123,31 @@ def _wide(svg: str) -> str:
 def _sent(reports: Mapping[str, Report]) -> str:
     sends = any(report.collectives for report in reports.values())
     return _wide(collective_bars(reports)) if sends else element("p", "Nothing is sent.")
+
+
+LINES = 40  # of the table by line
+HEADER = ("layout", "rules", "mesh", "step", "likely", "peak memory", "of limit", "FLOP", "sent", "of peak", "MFU")
+HEADER += ("rate", "bound by")
+
+
+def _by_line(name: str, report: Report) -> str:
+    """The longest source lines of one report: time, FLOPs, memory traffic and bytes sent."""
+    totals: dict[str, list[float]] = {}
+    for cost in report.timeline.costs:
+        line, trips = cost.line, cost.line.trips
+        row = totals.setdefault(line_of(line.where, 60) or "(no line)", [0.0] * 4)
+        sent = line.collective.wire_bytes * trips if line.collective is not None else 0
+        for i, amount in enumerate((cost.blocking, line.flops * trips, line.hbm_bytes * trips, sent)):
+            row[i] += amount
+    ranked = sorted(totals.items(), key=lambda item: -item[1][0])
+    rows = [element("tr", *(element("th", cell) for cell in ("line", "time", "of step", "FLOP", "traffic", "sent")))]
+    for where, (took, flops, traffic, sent) in ranked[:LINES]:
+        work = number(flops), show_bytes(traffic), show_bytes(sent)
+        cells = (where, seconds(took), percent(took, report.seconds), *work)
+        rows.append(element("tr", *(element("td", html.escape(cell)) for cell in cells)))
+    more = element("p", f"and {len(ranked) - LINES} more lines") if len(ranked) > LINES else ""
+    table = element("div", element("table", *rows), cls="scroll") + more
+    return element("details", element("summary", html.escape(name)), table) if name else table
 
 
 def _drawn(pictures: Mapping[str, str]) -> list[str]:
@@ -141,25 +178,12 @@ def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report],
 
 
 def _figures(reports: Mapping[str, Report], best: str | None) -> str:
-    header = [
-        "layout",
-        "mesh",
-        "step",
-        "likely",
-        "peak memory",
-        "of limit",
-        "FLOP",
-        "sent",
-        "of peak",
-        "MFU",
-        "rate",
-        "bound by",
-    ]
-    rows = [element("tr", *(element("th", cell) for cell in header))]
+    rows = [element("tr", *(element("th", cell) for cell in HEADER))]
     for name, report in reports.items():
         low, high = report.interval
         cells = [
             name,
+            str(report.layout or "") or "nothing is sharded",
             str(report.mesh),
             seconds(report.seconds),
             f"{seconds(low)} - {seconds(high)}",
@@ -172,7 +196,8 @@ def _figures(reports: Mapping[str, Report], best: str | None) -> str:
             f"{number(report.rates.per_second, report.rates.unit)}/s" if report.rates else "",
             report.constraint,
         ]
-        elements = [element("td", html.escape(cell), cls="" if i not in (4, 5) or report.fits else "bad")
+        classes = {1: "rules"} if report.fits else {1: "rules", 5: "bad", 6: "bad"}
+        elements = [element("td", html.escape(cell), cls=classes.get(i, ""))
                  for i, cell in enumerate(cells)]  # fmt: skip
         rows.append(element("tr", *elements, cls="best" if name == best and len(reports) > 1 else ""))
     return element("div", element("table", *rows), cls="scroll")

@@ -35,6 +35,7 @@ def plan_result(run: PlanSearch) -> SearchResult:
         _edits=tuple,
         knobs=tuple(turn.knob for turn in run.turns),
         fixed=_fixed(run),
+        costed=tuple(run.entries.values()),
         _worth=lambda: _worth(run, best[0]),
         _half=lambda: _half(run, best[0]),
     )

@@ -62,7 +62,7 @@ class PlanSearch:
         self.proof: Search | None = None
         self.proven = False
         self.stopped = ""
-        self.turning = False
+        self.turning = self.finished = False
         self.improved: float | None = None
         self.slow = 0.0  # seconds of the longest evaluation of an overlap plan
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
@@ -95,6 +95,7 @@ class PlanSearch:
             if collecting:
                 gc.enable()
         self.adopt()
+        self.finished = True
         if not self.stopped and not self.proven:
             self.stopped = "the end of the improvements, as there are too many plans to prove the best"
 
@@ -241,7 +242,12 @@ class PlanSearch:
             return None
         if known not in self.entries:
             began, overlapped = self.elapsed, known.overlap.mode != "none"
-            if overlapped and self.request.time_limit and began + 2 * self.slow > self.request.time_limit:
+            if (
+                overlapped
+                and not self.finished
+                and self.request.time_limit
+                and began + 2 * self.slow > self.request.time_limit
+            ):
                 return None
             try:
                 problem = self.variants.problem(known)

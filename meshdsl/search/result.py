@@ -119,6 +119,7 @@ class SearchResult:
     _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
     knobs: tuple[str, ...] = ()  # searched besides mesh and layout
     fixed: tuple[str, ...] = ()  # knobs that the function does not take, each with the reason
+    costed: tuple[Entry, ...] = ()  # every plan costed
     _worth: Callable[[], tuple[KnobWorth, ...]] = field(default=tuple, repr=False)
     _half: Callable[[], Half | None] = field(default=lambda: None, repr=False)
 

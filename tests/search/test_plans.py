@@ -101,3 +101,15 @@ def test_every_turn_is_a_knob_of_a_plan():
         assert len(values) == len(set(map(str, values))) and values
         for value in values:
             assert getattr(plan.replace(**{turn.knob: value}), turn.knob) == value
+
+
+def test_plan_search_interrupted_keeps_the_best_so_far():
+    seen: list[Any] = []
+
+    def interrupt(progress: Any) -> None:
+        seen.append(progress)
+        if progress.best is not None:
+            raise KeyboardInterrupt
+
+    result = md.search(LM, devices=4, progress=interrupt, time_limit=None)
+    assert result.stopped == "an interrupt" and result.gap > 0 and str(seen[-1]).count("costed")
