@@ -163,6 +163,22 @@ def test_pairs_seen_counts_pairs(first: int, queries: int, keys: int, causal: bo
     assert found == counted if causal and first + queries <= keys else found >= counted
 
 
+@given(
+    st.integers(0, 9), st.integers(1, 6), st.integers(0, 9), st.integers(1, 6), st.booleans(),
+    st.one_of(st.none(), st.integers(1, 8)),
+)  # fmt: skip
+@example(0, 4, 3, 2, True, None)
+@example(5, 3, 0, 4, True, 3)
+@example(0, 4, 5, 2, False, 3)
+def test_a_block_is_skipped_only_if_no_query_sees_a_key(
+    first: int, queries: int, key: int, keys: int, causal: bool, window: int | None
+) -> None:
+    """At the borders of the mask too, where one pair of a block is seen. Exact, except for blocks with padding."""
+    sees, at_q, at_k = Sees(causal, window, 11), np.arange(first, first + queries), np.arange(key, key + keys)
+    found, wanted = bool(sees.any(at_q, at_k)), bool(sees.pairs(np, at_q, at_k).any())
+    assert found == wanted or (found and key + keys > 11)
+
+
 def test_numpy_form_is_the_formula() -> None:
     """The simulator's form, by hand: two keys with scores 0 and log 3."""
     q, k = np.array([[1.0]]), np.array([[0.0], [np.log(3)]])
