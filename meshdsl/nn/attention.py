@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import meshdsl as md
 
 from .dropout import dropout as drop
@@ -62,11 +64,7 @@ def multi_head_attention(
     4096 keys, else "auto". A query that sees no key attends to all of them by "plain", and gives zeros by the others.
     Raises `ShapeError` for other `positions`, for `causal` with a `memory`, and for dropout without the plain formula.
     """
-    if positions not in ("none", "rotary"):
-        raise md.ShapeError(
-            f"positions must be 'none' or 'rotary', got {positions!r}\n"
-            "  for learned positions, add them to the input with md.nn.learned_positions"
-        )
+    check_positions(positions)
     if causal and memory is not None:
         raise md.ShapeError("causal=True is only for self-attention, and memory= was given; pass mask= instead")
     model_dim, length_dim = dim_of(x, over), dim_of(x, length)
@@ -104,6 +102,15 @@ def multi_head_attention(
         return md.cast(precision.einsum(values, w, out=x.dims), precision.compute)
 
 
+def check_positions(positions: str) -> None:
+    """Raise `ShapeError` for positions other than "none" and "rotary"."""
+    if positions not in ("none", "rotary"):
+        raise md.ShapeError(
+            f"positions must be 'none' or 'rotary', got {positions!r}\n"
+            "  for learned positions, add them to the input with md.nn.learned_positions"
+        )
+
+
 def _method(method: str | None, dropout: float, keys: md.Dim) -> str:
     """The method of attention: the caller's, or the formula for short sequences and for dropout on the weights."""
     if method is None:
@@ -139,7 +146,9 @@ def _weights(
     return md.softmax(scores, memory_dim, precision.compute)
 
 
-def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 10000.0) -> md.Tensor:
+def rotary(
+    x: md.Tensor, over: str | md.Dim | None, head: str | md.Dim, base: float = 10000.0, offset: int | md.Tensor = 0
+) -> md.Tensor:
     """Rotary position embedding: rotates pairs of elements of x by an angle proportional to the position along `over`.
 
     >>> import meshdsl as md
@@ -149,18 +158,29 @@ def rotary(x: md.Tensor, over: str | md.Dim, head: str | md.Dim, base: float = 1
 
     The product of two rotated tensors depends only on the distance between their positions. Element i of the first
     half of `head` is paired with element i of the second half, and rotates by base ** (-i / half) radians per position
-    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX). Raises `ShapeError` if `head` is odd.
+    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX). `offset` is the position of the first element, a
+    number or an integer tensor with dims of x; with `over` None, it is the position of all of x, as in decoding. Raises
+    `ShapeError` if `head` is odd.
     """
-    length_dim, head_dim = dim_of(x, over), dim_of(x, head)
+    length_dim, head_dim = None if over is None else dim_of(x, over), dim_of(x, head)
     if head_dim.size % 2:
         raise md.ShapeError(f"rotary positions rotate pairs of elements, and the size of {head_dim!r} is odd")
     half = md.Dim(head_dim.name, head_dim.size // 2)
     dtype = x.dtype if x.dtype.itemsize > 4 else "float32"  # bfloat16 cannot represent large positions exactly
     speed = md.exp(md.iota(half, dtype) * (-math.log(base) / half.size))
-    angle = md.einsum(md.iota(length_dim, dtype), speed, out=[length_dim, half])
+    at = _positions(length_dim, offset, dtype)
+    angle = md.einsum(at, speed, out=[*at.dims, half])
     cos, sin = md.cast(md.cos(angle), x.dtype), md.cast(md.sin(angle), x.dtype)
     a, b = md.slice(x, head_dim, 0, half.size), md.slice(x, head_dim, half.size, half.size)
     return md.concat([a * cos - b * sin, a * sin + b * cos], head_dim.name)
+
+
+def _positions(length: md.Dim | None, offset: int | md.Tensor, dtype: Any) -> md.Tensor:
+    """The positions along a dim, counted from `offset`; without a dim, `offset` itself."""
+    if length is not None and isinstance(offset, int) and not offset:
+        return md.iota(length, dtype)
+    start = md.cast(offset, dtype) if isinstance(offset, md.Tensor) else md.tensor(np.asarray(offset, dtype), "")
+    return start if length is None else md.broadcast(md.iota(length, dtype), [*start.dims, length]) + start
 
 
 def _causal(scores: md.Tensor, length: md.Dim, memory: md.Dim, gradient_is_masked: bool) -> md.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .attention import MASKED_SCORE
+from .attention import MASKED_SCORE, check_positions, rotary
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
@@ -86,6 +86,7 @@ def cached_attention(
     over: str | md.Dim = "model",
     memory: str | md.Dim = "memory",
     group: md.Dim | None = None,
+    positions: str = "none",
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
@@ -104,8 +105,10 @@ def cached_attention(
 
     The key and value are written at index `position` of the memory dim. If x has a beam dim that the cache lacks, the
     beams are interleaved in the memory: they are written from index position * beam.size. Uses the same parameters as
-    `multi_head_attention` without rotary positions. Raises `ShapeError` if x has two dims that the cache lacks.
+    `multi_head_attention`; `group` and `positions` are as there, and with "rotary" the cache has rotated keys. Raises
+    `ShapeError` if x has two dims that the cache lacks.
     """
+    check_positions(positions)
     model_dim = dim_of(x, over)
     beam_dims = [d for d in x.dims if d != model_dim and d not in cache["k"].dims]
     if len(beam_dims) > 1:
@@ -122,8 +125,10 @@ def cached_attention(
 
     with md.scope(name):
         new = {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
+        at = position if positions == "rotary" else None
+        new["k"] = new["k"] if at is None else rotary(new["k"], None, head, offset=at)
         cache = {kind: with_key(cache[kind], new[kind]) for kind in cache}
-        return _read(x, cache, heads, head, mask, over, memory, group, init, precision), cache
+        return _read(x, cache, heads, head, mask, over, memory, group, init, precision, at), cache
 
 
 def _expand(x: md.Tensor, name: str) -> md.Tensor:
@@ -153,11 +158,13 @@ def _read(
     group: md.Dim | None,
     init: Any,
     precision: Precision,
+    position: md.Tensor | None = None,
 ) -> md.Tensor:
-    """Query projection, attention to the cache, output projection."""
+    """Query projection (rotated, if there is a position), attention to the cache, output projection."""
     outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(cache["k"], memory)
     groups = () if group is None else (group,)
     q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
+    q = q if position is None else rotary(q, None, head, offset=position)
     scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
     if mask is not None:
         scores = md.where(mask, scores, MASKED_SCORE)

@@ -254,6 +254,41 @@ def test_attention_stores_no_scores_from_4096_keys():
     assert "attention" not in ops(4096, dropout=0.5)
 
 
+def test_rotary_positions_count_from_the_offset():
+    x = md.tensor(np.random.default_rng(0).standard_normal((2, 5, 4)), "batch length head")
+    wanted = md.slice(md.nn.rotary(x, "length", "head"), "length", 2, 3).numpy()
+    tail = md.slice(x, "length", 2, 3)
+    for offset in (2, md.tensor(np.int32(2), ""), md.tensor(np.array([2, 2], np.int32), "batch")):
+        np.testing.assert_allclose(md.nn.rotary(tail, "length", "head", offset=offset).numpy(), wanted, rtol=1e-12)
+    one = md.nn.rotary(md.tensor(x.numpy()[:, 4], "batch head"), None, "head", offset=4)
+    np.testing.assert_allclose(one.numpy(), md.nn.rotary(x, "length", "head").numpy()[:, 4], rtol=1e-12)
+
+
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_one_position_at_a_time_equals_all_at_once(positions: str):
+    """Cached attention with grouped queries reads the positions before; the cache is longer than the text."""
+    model = md.model(
+        lambda x: md.nn.multi_head_attention(
+            x, HEADS, HEAD, causal=True, group=GROUP, positions=positions, precision=DOUBLE
+        )
+    )
+    x = md.tensor(np.random.default_rng(0).standard_normal((2, 5, 6)), X)
+    params = model.init(md.random.key(0), x)
+
+    def step(x: md.Tensor, cache: dict[str, md.Tensor], at: md.Tensor) -> Any:
+        return md.nn.cached_attention(
+            x, cache, HEADS, HEAD, position=at, mask=md.iota("memory:7") <= at, group=GROUP, positions=positions,
+            precision=DOUBLE,
+        )  # fmt: skip
+
+    one = md.compile(md.model(step), "", "")
+    cache = {kind: md.tensor(np.zeros((2, 7, 2, 4)), "batch memory heads head") for kind in ("k", "v")}
+    wanted = model(params, x).numpy()
+    for t in range(5):
+        y, cache = one(params, md.tensor(x.numpy()[:, t], "batch model"), cache, md.tensor(np.int32(t), ""))
+        np.testing.assert_allclose(y.numpy(), wanted[:, t], rtol=1e-10, atol=1e-12)
+
+
 def test_dropout_keeps_the_mean_and_is_identity_without_a_key():
     x = md.broadcast(md.cast(1, "float32"), "a:100 b:100")
     y = md.nn.dropout(x, 0.25, md.random.key(0)).numpy()
