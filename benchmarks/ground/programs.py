@@ -1,16 +1,16 @@
-"""The computation and communication of a published training run, from meshdsl's program of the same model.
+"""What one device does in a published run, kernel by kernel, and the cost tool's time of it.
 
-`work` traces a train step and stores its costs per kernel as a few arrays, which a fit can evaluate thousands of times.
-`device_seconds` is the roofline of the cost tool (`compiled.cost`) on these arrays; `check` compares the two.
+`Programs` traces the train step of a run once and keeps its kernels as arrays, which a refit evaluates thousands of
+times, and the times of `Compiled.cost`. One micro-batch is traced. Of its program, the update and the collectives of
+gradients over the data axes run once a step; everything else runs once a micro-batch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,152 +18,134 @@ import numpy as np
 
 import meshdsl as md
 
+from .runs import Run
+
+__all__ = ["Array", "Programs", "StepTime", "Work", "mean", "solve"]
+
 Array = np.ndarray[Any, Any]
 ROOT = Path(__file__).parents[2]
-SCORES = "length", "memory"  # the dims of attention's scores
+REPLICAS = {"data", "slice"}  # the axes over which gradients are reduced
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted seconds of a micro-batch and of what runs once a step, and the half-width of the interval."""
+
+    micro: float
+    once: float
+    width: float
+    regime: str
+
+    def seconds(self, run: Run) -> float:
+        """Seconds of a whole step."""
+        return run.micro * self.micro + self.once
 
 
 @dataclass(frozen=True)
 class Work:
-    """A train step on one device, per kernel. Kernels of the update run once, the others once per micro-batch."""
+    """The kernels of a program, one row each, and its products, each with the number of its kernel."""
 
-    trips: Array  # trips of the loop over layers
-    calls: Array  # number of equations that compute something, which a library without a compiler launches one by one
-    products: Array  # FLOPs of matrix products
-    vector: Array  # FLOPs of the rest
-    moved: Array  # bytes read and written
-    scores: Array  # bytes of attention scores, which a fused attention kernel does not read or write
-    update: Array  # whether the kernel belongs to the update
-    sends: tuple[tuple[str, tuple[str, ...], float, int], ...]  # (kind, mesh axes, bytes V, trips)
-    parameters: float  # number of parameters on one device
-
-    @property
-    def size(self) -> int:
-        """The number of kernels."""
-        return len(self.trips)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The fitted figures of a device; the other figures of a machine file are constants."""
-
-    peak: float
-    vector: float
-    bandwidth: float
-    efficiency: tuple[tuple[float, float], ...]
-
-    def of_size(self, flops: Array) -> Array:
-        """The fraction of the peak that products of this many FLOPs reach, as in `Machine.matmul_efficiency`."""
-        index, fraction = zip(*self.efficiency, strict=True)
-        return np.interp(np.log(np.maximum(flops, 1.0)), np.log(index), fraction)
-
-
-def device_seconds(rates: Rates, products: Array, vector: Array, moved: Array) -> Array:
-    """The seconds of each kernel on the device, without launch time."""
-    computing = products / (rates.peak * rates.of_size(products)) + vector / rates.vector
-    return np.maximum(computing, moved / rates.bandwidth)
+    trips: Array
+    operations: Array  # that the host launches
+    vector: Array  # FLOPs
+    moved: Array  # bytes without attention scores
+    scores: Array  # bytes of attention scores
+    once: Array  # whether it runs once a step
+    kernel: Array  # of each product: the number of its kernel
+    flops: Array  # of each product
+    sending: float  # seconds of a micro-batch's collectives, on the packaged machine
+    sending_once: float
+    gathered: float  # seconds of a micro-batch's collectives over the data axes, which run beside its kernels
 
 
 class Programs:
-    """The results of `work`, cached in a file between runs of the script; valid for one state of the sources."""
+    """Times and arrays of traced runs, kept in a file between runs of this command; valid for one state of the code."""
 
     def __init__(self, file: Path | None):
-        self.file = file
+        self.file, self.state = file, _sources()
         self.known: dict[str, Any] = {}
         if file is not None and file.is_file():
             stored = json.loads(file.read_text(encoding="utf-8"))
-            self.known = stored["work"] if stored["sources"] == _sources() else {}
+            self.known = stored["programs"] if stored["sources"] == self.state else {}
 
     def save(self) -> None:
         """Write the cache file atomically."""
         if self.file is not None:
             part = self.file.with_suffix(".part")
-            part.write_text(json.dumps({"sources": _sources(), "work": self.known}), encoding="utf-8")
+            part.write_text(json.dumps({"sources": self.state, "programs": self.known}), encoding="utf-8")
             part.replace(self.file)
 
-    def work(self, workload: md.Workload, mesh: str, layout: str) -> Work:
-        """The work of one device in a train step."""
-        key = f"{workload.name} {workload.config} {mesh} {layout}"
+    def time(self, run: Run) -> StepTime:
+        """The time of `Compiled.cost`."""
+        return StepTime(**self._entry(run)["time"])
+
+    def work(self, run: Run) -> Work:
+        """The kernels as arrays."""
+        stored = self._entry(run)["work"]
+        return Work(**{name: np.array(v) if isinstance(v, list) else v for name, v in stored.items()})
+
+    def _entry(self, run: Run) -> dict[str, Any]:
+        key = f"{run.machine} {run.key}"
         if key not in self.known:
-            self.known[key] = _lists(_work(report(workload, mesh, layout)))
-        stored = dict(self.known[key])
-        sends = tuple((kind, tuple(axes), size, trips) for kind, axes, size, trips in stored.pop("sends"))
-        parameters = stored.pop("parameters")
-        return Work(**{name: np.array(values) for name, values in stored.items()}, sends=sends, parameters=parameters)
+            report = run.step().cost(*run.workload.specs(), machine=run.machine)
+            self.known[key] = {"time": vars(_time(report, run)), "work": _lists(_work(report, run))}
+        return self.known[key]
 
 
-def report(workload: md.Workload, mesh: str, layout: str, machine: Any = "a100-p4de") -> md.Report:
-    """The cost report of a train step."""
-    params, state, batch = workload.specs()
-    step = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    return step.cost(params, state, batch, machine=machine)
+def _time(report: md.Report, run: Run) -> StepTime:
+    """A machine's times; without accumulation, a replicated gradient is reduced in every micro-batch, here once."""
+    backward = _backward(report)
+    once = sum(each.blocking for each in report.timeline.costs if _runs_once(each.line, backward, run))
+    timeline = report.timeline
+    return StepTime(timeline.seconds - once, once, report.machine.half_width(timeline.regime), timeline.regime)
 
 
-def _work(cost: md.Report) -> Work:
-    program, lines = cost.program, cost.ledger.lines
-    backward = [line.index for line in lines if line.backward]
-    kernels: dict[int, list[Any]] = {}
-    sends: list[tuple[str, tuple[str, ...], float, int]] = []
-    for line in lines:
-        record = line.collective
-        if record is None:
-            kernels.setdefault(id(line.step), []).append(line)
+def _backward(report: md.Report) -> int:
+    return next(line.index for line in report.ledger.lines if line.backward)
+
+
+def _runs_once(line: Any, backward: int, run: Run) -> bool:
+    record = line.collective
+    if record is not None:
+        return not run.sharded and bool(REPLICAS & set(record.axes))
+    return line.index > backward and not line.backward
+
+
+def _work(report: md.Report, run: Run) -> Work:
+    backward = _backward(report)
+    kernels: dict[Any, list[Any]] = {}
+    sends = {"micro": 0.0, "once": 0.0, "gathered": 0.0}
+    for each in report.timeline.costs:
+        line = each.line
+        if line.collective is None:
+            kernels.setdefault(line.step, []).append(line)
             continue
-        whole = record.bytes * (program.mesh.count(record.axes) if record.kind == "all_to_all" else 1)
-        sends.append((record.kind, record.axes, float(whole), line.trips))
-    columns: dict[str, list[float]] = {f.name: [] for f in dataclasses.fields(Work)[:7]}
-    for group in kernels.values():
-        first, step = group[0], group[0].step
-        stored = [*step.reads, *step.writes]
-        scores = [v for v in stored if {d.name for d in v.shape}.issuperset(SCORES)]
-        moved = sum(line.hbm_bytes for line in group)
-        columns["trips"].append(first.trips)
-        columns["calls"].append(sum(line.kind != "move" and line.op != "cast" for line in group))
-        columns["products"].append(sum(line.flops for line in group if line.kind == "matmul"))
-        columns["vector"].append(sum(line.flops for line in group if line.kind != "matmul"))
-        columns["moved"].append(moved)
-        columns["scores"].append(min(moved, sum(map(program.local_bytes, scores))))
-        columns["update"].append(first.index > backward[0] and not any(line.backward for line in group))
-    held = [v for v in program.ins if v.name.startswith("params/")]
-    count = sum(program.local_bytes(v) / v.dtype.itemsize for v in held)
-    return Work(**{k: np.array(v) for k, v in columns.items()}, sends=tuple(sends), parameters=count)
-
-
-def check(work: Work, cost: md.Report, rates: Rates) -> float:
-    """The relative difference between the arrays' device seconds and the cost tool's, on a machine with these rates."""
-    ours = work.trips @ device_seconds(rates, work.products, work.vector, work.moved)
-    launches = work.trips.sum() * cost.machine.launch
-    tool_seconds = sum(cost.seconds for cost in cost.timeline.costs if cost.line.collective is None) - launches
-    return abs(ours / tool_seconds - 1)
-
-
-def machine_file(folder: Path, base: str, **changes: Any) -> Path:
-    """The packaged machine with other values for top-level keys of its file."""
-    import tomllib
-
-    text = Path(md.machine(base).file).read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for key, value in changes.items():
-        index = next(i for i, line in enumerate(lines) if line.startswith(f"{key} ="))
-        lines[index] = f"{key} = {json.dumps(value)}"
-    file = folder / f"{base}-fitted.toml"
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tomllib.loads(file.read_text(encoding="utf-8"))
-    return file
+        once = _runs_once(line, backward, run)
+        beside = run.sharded and bool(REPLICAS & set(line.collective.axes))
+        sends["once" if once else "gathered" if beside else "micro"] += each.seconds
+    columns: dict[str, list[float]] = {field.name: [] for field in fields(Work)[:8]}
+    for number, lines in enumerate(kernels.values()):
+        columns["trips"].append(lines[0].trips)
+        columns["operations"].append(sum(line.kind != "move" for line in lines))
+        columns["vector"].append(sum(line.flops for line in lines if line.kind == "vector"))
+        columns["moved"].append(sum(line.hbm_bytes - line.score_bytes for line in lines))
+        columns["scores"].append(sum(line.score_bytes for line in lines))
+        columns["once"].append(all(_runs_once(line, backward, run) for line in lines))
+        for line in (line for line in lines if line.kind == "matmul"):
+            columns["kernel"].append(number)
+            columns["flops"].append(line.flops)
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return Work(**arrays, sending=sends["micro"], sending_once=sends["once"], gathered=sends["gathered"])
 
 
 def _lists(work: Work) -> dict[str, Any]:
-    fields = {f.name: getattr(work, f.name) for f in dataclasses.fields(Work)}
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+    return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(work).items()}
 
 
 def _sources() -> str:
-    """A hash of the sources that a program and its costs depend on."""
-    units = ("ops", "layouts", "lowering", "passes", "nn", "optim")
-    files = [file for unit in units for file in sorted((ROOT / "meshdsl" / unit).rglob("*.py"))]
-    files += [ROOT / "meshdsl" / f"{name}.py" for name in ("ir", "trace", "autodiff", "control", "params")]
-    files += [ROOT / "meshdsl" / "cost" / f"{name}.py" for name in ("fusion", "ledger")]
-    files += [ROOT / "models" / "transformer.py", Path(__file__)]
+    """A hash of the code and the machine files that a time depends on."""
+    files = [*sorted((ROOT / "meshdsl").rglob("*.py")), *sorted((ROOT / "meshdsl").rglob("*.toml"))]
+    files += [ROOT / "models" / "transformer.py", *sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -172,8 +154,7 @@ def solve(residuals: Callable[[Array], Array], start: Mapping[str, tuple[float, 
     from scipy.optimize import least_squares
 
     x0, low, high = (np.array(values) for values in zip(*start.values(), strict=True))
-    scale = np.maximum(x0, 1e-3)
-    solution = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=scale)
+    solution = least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, bounds=(low, high), x_scale=np.abs(x0))
     return dict(zip(start, solution.x.tolist(), strict=True))
 
 

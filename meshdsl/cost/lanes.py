@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import Where
 from ..ir import Scan, Var
+from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
+from .combining import combine
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
@@ -118,8 +120,15 @@ class Schedule:
     def ran(self, steps: Sequence[Step], depth: int = 0) -> list[_Item]:
         """The items of the steps, with their starts and ends."""
         items, _ = self.items(steps, depth, {})
+        combine(items, self.record, self.placement)
         _run(items, self.machine.overlap_slowdown)
         return items
+
+    def record(self, step: Send) -> CollectiveRecord:
+        """The record of a collective."""
+        (line,) = self.ledger.of(step)
+        assert line.collective is not None
+        return line.collective
 
     def items(
         self, steps: Sequence[Step], depth: int, makers: Mapping[Var, _Item]
@@ -151,8 +160,7 @@ class Schedule:
             return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
-            record = line.collective
-            assert record is not None
+            record = self.record(step)
             n, kind = self.placement.mesh.count(record.axes), record.op.timed_as
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = ",".join(record.axes)
@@ -193,6 +201,7 @@ class Schedule:
                 for item in items:
                     item.needs += 1
                 everything.append(end_marker)
+            combine(items, self.record, self.placement)
             trips.append(items)
             everything += items
         _run(everything, self.machine.overlap_slowdown)

@@ -18,6 +18,7 @@ from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
+from .attention import is_scores
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
@@ -48,6 +49,7 @@ class Line:
     matmul: Matmul | None
     collective: CollectiveRecord | None
     step: Step  # the kernel that contains it; several lines may share one
+    score_bytes: int = 0  # of `hbm_bytes`: attention scores, which a fused attention kernel does not store
 
     @property
     def op(self) -> str:
@@ -191,20 +193,21 @@ def _lines(
 def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
     unread = set(step.reads)
     for eqn in step.eqns:
-        moved = sum(map(program.local_bytes, (v for v in eqn.outs if v in step.writes)))
+        moved = [(v, program.local_bytes(v)) for v in eqn.outs if v in step.writes]
         for v in eqn.ins:
             if v in unread:
                 unread.discard(v)
-                moved += read_bytes(program, eqn, v)
+                moved.append((v, read_bytes(program, eqn, v)))
         if eqn is step.eqns[-1]:  # the last equation also pays for reads through views and for recomputed operands
-            moved += sum(read_bytes(program, eqn, v) for v in unread)
+            moved += [(v, read_bytes(program, eqn, v)) for v in unread]
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
         product = eqn.op.product if isinstance(eqn.op, Op) else Product.NONE
         products = matmul is not None or product is Product.ATTENTION
         dtype = eqn.ins[0].dtype if products else eqn.outs[0].dtype
         kind = "conv" if product is Product.CONV else "matmul" if products else "vector" if flops else "move"
-        yield Line(order[eqn], eqn, kind, trips, unbounded, flops, moved, dtype, matmul, None, step)
+        total, scores = sum(n for _, n in moved), sum(n for v, n in moved if is_scores(program, v))
+        yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores)
 
 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import nearest
 from .machine_file import MachineError, read, read_toml
+from .machine_modes import in_modes, split_modes
 from .network import KINDS, Network
 from .profile import Profile, load_profile
 
@@ -53,10 +54,15 @@ class Machine:
     transcendental: float = 0.0  # operations/s of exp, log, tanh and similar; 0: same as `vector`
     memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); empty: all of it
     convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` of convolutions; empty: as products
+    tile: int = 1  # side of a matrix unit, to a multiple of which `padded` sizes are rounded up
+    reached: Mapping[str, float] = field(default_factory=dict[str, float])  # dtype -> factor on `efficiency`; default 1
+    operation: float = 0.0  # seconds of the host to launch one operation; 0: the program is compiled
+    attention: float = 0.0  # fraction of the peak that a fused attention kernel reaches; 0: scores are stored
     overlap_slowdown: float = 1.13  # factor on compute time while a collective runs
-    uncertainty: float = 0.15  # half-width of an estimate's interval, as a fraction of the estimate
+    uncertainty: float | Mapping[str, float] = 0.15  # half-width of the interval as a fraction; or by regime: REGIMES
     asynchronous: tuple[str, ...] = KINDS  # kinds of collectives that run beside compute between a start and a wait
     overlapped_by_compiler: tuple[str, ...] = KINDS  # kinds that the device's compiler is assumed to overlap by itself
+    pipelined: bool = False  # a collective of a loop's next trip may start before the trip ends
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> source of its figure
     file: str = ""
     profile: Profile | None = None  # measured times of kernels, preferred to the figures above
@@ -79,12 +85,23 @@ class Machine:
             )
         return self.peak.get(name, self.peak.get("other", math.nan))
 
-    def matmul_efficiency(self, flops: float) -> float:
+    def matmul_efficiency(self, flops: float, dtype: np.dtype | str = "") -> float:
         """Fraction of the peak that one matrix product with this many FLOPs reaches.
 
-        Linear in log(FLOPs) between the points of the curve, and constant outside them.
+        Linear in log(FLOPs) between the points of the curve, and constant outside them; times `reached` of the dtype.
         """
-        return _on(self.efficiency, flops)
+        factor = self.reached.get(np.dtype(dtype).name, 1.0) if self.reached and dtype else 1.0
+        return _on(self.efficiency, flops) * factor
+
+    def padded(self, m: int, n: int, k: int) -> tuple[int, int, int]:
+        """The sizes of a product [m, k] by [k, n] with its summed dim, and the larger other one, as whole tiles."""
+        wide, narrow = max(m, n), min(m, n)
+        return narrow, -(-wide // self.tile) * self.tile, -(-k // self.tile) * self.tile
+
+    def half_width(self, regime: str) -> float:
+        """Half-width of an estimate's interval in this regime, as a fraction of the estimate."""
+        u = self.uncertainty
+        return u if isinstance(u, float | int) else u.get(regime, max(u.values()))
 
     def memory_seconds(self, size: float) -> float:
         """Seconds in which one kernel reads and writes `size` bytes; the bandwidth fraction is interpolated too."""
@@ -92,7 +109,7 @@ class Machine:
 
     def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Compute seconds of one matrix product, without launch and memory time."""
-        return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops)) if flops else 0.0
+        return flops / (self.peak_of(dtype) * self.matmul_efficiency(flops, dtype)) if flops else 0.0
 
     def conv_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Compute seconds of one convolution, without launch and memory time."""
@@ -114,23 +131,27 @@ def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | N
 
     A name is looked up in the folders of $MESHDSL_MACHINES (default ~/.config/meshdsl/machines), then among the
     machines of the package. A `name` that ends in `.toml` or contains a path separator is a file. `profile` is a file
-    that `meshdsl doctor --profile` has written.
+    that `meshdsl doctor --profile` has written. After a colon follow modes, which replace figures by those of another
+    software: `a100-p4de:eager` runs one operation at a time from Python, `h100:eager,flash` has fused attention too.
 
     >>> machine("tpu-v5e").peak_of("bfloat16")
     197000000000000.0
+    >>> [f"{machine(name).operation * 1e6:.0f} us" for name in ("a100-p4de", "a100-p4de:eager")]
+    ['0 us', '16 us']
 
-    Raises `MachineError` for an unknown name, and for a malformed file, with all its problems.
+    Raises `MachineError` for an unknown name or mode, and for a malformed file, with all its problems.
     """
     found = _named(os.fspath(name))
     return found if profile is None else replace(found, profile=load_profile(profile))
 
 
-def _named(text: str) -> Machine:
+def _named(name: str) -> Machine:
+    text, modes = split_modes(name)
     if text.endswith(".toml") or os.sep in text:
-        return _load(Path(text).expanduser())
+        return _load(Path(text).expanduser(), modes)
     for folder in (*users_folders(), PACKAGED):
         if (folder / f"{text}.toml").is_file():
-            return _load(folder / f"{text}.toml")
+            return _load(folder / f"{text}.toml", modes)
     if text == "cpu":
         raise MachineError(
             "this computer has no machine file yet: its figures are measured, not published\n"
@@ -155,6 +176,7 @@ def users_folders() -> list[Path]:
     return folders or [Path.home() / ".config" / "meshdsl" / "machines"]
 
 
-def _load(path: Path) -> Machine:
+def _load(path: Path, modes: Sequence[str]) -> Machine:
     document = read_toml(path, "machine file", lambda: f"; the names known are: {', '.join(machines())}")
-    return Machine(name=path.stem, file=str(path), **read(document, str(path)))
+    name = ":".join([path.stem, ",".join(modes)]) if modes else path.stem
+    return Machine(name=name, file=str(path), **read(in_modes(document, modes, str(path)), str(path)))

@@ -24,11 +24,15 @@ __all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", 
 
 @dataclass(frozen=True)
 class Network:
-    """Levels, inner to outer; measured tables; `launch`: seconds of a collective before data moves."""
+    """Levels, inner to outer; measured tables; `launch`: seconds of a collective before data moves.
+
+    The device's compiler combines independent collectives of one kind up to `combine` bytes; 0: none.
+    """
 
     levels: tuple[Level, ...]
     launch: float = 0.0
     tables: tuple[TimeTable, ...] = ()
+    combine: float = 0.0
 
     @property
     def size(self) -> int:

@@ -2,8 +2,12 @@
 
     seconds = max(products / (peak x efficiency) + other FLOPs / vector rate, bytes / bandwidth) + launch
 
-The lower bound is the same formula without launch, at full efficiency, with products and other FLOPs in parallel. A
-kernel in the machine's profile takes its measured time instead.
+The peak is that of the operands' dtype. Where the host launches one operation at a time, a kernel takes at least
+`machine.operation` for each of its operations. Where the machine has a fused attention kernel, kernels that read or
+write scores move none of their bytes, and compute their products at the rate of that kernel, `machine.attention`.
+
+The lower bound is the same formula without launch and host, at full efficiency, with products and other FLOPs in
+parallel. A kernel in the machine's profile takes its measured time instead.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import Op
+from ..ir import Op, Product
 from ..lowering import Program
 from .fusion import Kernel
 from .kernel_form import form_of, work_of
@@ -32,6 +36,8 @@ class Roofline:
     launch: float
     least: float  # lower bound: full efficiency, everything overlaps
     weights: tuple[float, ...]  # one per line; they sum to 1
+    host: float = 0.0  # in which the host launches the kernel's operations, one at a time
+    peak: str = ""  # the dtype whose peak the products are measured against; "" without products
     measured: float | None = None  # from the machine's profile
     source: str = "missing"  # "exact" or "interpolated" if measured
 
@@ -40,13 +46,13 @@ class Roofline:
         """The measured or estimated time."""
         if self.measured is not None:
             return self.measured
-        return max(self.products + self.vector, self.memory) + self.launch
+        return max(max(self.products + self.vector, self.memory) + self.launch, self.host)
 
     @property
     def bound(self) -> str:
         """The resource that limits the kernel: "compute", "memory" or "launch"."""
         compute = self.products + self.vector
-        if self.launch > max(compute, self.memory):
+        if max(self.launch, self.host - self.launch) > max(compute, self.memory):
             return "launch"
         return "compute" if compute >= self.memory else "memory"
 
@@ -60,7 +66,7 @@ def kernel_time(kernel: Kernel, lines: Sequence[Line], program: Program, machine
     measured = machine.profile.seconds(form, work_of(lines))
     if measured is None:
         return estimate
-    measured = max(measured, machine.launch)  # in the loop of a measurement, small kernels may have no launch
+    measured = max(measured, machine.launch, estimate.host)  # in the loop of a measurement, small kernels may have none
     source = "interpolated" if machine.profile.exact(form) is None else "exact"
     return replace(estimate, measured=measured, source=source, least=min(estimate.least, measured))
 
@@ -79,24 +85,46 @@ def coverage(ledger: Ledger, machine: Machine) -> Coverage:
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, from the ledger lines that run in it."""
     products = vector = full = 0.0
-    total_bytes = sum(line.hbm_bytes for line in lines)
+    fused = machine.attention > 0 and any(line.score_bytes for line in lines)
+    total_bytes = sum(line.hbm_bytes - line.score_bytes * fused for line in lines)
     memory = machine.memory_seconds(total_bytes)
     alone: list[float] = []
     for line in lines:
+        computing = 0.0
         if line.kind in ("matmul", "conv"):
-            full += line.flops / machine.peak_of(line.dtype)
-            seconds_of = machine.conv_seconds if line.kind == "conv" else machine.matmul_seconds
-            computing = seconds_of(line.flops, line.dtype)
+            skipped = max(1.0, machine.attention) if fused else 1.0  # a causal kernel skips the masked half
+            full += line.flops / (machine.peak_of(line.dtype) * skipped)
+            computing = _product_seconds(line, machine, fused)
             products += computing
-        else:
+        elif not fused or _multiplies(line):
             slow = machine.transcendental and _transcendental(line)
             computing = line.flops / (machine.transcendental if slow else machine.vector)
             vector += computing
-        alone.append(max(computing, memory * line.hbm_bytes / total_bytes if total_bytes else 0.0))
+        moved = line.hbm_bytes - line.score_bytes * fused
+        alone.append(max(computing, memory * moved / total_bytes if total_bytes else 0.0))
     total = sum(alone)
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
     least = max(full, vector, total_bytes / machine.hbm_bandwidth)
-    return Roofline(products, vector, memory, machine.launch, least, weights)
+    host = machine.operation * sum(line.kind != "move" for line in lines)
+    peak = next((line.dtype.name for line in lines if line.kind in ("matmul", "conv")), "")
+    return Roofline(products, vector, memory, machine.launch, least, weights, host, peak)
+
+
+def _product_seconds(line: Line, machine: Machine, fused: bool) -> float:
+    """Compute seconds of one product, whose sizes are padded to whole tiles."""
+    if line.kind == "conv":
+        return machine.conv_seconds(line.flops, line.dtype)
+    if fused:
+        return line.flops / (machine.peak_of(line.dtype) * machine.attention)
+    assert line.matmul is not None
+    sizes = line.matmul
+    m, n, k = machine.padded(sizes.m, sizes.n, sizes.k)
+    return machine.matmul_seconds(line.flops * (m * n * k) / (sizes.m * sizes.n * sizes.k), line.dtype)
+
+
+def _multiplies(line: Line) -> bool:
+    """True for a product that sums over one element on this device, so that it is elementwise."""
+    return isinstance(line.eqn.op, Op) and line.eqn.op.product is Product.MATMUL
 
 
 def _transcendental(line: Line) -> bool:

@@ -5,7 +5,8 @@ lanes are free. A collective with a `start` and a `wait` begins when the compute
 lane stops at its wait until the result has arrived; kinds outside `machine.asynchronous` block the compute lane
 meanwhile. A collective without start and wait blocks the compute lane too, unless its kind is in
 `machine.overlapped_by_compiler`: there we assume that the device's compiler overlaps it with everything that does not
-read it. Compute is slower by `machine.overlap_slowdown` while a collective runs beside it. Therefore always
+read it. Independent collectives share a launch, as compilers combine them. Compute is slower by
+`machine.overlap_slowdown` while a collective runs beside it. Therefore always
 
     lower bound <= seconds = compute + exposed
 
@@ -23,10 +24,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..units import seconds as show_seconds
+from .fusion import Kernel
 from .lanes import COMPUTE, Event, Schedule
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, place
+from .roofline import roofline
 
 __all__ = ["COMPUTE", "Cost", "Event", "Timeline", "timeline"]
 
@@ -62,18 +65,38 @@ class Timeline:
     utilisation: float  # seconds the products would take at the peak / seconds of the step
 
     @property
+    def regime(self) -> str:
+        """What the estimate depends on most: "network" if a quarter of the step is exposed communication, "launch" if
+        half of its other seconds are in kernels bound by launches, otherwise "compute"."""
+        if self.exposed > 0.25 * self.seconds:
+            return "network"
+        launches = sum(cost.seconds for cost in self.costs if self._launch_bound(cost.line))
+        return "launch" if launches > 0.5 * self.compute else "compute"
+
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the products that run, whose peaks `utilisation` is a fraction of."""
+        lines = [cost.line for cost in self.costs if cost.line.kind in ("matmul", "conv")]
+        return tuple(dict.fromkeys(line.dtype.name for line in lines))
+
+    def _launch_bound(self, line: Line) -> bool:
+        return isinstance(line.step, Kernel) and roofline(self.ledger.of(line.step), self.machine).bound == "launch"
+
+    @property
     def interval(self) -> tuple[float, float]:
-        """Expected range of the measured time, from the machine's stated uncertainty."""
-        u = self.machine.uncertainty
+        """Range that holds the measured time in nine of ten cases: the machine's half-width for the regime."""
+        u = self.machine.half_width(self.regime)
         return max(self.lower_bound, self.seconds / (1 + u)), self.seconds * (1 + u)
 
     def __str__(self) -> str:
         low, high = self.interval
+        dtypes = self.product_dtypes
+        peak = f"{dtypes[0]} peak" if len(dtypes) == 1 else "peak"
         return (
             f"{show_seconds(self.seconds)} a step ({show_seconds(low)} to {show_seconds(high)}, "
             f"at least {show_seconds(self.lower_bound)}): compute {show_seconds(self.compute)}, "
             f"communication {show_seconds(self.communication)} of which {show_seconds(self.exposed)} exposed, "
-            f"{self.utilisation:.1%} of the peak on {self.machine.name}"
+            f"{self.utilisation:.1%} of the {peak} on {self.machine.name}"
         )
 
 
@@ -83,13 +106,13 @@ def timeline(
     """Estimate how long one step takes and how the time divides.
 
     A conditional counts its longer arm; a while loop, whose trip count is unknown, counts one trip. Without a placement
-    the mesh is mapped by `place`. With `pipelined`, the trips of a scan overlap, as XLA does if told to (a collective
-    of the next trip starts early).
+    the mesh is mapped by `place`. With `pipelined` here or in the machine, the trips of a scan overlap, as XLA does if
+    told to (a collective of the next trip starts early).
 
     Raises `LayoutError` for a mesh that is larger than the machine.
     """
     placement = place(machine.network, ledger.program.mesh) if placement is None else placement
-    span = Schedule(ledger, machine, placement, pipelined).span(ledger.steps)
+    span = Schedule(ledger, machine, placement, pipelined or machine.pipelined).span(ledger.steps)
     by_index = {line.index: line for line in ledger.lines}
     costs = tuple(
         Cost(by_index[i], seconds, span.exposures.get(i, 0.0)) for i, seconds in sorted(span.seconds_of.items())

@@ -9,10 +9,12 @@ bandwidth of a link, a the latency of a hop. An all_reduce counts as two all_gat
       k wrapped axes              max(a sum(n_i)/2, V/(2kW))
       several axes, not all wrap  (n-1)/n V/(sum of W, twice that of an axis that wraps) + the sum of their latencies
       switch                      (n-1)/n V/W + (n-1) a
+      mesh (a link a pair)        V/(n W) + a
       several levels              the slowest level (pipelined), or the sum of the levels (phased), whichever is less
     all_to_all, N devices in all
       torus axes                  the greatest of n_i V/(8NW) where an axis wraps, of n_i V/(4NW) where it does not
       switch, or between nodes    (n-1)/n^2 V/W
+      mesh                        V/(n^2 W)
     permute                       the bytes that one device sends / W + hops a
 
 If g groups of a mesh are interleaved along an axis, they share its links: W/g. For an outer level, W is the combined
@@ -40,11 +42,11 @@ Point = tuple[float, float]  # bytes V, seconds
 class Level:
     """One tier of a network. `axes` are its hardware axes with their maximum sizes, major to minor.
 
-    `bandwidth` is bytes/s one way: on a torus, of one link in one direction; on a switch, of one port. `share` devices
-    use one link or port together. `device_bandwidth` limits one device, even when its neighbours send nothing.
+    `bandwidth` is bytes/s one way: on a torus or mesh, of one link in one direction; on a switch, of one port. `share`
+    devices use one link or port together. `device_bandwidth` limits one device, even when its neighbours send nothing.
     """
 
-    kind: str  # "torus", "switch", or "ring": one direction only
+    kind: str  # "torus", "switch", "mesh": a link for every pair, or "ring": one direction only
     axes: Mapping[str, int]
     bandwidth: float
     latency: float = 0.0  # seconds per hop
@@ -95,6 +97,8 @@ class Tier:
     def gather(self, v: float) -> tuple[float, float]:
         """Seconds of an all_gather of V bytes, as (bandwidth, latency)."""
         a = self.level.latency
+        if self.level.kind == "mesh":  # each member sends its part to all others at once, over a link to each
+            return v / self.n / self.bandwidth, a
         if self.level.kind != "torus":
             return (self.n - 1) / self.n * v / self.bandwidth, (self.n - 1) * a
         each_way = sum((2 if x.wraps else 1) / x.distance for x in self.along) * self.bandwidth
@@ -106,6 +110,8 @@ class Tier:
 
     def exchange(self, v: float) -> float:
         """Seconds of an all_to_all whose operands total V bytes."""
+        if self.level.kind == "mesh":
+            return v / self.n**2 / self.bandwidth
         if self.level.kind == "switch":
             return (self.n - 1) / self.n**2 * v / self.bandwidth
         if self.level.kind == "ring":
@@ -182,7 +188,7 @@ def read(points: Sequence[Point], formula: Callable[[float], float], v: float) -
     """Seconds at V bytes: linear between two points; outside them, the formula scaled to match the nearest point.
 
     A line is a latency and a bandwidth. On points left out of published tables, it is twice as accurate as
-    interpolating logarithms (benchmarks.ground_truth).
+    interpolating logarithms (benchmarks.ground).
     """
     i = bisect_right([size for size, _ in points], v)
     if 0 < i < len(points):

@@ -245,11 +245,13 @@ def _seconds(work: _Work, ways: int, machine: Machine) -> float:
     flops = work.flops / ways
     vector = flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)
     if work.kind == "vector":
-        return vector
+        return 0.0 if machine.attention else vector  # in a fused attention kernel, elementwise operations are free
     curve = (machine.convolution if work.kind == "conv" else ()) or machine.efficiency
     computing = machine.conv_seconds if work.kind == "conv" else machine.matmul_seconds
     best = max((y for _, y in curve), default=1.0)
     product = computing(flops, work.dtype) if _rises(curve) else flops / (machine.peak_of(work.dtype) * best)
+    if machine.attention and work.kind == "matmul":
+        product = min(product, flops / (machine.peak_of(work.dtype) * machine.attention))
     return min(product, vector)  # a product that sums over one local element is elementwise
 
 

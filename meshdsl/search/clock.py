@@ -38,7 +38,7 @@ class _Known(Schedule):
     """A schedule that takes the times of loop bodies from a clock."""
 
     def __init__(self, clock: Clock, program: Program):
-        super().__init__(LazyLedger(program), clock.machine, clock.placement, pipelined=False)
+        super().__init__(LazyLedger(program), clock.machine, clock.placement, pipelined=clock.machine.pipelined)
         self.clock = clock
 
     def repeated(self, loop: Loop, depth: int) -> Span:

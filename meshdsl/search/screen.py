@@ -17,12 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..cost.combining import COMBINED
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
 from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
-from ..lowering import Program
+from ..lowering import CollectiveRecord, Program
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.equation import lower
 from ..lowering.partition.memo import IllegalError, Memo, memoisable
@@ -132,22 +133,31 @@ class Screen:
         at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
         last = at[-1] if at else len(program.eqns)
         after: set[Var] = set()
-        lanes: dict[tuple[str, ...], float] = defaultdict(float)
-        computing = 0.0
+        lanes: dict[tuple[str, ...], list[CollectiveRecord]] = defaultdict(list)
+        computing: list[CollectiveRecord] = []
         for i, eqn in enumerate(program.eqns):
             if i == last or not after.isdisjoint(eqn.ins):
                 after.update(eqn.outs)
             if not eqn.sends or not eqn.ins[0].shape:
                 continue
             record = program.record(eqn, 1)
-            size = full_bytes(record, self.mesh.count(record.axes))
-            seconds = self.placement.seconds(record.op.timed_as, record.axes, size)
             if not after.isdisjoint(eqn.outs):
-                lanes[record.axes] += seconds
+                lanes[record.axes].append(record)
             if record.op.timed_as not in self.machine.overlapped_by_compiler:
-                computing += seconds
+                computing.append(record)
         loops_take = sum(self._loop([program.eqns[i]])[0] for i in at)
-        return loops_take + max(computing, max(lanes.values(), default=0.0))
+        return loops_take + max(map(self._sending, (computing, *lanes.values())))
+
+    def _sending(self, records: Sequence[CollectiveRecord]) -> float:
+        """Seconds of these collectives one after another; those that may be combined, as one of all their bytes."""
+        total, together = 0.0, defaultdict[tuple[str, tuple[str, ...]], int](int)
+        for record in records:
+            kind, size = record.op.timed_as, full_bytes(record, self.mesh.count(record.axes))
+            if kind in COMBINED and self.placement.network.combine:
+                together[kind, record.axes] += size
+            else:
+                total += self.placement.seconds(kind, record.axes, size)
+        return total + sum(self.placement.seconds(kind, axes, size) for (kind, axes), size in together.items())
 
     def _input(self, scope: Scope, v: Var) -> None:
         rules = scope.setting.layout.for_path(v.name)
@@ -160,7 +170,9 @@ class Screen:
         loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
         assert isinstance(body, Program)
         once, sent = self.clock.body(body)
-        return once.seconds * loop.trips, sent * loop.trips
+        # trips that overlap still compute one after another, and may be slowed less
+        least = once.compute / self.machine.overlap_slowdown if self.machine.pipelined else once.seconds
+        return least * loop.trips, sent * loop.trips
 
 
 def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:

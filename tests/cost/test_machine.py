@@ -9,7 +9,10 @@ import pytest
 
 from meshdsl.cost.machine import MachineError, machine, machines
 
-PACKAGED = ("a100-p4de", "h100", "h200", "tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "v100-p3dn")
+PACKAGED = (
+    "a100-dgx", "a100-dgx-40gb", "a100-p4de", "b200", "h100", "h200", "mi300x",
+    "tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "v100-p3dn",
+)  # fmt: skip
 FOLDER = Path(__file__).parents[2] / "meshdsl" / "cost" / "machines"
 
 GOOD = """
@@ -66,8 +69,16 @@ def test_packaged_machine(name: str):
     assert levels - torus <= set(found.sources)
     assert not torus or "network.torus" in found.sources
     assert not found.network.tables or "network.measured" in found.sources
-    assert len(text.splitlines()) < 90
+    assert len(text.splitlines()) < 110
     assert all(0 < fraction < 1 for _, fraction in found.efficiency)
+    for key in ("tile", "reached", "mode", "uncertainty", "network.combine"):
+        table = tomllib.loads(text)
+        stated = table["network"] if key.startswith("network.") else table
+        given = stated.get(key.removeprefix("network."), {})
+        needed = [f"mode.{mode}" for mode in given] if key == "mode" else [key] if given else []
+        assert set(needed) <= set(found.sources), key
+    for mode in tomllib.loads(text).get("mode", {}):
+        assert machine(f"{name}:{mode}").name == f"{name}:{mode}"
     assert found.name == name and Path(found.file) == FOLDER / f"{name}.toml"
 
 
@@ -108,6 +119,38 @@ def test_efficiency_between_and_outside_its_points(folder: Path):
     assert mine.matmul_seconds(0, "bfloat16") == 0
 
 
+MODES = """
+[mode.eager]
+operation = 2e-6
+hbm_bandwidth = 5e10
+[mode.flash]
+attention = 0.4
+uncertainty = { compute = 0.1, launch = 0.3, network = 0.2 }
+[sources]
+"""
+
+
+def test_modes_replace_figures(folder: Path):
+    file = written(folder, ("[sources]\n", MODES.lstrip()))
+    plain, eager, both = (machine(name) for name in (file, f"{file}:eager", "mine:eager,flash"))
+    assert (plain.operation, plain.attention, plain.hbm_bandwidth) == (0, 0, 1e11)
+    assert (eager.operation, eager.attention, eager.hbm_bandwidth) == (2e-6, 0, 5e10)
+    assert (both.operation, both.attention, both.hbm_bandwidth, both.name) == (2e-6, 0.4, 5e10, "mine:eager,flash")
+    assert (plain.half_width("launch"), both.half_width("launch")) == (0.15, 0.3)
+    with pytest.raises(MachineError, match="has no mode 'eger'; did you mean 'eager'"):
+        machine("mine:eger")
+    with pytest.raises(MachineError, match="has no mode 'eager'; there are none\n  add a table"):
+        machine(f"{written(folder)}:eager")
+
+
+def test_products_are_padded_to_tiles_and_slower_in_some_dtypes(folder: Path):
+    eight_bits = ("bfloat16 = 1e13", "bfloat16 = 1e13\nint8 = 2e13\n[reached]\nint8 = 0.5")
+    mine = machine(written(folder, eight_bits, ("[peak]", "tile = 128\n[peak]")))
+    assert mine.padded(10, 64, 64) == (10, 128, 128) and mine.padded(256, 1, 129) == (1, 256, 256)
+    assert mine.matmul_seconds(1e9, "int8") == pytest.approx(mine.matmul_seconds(1e9, "bfloat16"))
+    assert machine(written(folder)).padded(10, 64, 63) == (10, 64, 63)
+
+
 def test_a_dtype_without_a_peak(folder: Path):
     mine = machine(written(folder))
     with pytest.raises(MachineError, match="'mine' gives no peak for float32; there are: bfloat16\n  add float32"):
@@ -117,7 +160,7 @@ def test_a_dtype_without_a_peak(folder: Path):
 
 
 def test_an_unknown_machine():
-    with pytest.raises(MachineError, match="no machine is called 'h10'; did you mean 'h100'\\? there are: a100-p4de, "):
+    with pytest.raises(MachineError, match="no machine is called 'h10'; did you mean 'h100'\\? there are: a100-dgx, "):
         machine("h10")
     with pytest.raises(MachineError, match=r"run: meshdsl doctor --calibrate\n  which writes cpu\.toml to "):
         machine("cpu")
@@ -157,6 +200,10 @@ WRONG = {
     "table order": (("[1e7, 1e-3]", "[1e6, 1e-3]"), "network.measured[0].points: the first of each pair"),
     "table without points": (("points", "pints"), "network.measured[0].points: missing"),
     "sources": (('hbm = "made up"', "hbm = 3"), "sources.hbm: a text is expected, got 3"),
+    "regimes": (("[peak]", "uncertainty = { compute = 0.1, wire = 1 }\n[peak]"), "uncertainty.wire: unknown key;"),
+    "regime missing": (("[peak]", "uncertainty = { compute = 0.1 }\n[peak]"), "missing for launch, network"),
+    "reached": (("[peak]", "[reached]\nfloat = 0.5\n[peak]"), "reached.float: no dtype has this name"),
+    "mode": (("[sources]", "[mode.eager]\nhbbm = 1\n[sources]"), "mode.eager.hbbm: unknown key; did you mean 'hbm'?"),
     "asynchronous": (("[peak]", 'asynchronous = ["gather"]\n[peak]'), "asynchronous[0]: unknown 'gather'"),
 }  # fmt: skip
 
@@ -192,7 +239,7 @@ def test_two_tables_of_one_group(folder: Path):
 
 
 def test_files_that_cannot_be_read(folder: Path):
-    with pytest.raises(MachineError, match=r"there is no machine file .*none\.toml; the names known are: a100-p4de"):
+    with pytest.raises(MachineError, match=r"there is no machine file .*none\.toml; the names known are: a100-dgx"):
         machine(folder / "none.toml")
     (folder / "bad.toml").write_text("title = ", encoding="utf-8")
     with pytest.raises(MachineError, match=r"bad.toml is not TOML: Invalid value"):

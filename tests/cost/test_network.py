@@ -30,6 +30,9 @@ def torus(wrap: int, **axes: int) -> Network:
     return Network((Level("torus", axes, W, A, wrap=wrap),))
 
 
+MESH = Network((Level("mesh", {"gpu": 8}, W, A),))
+
+
 # (network, mesh, kind, axes, seconds): the table of formulas
 FORMULAS = {
     "wrapped axis": (V5E, "x:16 y:16", "all_gather", "y", 15 / 16 * V / (2 * W) + 8 * A),
@@ -52,6 +55,9 @@ FORMULAS = {
     "strided": (NODES, "x:4 y:8", "all_gather", "x", 3 / 4 * V * 8 / 50e9),
     "strided, all_to_all": (NODES, "x:4 y:8", "all_to_all", "x", 3 / 16 * V * 8 / 50e9),
     "ring of one direction": (ONE_WAY, "x:8", "all_gather", "x", 7 / 8 * V / W + 7 * A),
+    "mesh of two": (MESH, "x:2", "all_gather", "x", V / 2 / W + A),
+    "mesh of eight": (MESH, "x:8", "all_gather", "x", V / 8 / W + A),
+    "mesh, all_to_all": (MESH, "x:8", "all_to_all", "x", V / 64 / W),
     "ring, all_to_all": (ONE_WAY, "x:8", "all_to_all", "x", 7 / 16 * V / W),
 }  # fmt: skip
 

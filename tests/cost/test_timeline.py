@@ -174,7 +174,7 @@ def test_small_products_reach_a_part_of_the_peak() -> None:
 def test_the_interval_is_what_the_machine_states() -> None:
     found = run(layers, "x:4", "out:x", md.spec("batch:4 io:8"), WEIGHTS)
     assert found.interval == pytest.approx((found.seconds / 1.15, found.seconds * 1.15))
-    assert "a step" in str(found) and "of the peak on toy" in str(found)
+    assert "a step" in str(found) and "of the float32 peak on toy" in str(found)
 
 
 REAL = Machine(
