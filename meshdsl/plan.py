@@ -238,9 +238,10 @@ def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
 
 def machine_text(machine: Machine) -> str:
-    """The name of a machine, or the path of its file if it is in no folder in which names are looked up."""
+    """The name of a machine, or the path of its file if it is in no folder in which names are looked up; with modes."""
     by_name = Path(machine.file).parent in (PACKAGED, *users_folders())
-    return machine.name if by_name or not machine.file else machine.file
+    _, colon, modes = machine.name.partition(":")
+    return machine.name if by_name or not machine.file else machine.file + colon + modes
 
 
 def takes(f: Callable[..., Any], knob: str) -> bool:

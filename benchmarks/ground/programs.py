@@ -82,7 +82,8 @@ class Programs:
     def work(self, run: Run) -> Work:
         """The kernels as arrays."""
         stored = self._entry(run)["work"]
-        return Work(**{name: np.array(v) if isinstance(v, list) else v for name, v in stored.items()})
+        values: dict[str, Any] = {name: np.array(v) if isinstance(v, list) else v for name, v in stored.items()}
+        return Work(**values)
 
     def _entry(self, run: Run) -> dict[str, Any]:
         key = f"{run.machine} {run.key}"
@@ -145,7 +146,7 @@ def _lists(work: Work) -> dict[str, Any]:
 def _sources() -> str:
     """A hash of the code and the machine files that a time depends on."""
     files = [*sorted((ROOT / "meshdsl").rglob("*.py")), *sorted((ROOT / "meshdsl").rglob("*.toml"))]
-    files += [ROOT / "models" / "transformer.py", *sorted(Path(__file__).parent.glob("*.py"))]
+    files += [ROOT / "models" / "transformer.py", Path(__file__), Path(__file__).with_name("runs.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """Collectives that the device's compiler combines: together they take the time of one.
 
-A compiler combines collectives of one kind, over the same axes and of one dtype, if none depends on another, up to
-`network.combine` bytes. The first of them pays the launch and the latency, each later one for its bytes. The order of
-the steps stays as it is.
+A compiler combines collectives of one kind, over the same axes and of one dtype, if none depends on another, up to the
+bytes of `network.combine` for that kind. The first of them pays the launch and the latency, each later one for its
+bytes. The order of the steps stays as it is.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from ..lowering.asynchrony import Start
 from .fusion import Send
 from .network import Placement, full_bytes
 
-__all__ = ["COMBINED", "combine"]
-
-COMBINED = ("all_reduce", "all_gather", "reduce_scatter")  # kinds that XLA's combiners know
+__all__ = ["combine"]
 
 
 def combine(items: Sequence[Any], record_of: Callable[[Send], CollectiveRecord], placement: Placement) -> None:
     """Set the `work` of collectives among the items of a schedule to their part of a combined collective."""
-    limit = placement.network.combine
-    if not limit:
+    limits = placement.network.combine
+    if not limits:
         return
     depends: dict[Any, int] = defaultdict(int)  # bits: the collectives that an item depends on
     buckets: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}  # the latest: its bits, and its bytes
@@ -34,7 +32,7 @@ def combine(items: Sequence[Any], record_of: Callable[[Send], CollectiveRecord],
             kind, size = record.op.timed_as, full_bytes(record, placement.mesh.count(record.axes))
             key = kind, record.axes, record.dtype.name
             bits, before = buckets.get(key, (0, 0.0))
-            if kind not in COMBINED or depends[item] & bits or before + size > limit:
+            if depends[item] & bits or before + size > limits.get(kind, 0.0):
                 bits, before = 0, 0.0
             if bits:
                 together = placement.seconds(kind, record.axes, before + size)

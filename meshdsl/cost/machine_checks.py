@@ -146,7 +146,9 @@ class Checks:
         for kind, group in sorted({key for key in seen if seen.count(key) > 1}):
             self.wrong("network.measured", f"two tables are of {kind} over {list(group)}; keep one")
         launch = self.number("network.launch", table.get("launch", 0.0), least=0.0)
-        combine = self.number("network.combine", table.get("combine", 0.0), least=0.0)
+        limits = self.table("network.combine", table.get("combine", {}))
+        self.names("network.combine", limits, KINDS)
+        combine = {kind: self.number(f"network.combine.{kind}", limit) for kind, limit in limits.items()}
         return Network(tuple(levels), launch, tuple(measured), combine)
 
     def level(self, key: str, entries: Mapping[str, Any]) -> Level:

@@ -26,13 +26,13 @@ __all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", 
 class Network:
     """Levels, inner to outer; measured tables; `launch`: seconds of a collective before data moves.
 
-    The device's compiler combines independent collectives of one kind up to `combine` bytes; 0: none.
+    The device's compiler combines independent collectives of the kinds in `combine`, up to so many bytes.
     """
 
     levels: tuple[Level, ...]
     launch: float = 0.0
     tables: tuple[TimeTable, ...] = ()
-    combine: float = 0.0
+    combine: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def size(self) -> int:

@@ -17,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..cost.combining import COMBINED
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
@@ -153,7 +152,7 @@ class Screen:
         total, together = 0.0, defaultdict[tuple[str, tuple[str, ...]], int](int)
         for record in records:
             kind, size = record.op.timed_as, full_bytes(record, self.mesh.count(record.axes))
-            if kind in COMBINED and self.placement.network.combine:
+            if kind in self.placement.network.combine:
                 together[kind, record.axes] += size
             else:
                 total += self.placement.seconds(kind, record.axes, size)

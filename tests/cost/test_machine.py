@@ -202,6 +202,7 @@ WRONG = {
     "sources": (('hbm = "made up"', "hbm = 3"), "sources.hbm: a text is expected, got 3"),
     "regimes": (("[peak]", "uncertainty = { compute = 0.1, wire = 1 }\n[peak]"), "uncertainty.wire: unknown key;"),
     "regime missing": (("[peak]", "uncertainty = { compute = 0.1 }\n[peak]"), "missing for launch, network"),
+    "combine": (("[network]", "[network]\ncombine = { gather = 1 }"), "network.combine.gather: unknown key;"),
     "reached": (("[peak]", "[reached]\nfloat = 0.5\n[peak]"), "reached.float: no dtype has this name"),
     "mode": (("[sources]", "[mode.eager]\nhbbm = 1\n[sources]"), "mode.eager.hbbm: unknown key; did you mean 'hbm'?"),
     "asynchronous": (("[peak]", 'asynchronous = ["gather"]\n[peak]'), "asynchronous[0]: unknown 'gather'"),
