@@ -56,4 +56,6 @@ def quality(runs: Sequence[Run], seconds: Array, width: Array, ranks: bool) -> d
         lost = [truth[min(at, key=lambda i: seconds[i])] / truth[at].min() - 1 for at in several]
         orders: list[Any] = [kendalltau(seconds[at], truth[at]).statistic for at in several]  # pyright: ignore
         found |= {"choices": len(several), "tau_within_choices": mean(orders), "lost_by_best": mean(lost)}
-    return found | {"tau": round(float(np.asarray(kendalltau(seconds, truth)[0])), 4)}
+    if len(runs) > 2:
+        found["tau"] = round(float(np.asarray(kendalltau(seconds, truth)[0])), 4)
+    return found
