@@ -22,7 +22,8 @@ from .runs import Run
 __all__ = ["FAMILIES", "Family", "leave_out"]
 
 EFFICIENCY = (0.7, 0.2, 1.0)  # of large products
-ATTENTION = (0.4, 0.05, 1.0)
+ATTENTION = (0.3, 0.05, 1.0)
+PLAIN = 7 / 12  # FLOPs of a fused causal attention over those of the plain formula
 BANDWIDTH = (0.6, 0.3, 1.0)  # of the data sheet's
 OPERATION = (15e-6, 1e-6, 6e-5)  # seconds
 
@@ -72,7 +73,8 @@ class Estimate:
         work, on = self.work, self.on
         efficiency = figures["efficiency"] * self.curve
         rate = np.where(self.inside, figures.get("attention", on.attention), efficiency)
-        products = np.bincount(work.kernel, work.flops / (self.peak * rate), minlength=len(work.trips))
+        flops = work.flops * np.where(self.inside, PLAIN, 1.0)
+        products = np.bincount(work.kernel, flops / (self.peak * rate), minlength=len(work.trips))
         computing = products + np.where(self.fused, 0.0, work.vector / on.vector)
         bandwidth = figures["bandwidth"] * DATA_SHEET[self.base] if "bandwidth" in figures else on.hbm_bandwidth
         host = figures.get("operation", on.operation) * work.operations

@@ -1,4 +1,4 @@
-"""Attention scores: the values that a fused attention kernel does not store.
+"""What a fused attention kernel computes, and what it does not store: the scores.
 
 Scores are the result of a batched product, queries by keys, whose softmax is taken. Their dims identify them, also in
 the backward pass: every value with exactly these dims is scores, their gradient, or a mask of their size.
@@ -6,10 +6,19 @@ the backward pass: every value with exactly these dims is scores, their gradient
 
 from __future__ import annotations
 
-from ..ir import Fuses, Op, Product, Var, walk
+from ..ir import Eqn, Fuses, Op, Product, Var, walk
 from ..lowering import Program
 
-__all__ = ["is_scores"]
+__all__ = ["PLAIN", "is_attention", "is_scores"]
+
+# FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the
+# masked ones, and seven products in forward and backward pass for six, since it computes the scores again
+PLAIN = 7 / 12
+
+
+def is_attention(eqn: Eqn) -> bool:
+    """True for `md.attention` and its gradient, one operation each."""
+    return isinstance(eqn.op, Op) and eqn.op.product is Product.ATTENTION
 
 
 def is_scores(program: Program, v: Var) -> bool:

@@ -46,7 +46,7 @@ class Line:
     flops: float
     hbm_bytes: int  # bytes read and written; values that stay inside a kernel do not count
     dtype: np.dtype[Any]  # of the operands of a product, otherwise of the result; for a collective, of the data sent
-    matmul: Matmul | None
+    matmul: Matmul | None  # None for a "matmul" that is a whole attention
     collective: CollectiveRecord | None
     step: Step  # the kernel that contains it; several lines may share one
     score_bytes: int = 0  # of `hbm_bytes`: attention scores, which a fused attention kernel does not store

@@ -4,7 +4,8 @@
 
 The peak is that of the operands' dtype. Where the host launches one operation at a time, a kernel takes at least
 `machine.operation` for each of its operations. Where the machine has a fused attention kernel, kernels that read or
-write scores move none of their bytes, and compute their products at the rate of that kernel, `machine.attention`.
+write scores move none of their bytes, and products take the time of that kernel, which reaches `machine.attention` of
+the peak: those of `md.attention`, and 7/12 of those of the plain formula (see `attention.PLAIN`).
 
 The lower bound is the same formula without launch and host, at full efficiency, with products and other FLOPs in
 parallel. A kernel in the machine's profile takes its measured time instead.
@@ -17,13 +18,14 @@ from dataclasses import dataclass, replace
 
 from ..ir import Op, Product
 from ..lowering import Program
+from .attention import PLAIN, is_attention
 from .fusion import Kernel
 from .kernel_form import form_of, work_of
 from .ledger import Ledger, Line
 from .machine import Machine
 from .profile import Coverage
 
-__all__ = ["Roofline", "coverage", "kernel_time", "roofline"]
+__all__ = ["Roofline", "coverage", "is_fused", "kernel_time", "peak_seconds", "roofline"]
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,16 @@ def coverage(ledger: Ledger, machine: Machine) -> Coverage:
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, from the ledger lines that run in it."""
     products = vector = full = 0.0
-    fused = machine.attention > 0 and any(line.score_bytes for line in lines)
+    fused = is_fused(lines, machine)
     total_bytes = sum(line.hbm_bytes - line.score_bytes * fused for line in lines)
     memory = machine.memory_seconds(total_bytes)
     alone: list[float] = []
     for line in lines:
         computing = 0.0
         if line.kind in ("matmul", "conv"):
-            skipped = max(1.0, machine.attention) if fused else 1.0  # a causal kernel skips the masked half
-            full += line.flops / (machine.peak_of(line.dtype) * skipped)
-            computing = _product_seconds(line, machine, fused)
+            computing, at_peak = _product_seconds(line, machine, fused)
             products += computing
+            full += at_peak
         elif not fused or _multiplies(line):
             slow = machine.transcendental and _transcendental(line)
             computing = line.flops / (machine.transcendental if slow else machine.vector)
@@ -110,16 +111,29 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     return Roofline(products, vector, memory, machine.launch, least, weights, host, peak)
 
 
-def _product_seconds(line: Line, machine: Machine, fused: bool) -> float:
-    """Compute seconds of one product, whose sizes are padded to whole tiles."""
+def is_fused(lines: Sequence[Line], machine: Machine) -> bool:
+    """True if these lines of one kernel are part of a fused attention kernel."""
+    return machine.attention > 0 and any(line.score_bytes or is_attention(line.eqn) for line in lines)
+
+
+def peak_seconds(line: Line, machine: Machine, fused: bool) -> float:
+    """Seconds of one product at the peak; a fused attention kernel computes a part of the plain formula's products."""
+    part = PLAIN if fused and not is_attention(line.eqn) else 1.0
+    return part * line.flops / machine.peak_of(line.dtype)
+
+
+def _product_seconds(line: Line, machine: Machine, fused: bool) -> tuple[float, float]:
+    """Compute seconds of one product, whose sizes are padded to whole tiles; and its seconds at the peak."""
+    at_peak = peak_seconds(line, machine, fused)
     if line.kind == "conv":
-        return machine.conv_seconds(line.flops, line.dtype)
+        return machine.conv_seconds(line.flops, line.dtype), at_peak
     if fused:
-        return line.flops / (machine.peak_of(line.dtype) * machine.attention)
-    assert line.matmul is not None
+        return at_peak / machine.attention, at_peak
     sizes = line.matmul
+    if sizes is None:
+        return machine.matmul_seconds(line.flops, line.dtype), at_peak
     m, n, k = machine.padded(sizes.m, sizes.n, sizes.k)
-    return machine.matmul_seconds(line.flops * (m * n * k) / (sizes.m * sizes.n * sizes.k), line.dtype)
+    return machine.matmul_seconds(line.flops * (m * n * k) / (sizes.m * sizes.n * sizes.k), line.dtype), at_peak
 
 
 def _multiplies(line: Line) -> bool:

@@ -29,7 +29,7 @@ from .lanes import COMPUTE, Event, Schedule
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, place
-from .roofline import roofline
+from .roofline import is_fused, peak_seconds, roofline
 
 __all__ = ["COMPUTE", "Cost", "Event", "Timeline", "timeline"]
 
@@ -118,7 +118,7 @@ def timeline(
         Cost(by_index[i], seconds, span.exposures.get(i, 0.0)) for i, seconds in sorted(span.seconds_of.items())
     )
     products = [line for line in ledger.lines if line.kind in ("matmul", "conv") and line.index in span.seconds_of]
-    at_peak = sum(line.flops * line.trips / machine.peak_of(line.dtype) for line in products)
+    at_peak = sum(peak_seconds(x, machine, is_fused(ledger.of(x.step), machine)) * x.trips for x in products)
     return Timeline(
         ledger,
         machine,

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from ..control import KEEP
+from ..cost.attention import PLAIN
 from ..cost.machine import Machine
 from ..ir import Eqn, Fuses, Graph, Product, Scan, Var, While, cse, dce, operations
 from ..layouts.layout import matches
@@ -251,7 +252,7 @@ def _seconds(work: _Work, ways: int, machine: Machine) -> float:
     best = max((y for _, y in curve), default=1.0)
     product = computing(flops, work.dtype) if _rises(curve) else flops / (machine.peak_of(work.dtype) * best)
     if machine.attention and work.kind == "matmul":
-        product = min(product, flops / (machine.peak_of(work.dtype) * machine.attention))
+        product = min(product, PLAIN * flops / (machine.peak_of(work.dtype) * machine.attention))
     return min(product, vector)  # a product that sums over one local element is elementwise
 
 

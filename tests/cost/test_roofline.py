@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.attention import PLAIN
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import Level, Network
 from meshdsl.cost.timeline import Timeline, timeline
@@ -39,12 +40,22 @@ def test_fused_attention_stores_no_scores() -> None:
     whole = 2 * 2 * 64 * 64 * 4  # float32[batch, heads, length, memory]
     assert scores > 10 * LM.config.layers * whole  # forward, recomputed and backward, read and written
     assert fused.seconds < plain.seconds
-    half = of_lm(dataclasses.replace(PRODUCTS_ONLY, attention=0.5))
+    half = of_lm(dataclasses.replace(PRODUCTS_ONLY, attention=PLAIN / 2))  # twice the time
     kernels = {line.step for line in plain.ledger.lines if line.score_bytes}
     inside = [line for line in plain.ledger.lines if line.matmul and line.step in kernels]
     assert {line.matmul.batch for line in inside if line.matmul} == {4}  # batch and heads
     more = sum(line.flops * line.trips for line in inside) * US
     assert half.seconds - of_lm(PRODUCTS_ONLY).seconds == pytest.approx(more, rel=1e-6)
+
+
+def test_attention_as_one_operation_is_a_product() -> None:
+    q = md.spec("heads:2 length:64 head:8")
+    program = md.compile(lambda q, k, v: md.attention(q, k, v), "x:1").program(q, q, q)
+    (line,) = [line for line in ledger(program).lines if line.flops]
+    assert (line.kind, line.op, line.matmul, line.flops) == ("matmul", "attention", None, 2 * 2 * 2 * 64 * 64 * 8)
+    for attention, expected in ((0.0, line.flops), (0.5, 2 * line.flops)):
+        found = checked(timeline(ledger(program), dataclasses.replace(PRODUCTS_ONLY, attention=attention)))
+        assert found.seconds == pytest.approx(expected * US) and found.lower_bound == pytest.approx(line.flops * US)
 
 
 def test_experts_are_no_attention() -> None:
