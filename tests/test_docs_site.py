@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import re
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from meshdsl import markup
 from meshdsl.pictures import picture
 from meshdsl.report import html
+from tests.pages import PageParser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
@@ -47,6 +49,16 @@ def test_site_pages_are_in_the_sidebar() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"(?m)^([\w/]+)$", "".join(re.findall(r"(?ms)^```\{toctree\}(.*?)^```", index))))
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_site_sessions_can_be_pasted(page: Path) -> None:
+    """As the copy button gives them: an empty line after each statement of several lines, and none inside one."""
+    for example in PageParser().get_examples(page.read_text(encoding="utf-8")):
+        lines = example.source.splitlines()
+        typed = [*lines, ""] if len(lines) > 1 else lines
+        ends = [i for i in range(len(typed)) if codeop.compile_command("\n".join(typed[: i + 1])) is not None]
+        assert ends and all(not line.strip() for line in typed[ends[0] + 1 :]), f"the prompt ends before: {lines}"
 
 
 def luminance(colour: str) -> float:

@@ -12,9 +12,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 import meshdsl as md
+from meshdsl.report.charts import memory_over_time, time_bars
+from meshdsl.report.html import STYLE
 from models.mlp import mlp
+from models.transformer import lm
 
-__all__ = ["FOLDER", "pictures"]
+__all__ = ["FOLDER", "charts", "pictures"]
 
 FOLDER = ROOT / "docs" / "images"
 MESH = "rows:2 cols:4"
@@ -116,6 +119,29 @@ def pictures() -> dict[str, str]:
     return {name: picture.svg + "\n" for name, picture in made.items()}
 
 
+def charts() -> dict[str, str]:
+    """Charts of reports, by file name. No test compares them: they change with every figure of the cost model."""
+    sizes = {"batch": 128, "length": 2048, "vocab": 32000, "layers": 24, "d_model": 2048, "d_ff": 8192}
+    model = lm.replace(**sizes, heads=16, d_head=128, remat=True, compute_dtype="bfloat16")
+    named = {"data": "batch:rows,cols", "data_model": "batch:rows; vocab:cols; d_ff:cols; heads:cols"}
+    step = model.train_step()
+    reports = {
+        name: md.compile(step, "rows:4 cols:4", layout, donate=(0, 1)).cost(*model.specs(), machine="tpu-v5e")
+        for name, layout in named.items()
+    }
+    most = max(report.peak_bytes for report in reports.values())
+    drawn = {f"cost_memory_{name}.svg": memory_over_time(report, 920, most) for name, report in reports.items()}
+    return {"cost_time.svg": _alone(time_bars(reports))} | {name: _alone(svg) for name, svg in drawn.items()}
+
+
+def _alone(svg: str) -> str:
+    """A chart of a report as a file of its own: with the style of the report's page."""
+    font = "svg { font-family: system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }"
+    width, height = svg.split('viewBox="0 0 ')[1].split('"')[0].split()
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    return svg.replace("<svg", start, 1).replace(">", f"><style>{STYLE}{font}</style>", 1) + "\n"
+
+
 if __name__ == "__main__":
-    for name, svg in pictures().items():
+    for name, svg in (pictures() | charts()).items():
         (FOLDER / name).write_text(svg, encoding="utf-8")
