@@ -1,15 +1,14 @@
 """`Plan`: how a step runs on a mesh, as one value. A plan changes the cost of a step, never its results.
 
-A plan has one knob per field, and `KNOBS` has one record per knob: its default, and how it is printed, read and
-written. Knobs of the step (rematerialisation, micro-batches) are keyword arguments that the step takes; the others are
-options of `md.compile`. Results under two plans are equal up to rounding, because sums are added in another order.
+A plan has one knob per field (`knobs.KNOBS`). Knobs of the step (rematerialisation, micro-batches) are keyword
+arguments that the step takes; the others are options of `md.compile`. Results under two plans are equal up to rounding,
+because sums are added in another order.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -19,16 +18,14 @@ from typing import Any
 
 from .cost.machine import PACKAGED, Machine, users_folders
 from .errors import LayoutError, nearest
+from .knobs import KNOBS, check_microbatches, check_pipeline, check_remat, toml
 from .layouts import Layout, Mesh
 from .markup import page_part
 from .report.files import write_text
-from .tune.groups import GroupSpec
 from .tune.overlap.values import NO_OVERLAP, Overlap
 from .tune.weight_update import WeightUpdate
 
-__all__ = ["KNOBS", "Knob", "Plan", "PlanDiff", "machine_text", "planned", "takes"]
-
-REMATS = ("model", "none", "full", "products", "collectives")  # or "names:a,b"
+__all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -81,10 +78,10 @@ class Plan:
             "mesh": mesh if isinstance(mesh, Mesh) else Mesh(mesh),
             "layout": layout if isinstance(layout, Layout) else Layout(layout),
             "weight_update": weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update),
-            "remat": _remat(remat),
-            "microbatches": _microbatches(microbatches),
+            "remat": check_remat(remat),
+            "microbatches": check_microbatches(microbatches),
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
-            "pipeline": _pipeline(pipeline),
+            "pipeline": check_pipeline(pipeline),
             "machine": machine,
         }
         for name, value in values.items():
@@ -136,7 +133,7 @@ class Plan:
 
     def to_toml(self) -> str:
         """The plan as TOML, which `Plan.from_toml` reads."""
-        return "".join(f"{name} = {_toml(value)}\n" for name, value in self.to_dict().items())
+        return "".join(f"{name} = {toml(value)}\n" for name, value in self.to_dict().items())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a TOML file."""
@@ -196,19 +193,6 @@ class PlanDiff:
         return "\n".join(lines) or "the plans are equal"
 
 
-@dataclass(frozen=True)
-class Knob:
-    """One field of a plan: its default, and how a value is printed, written to TOML and read from it."""
-
-    name: str
-    title: str
-    default: Any
-    show: Callable[[Any], str]
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-    of_step: bool = False  # a keyword argument of the step; the others are options of `md.compile`
-
-
 def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """The function with the plan's knobs of the step filled in; raises `LayoutError` if it does not take one of them.
 
@@ -253,32 +237,6 @@ def takes(f: Callable[..., Any], knob: str) -> bool:
     return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
 
 
-def _remat(remat: Any) -> str:
-    if remat not in REMATS and not (isinstance(remat, str) and remat.startswith("names:")):
-        listing = ", ".join(map(repr, REMATS))
-        raise LayoutError(f"remat={remat!r} is not available; there are: {listing}, and 'names:a,b'")
-    return remat
-
-
-def _show_remat(remat: str) -> str:
-    return "as in the model" if remat == "model" else remat
-
-
-def _microbatches(count: Any) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise LayoutError(f"microbatches={count!r}: a step divides its batch into 1 part or more")
-    return count
-
-
-def _pipeline(axes: Any) -> tuple[str, ...]:
-    if tuple(axes):
-        raise LayoutError(
-            f"pipeline={axes!r}: pipeline stages are not available yet\n"
-            "  a mesh axis may split the dim of the layers, 'layer:axis', which stores layers apart"
-        )
-    return ()
-
-
 def _moved(before: Layout, after: Layout) -> list[tuple[str, str, str]]:
     dims = dict.fromkeys([*before.rules, *after.rules])
     changed = [d for d in dims if before.axes(d) != after.axes(d)]
@@ -286,109 +244,3 @@ def _moved(before: Layout, after: Layout) -> list[tuple[str, str, str]]:
     if before.overrides != after.overrides:
         rows.append(("overrides", str(before.overrides or "none"), str(after.overrides or "none")))
     return rows
-
-
-def _show_layout(layout: Layout) -> str:
-    overrides = "".join(f"; {p}: {Layout(rules)}" for p, rules in layout.overrides.items())
-    return (str(layout) or "(everything replicated)") + overrides
-
-
-def _write_layout(layout: Layout) -> Any:
-    if not layout.overrides:
-        return str(layout)
-    return {"rules": str(layout), "overrides": {p: str(Layout(rules)) for p, rules in layout.overrides.items()}}
-
-
-def _read_layout(value: Any) -> Layout:
-    if isinstance(value, str):
-        return Layout(value)
-    table = _table("layout", value, ("rules", "overrides"))
-    overrides = _table("layout.overrides", table.get("overrides", {}))
-    return Layout(_text("layout.rules", table.get("rules", "")), overrides={
-        pattern: _text(f"layout.overrides.{pattern}", rules) for pattern, rules in overrides.items()
-    })  # fmt: skip
-
-
-def _write_mesh(mesh: Mesh) -> Any:
-    if mesh.devices is not None:
-        raise LayoutError("a plan with a mesh on devices cannot be written: devices exist only on this machine\n"
-                          "  give the plan the mesh without devices, as text")  # fmt: skip
-    return str(mesh) if mesh.device_order is None else {"axes": str(mesh), "device_order": list(mesh.device_order)}
-
-
-def _read_mesh(value: Any) -> Mesh:
-    if isinstance(value, str):
-        return Mesh(value)
-    table = _table("mesh", value, ("axes", "device_order"))
-    return Mesh(_text("mesh.axes", table.get("axes", "")), device_order=table.get("device_order"))
-
-
-def _group_text(group: GroupSpec) -> str:
-    if isinstance(group, str):
-        return group
-    return " ".join(f"{axis}:{n}" for axis, n in group.items()) if isinstance(group, Mapping) else " ".join(group)
-
-
-def _changed(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults, without `mode`."""
-    return {f.name: x for f in fields(value) if f.name != "mode" and (x := getattr(value, f.name)) != f.default}
-
-
-def _show_options(value: Any) -> str:
-    options = _changed(value)
-    if isinstance(value, WeightUpdate) and value.group is not None:
-        options["group"] = _group_text(value.group)
-    words = [name if x is True else f"{name.removesuffix('_bytes')} {x}" for name, x in options.items()]
-    return ", ".join([value.mode, *words])
-
-
-def _write_options(value: Any) -> Any:
-    options = _changed(value)
-    if "group" in options:
-        options["group"] = _group_text(options["group"])
-    return {"mode": value.mode, **options} if options else value.mode
-
-
-def _read_options(name: str, kind: type[WeightUpdate] | type[Overlap]) -> Callable[[Any], Any]:
-    known = tuple(f.name for f in fields(kind))
-
-    def read(value: Any) -> Any:
-        return kind(value) if isinstance(value, str) else kind(**_table(name, value, known))
-
-    return read
-
-
-def _table(key: str, value: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise LayoutError(f"{key} of a plan is a text or a table; got {value!r}")
-    for name in value:
-        if known and name not in known:
-            raise LayoutError(f"a plan has no key {f'{key}.{name}'!r}; {nearest(name, known)}")
-    return value
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise LayoutError(f"{key} of a plan is a text; got {value!r}")
-    return value
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
-    return json.dumps(value) if isinstance(value, bool | list) else repr(value)
-
-
-KNOBS = (
-    Knob("mesh", "mesh", Mesh(""), lambda x: str(x) or "one device", _write_mesh, _read_mesh),
-    Knob("layout", "layout", Layout(""), _show_layout, _write_layout, _read_layout),
-    Knob("weight_update", "weight update", WeightUpdate(), _show_options, _write_options,
-         _read_options("weight_update", WeightUpdate)),
-    Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
-    Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
-    Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
-    Knob("pipeline", "pipeline", (), " ".join, list, tuple),
-    Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
-)  # fmt: skip

@@ -54,6 +54,7 @@ ORDER = [
     ["report"],
     ["tune"],
     ["pipeline"],
+    ["knobs"],
     ["plan"],
     ["signature"],
     ["arguments", "inside_jax"],

@@ -25,6 +25,7 @@ from ..units import show_bytes
 from .candidates import Candidates, Status
 from .evaluate import Assignment, Entry, Problem, check_objective, evaluate
 from .result import Counts, Progress, SearchResult
+from .result_text import layouts_text
 from .screen import ILLEGAL
 from .space import Row, prune_space
 
@@ -84,6 +85,7 @@ def search(
         seconds=run.elapsed,
         left_out=run.left_out,
         _edits=lambda: run.edits(best[0]),
+        _text=layouts_text,
     )
 
 

@@ -1,6 +1,6 @@
 """The values that a search tries for each knob of a plan, besides its mesh and its layout.
 
-To search another knob, add its record to `meshdsl.plan.KNOBS` and its candidates here.
+To search another knob, add its record to `meshdsl.knobs.KNOBS` and its candidates here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, nearest
-from ..plan import KNOBS, Plan
+from ..knobs import KNOBS
+from ..plan import Plan
 from ..tune.overlap.values import Overlap
 from ..tune.weight_update import WeightUpdate
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ..knobs import KNOBS
 from ..layouts import Mesh
-from ..plan import KNOBS
 from .evaluate import Entry
 from .knobs import title
 from .plans import PlanSearch
 from .result import SearchResult
+from .result_text import plan_text
 from .worth import Half, KnobWorth
 
 __all__ = ["plan_result"]
@@ -15,14 +16,14 @@ __all__ = ["plan_result"]
 
 def plan_result(run: PlanSearch) -> SearchResult:
     """The result of a finished search; raises `LayoutError` if no plan fits."""
-    best = run.ranked()
+    best = run.costed.ranked()
     if not best:
         raise run.nothing_fits()
     return SearchResult(
         title=run.variants.title,
         machine=run.machine,
         objective=run.request.objective,
-        limit=run.limit,
+        limit=run.costed.limit,
         best=best[0],
         runners_up=tuple(best[1:]),
         front=_front(run) if run.request.front else (),
@@ -30,12 +31,13 @@ def plan_result(run: PlanSearch) -> SearchResult:
         counts=run.counts(),
         bound=run.lower_bound(),
         stopped=run.stopped,
-        seconds=run.elapsed,
+        seconds=run.costed.elapsed,
         left_out=(),
         _edits=tuple,
+        _text=plan_text,
         knobs=tuple(turn.knob for turn in run.turns),
         fixed=_fixed(run),
-        costed=tuple(run.entries.values()),
+        costed=tuple(run.costed.entries.values()),
         _worth=lambda: _worth(run, best[0]),
         _half=lambda: _half(run, best[0]),
     )
@@ -44,7 +46,7 @@ def plan_result(run: PlanSearch) -> SearchResult:
 def _front(run: PlanSearch) -> tuple[Entry, ...]:
     """The Pareto front of the costed plans in time and memory, fastest first."""
     front: list[Entry] = []
-    for entry in sorted(run.entries.values(), key=lambda e: (e.seconds, e.peak_bytes)):
+    for entry in sorted(run.costed.entries.values(), key=lambda e: (e.seconds, e.peak_bytes)):
         if not front or entry.peak_bytes < front[-1].peak_bytes:
             front.append(entry)
     return tuple(front)
@@ -52,7 +54,7 @@ def _front(run: PlanSearch) -> tuple[Entry, ...]:
 
 def _fixed(run: PlanSearch) -> tuple[str, ...]:
     """The knobs of the step of which no candidate but the first could be made, with the first reason."""
-    base, made = run.variants.base, {entry.plan.replace(mesh="", layout="") for entry in run.entries.values()}
+    base, made = run.variants.base, {entry.plan.replace(mesh="", layout="") for entry in run.costed.entries.values()}
     reasons: list[str] = []
     for name in ("remat", "microbatches"):
         other = "microbatches" if name == "remat" else "remat"
@@ -69,9 +71,9 @@ def _worth(run: PlanSearch, best: Entry) -> tuple[KnobWorth, ...]:
         if knob.name not in [turn.knob for turn in run.turns] or getattr(best.plan, knob.name) == knob.default:
             continue
         back = best.plan.replace(**{knob.name: knob.default})
-        entry = run.look(back)
+        entry = run.costed.look(back)
         known = run.variants.canonical(back)
-        why = "" if entry is not None or known is None else run.refused.get(known, "not costed").splitlines()[0]
+        why = "" if entry is not None or known is None else run.costed.refused.get(known, "not costed").splitlines()[0]
         if entry is not best:
             change = f"{knob.title}: {knob.show(getattr(best.plan, knob.name))} -> {knob.show(knob.default)}"
             found.append(KnobWorth(knob.name, change, entry, why))
@@ -85,19 +87,19 @@ def _half(run: PlanSearch, best: Entry) -> Half | None:
         return None
     update = best.plan.weight_update
     plan = best.plan.replace(mesh=halved, weight_update=type(update)(update.mode, regather=update.regather))
-    entry = run.look(plan)
+    entry = run.costed.look(plan)
     if entry is None:
-        return Half(halved.size, run.limit, None, None)
+        return Half(halved.size, run.costed.limit, None, None)
     fitting = _fitting(run, entry)
     changes = str(plan.diff(fitting.plan)) if fitting.fits else ""
-    return Half(halved.size, run.limit, entry, fitting if fitting.fits else None, changes)
+    return Half(halved.size, run.costed.limit, entry, fitting if fitting.fits else None, changes)
 
 
 def _fitting(run: PlanSearch, entry: Entry) -> Entry:
     """The plan with the knobs turned that save memory, in their order, until it fits."""
     for turn in run.turns:
         for value in turn.candidates(entry.plan) if turn.knob != "overlap" else ():
-            near = None if entry.fits else run.look(entry.plan.replace(**{turn.knob: value}))
+            near = None if entry.fits else run.costed.look(entry.plan.replace(**{turn.knob: value}))
             if near is not None and near.peak_bytes < entry.peak_bytes:
                 entry = near
     return entry

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,8 @@ from ..units import show_bytes
 from .anytime import EVERY, ROUNDING, Search, SearchRequest
 from .bound import rule_bound
 from .candidates import Candidates
-from .evaluate import Assignment, Entry, check_objective, evaluate
+from .costed import Costed
+from .evaluate import Assignment, Entry, check_objective
 from .knobs import Turn
 from .moves import meshes_near, named_rows, rows_near
 from .result import Counts, Progress
@@ -53,27 +53,17 @@ class PlanSearch:
         assignment: Assignment | None,
     ):
         check_objective(request.objective)
-        self.started = time.perf_counter()
+        self.costed = Costed(variants, machine, request, assignment)
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.hints, self.assignment = turns, hints, assignment
         self.meshes = list(meshes)
-        self.entries: dict[Plan, Entry] = {}
-        self.refused: dict[Plan, str] = {}
         self.proof: Search | None = None
         self.proven = False
         self.stopped = ""
-        self.turning = self.finished = False
-        self.improved: float | None = None
-        self.slow = 0.0  # seconds of the longest evaluation of an overlap plan
+        self.turning = False
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
         self._size = 0
         self._floor: float | None = None
-        self.limit = request.limit
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.started
 
     def until_done(self) -> None:
         """Search to the end, the time limit or an interrupt; re-raise an interrupt if no plan is costed yet."""
@@ -81,30 +71,30 @@ class PlanSearch:
         gc.disable()
         try:
             for _ in self.steps():
-                if self.request.progress is not None and self.elapsed >= told + EVERY:
-                    told = self.elapsed
+                if self.request.progress is not None and self.costed.elapsed >= told + EVERY:
+                    told = self.costed.elapsed
                     self.request.progress(self.progress())
                 self.stopped = self.out_of_time()
                 if self.stopped:
                     break
         except KeyboardInterrupt:
-            if not self.entries:
+            if not self.costed.entries:
                 raise
             self.stopped = "an interrupt"
         finally:
             if collecting:
                 gc.enable()
         self.adopt()
-        self.finished = True
+        self.costed.finished = True
         if not self.stopped and not self.proven:
             self.stopped = "the end of the improvements, as there are too many plans to prove the best"
 
     def out_of_time(self) -> str:
         """The reason to stop now; "" if there is none, or if no plan that fits is costed yet and there is time."""
         limit, patience = self.request.time_limit, self.request.patience
-        if limit is not None and self.elapsed > limit and self.entries:
+        if limit is not None and self.costed.elapsed > limit and self.costed.entries:
             return f"the time limit of {limit:g} s"
-        waited = self.elapsed - self.improved if self.improved is not None and self.turning else 0.0
+        waited = self.costed.elapsed - self.costed.improved if self.turning else 0.0
         if patience is not None and waited > patience:
             return f"{patience:g} s without anything better"
         return ""
@@ -113,7 +103,7 @@ class PlanSearch:
         """All phases; yields after each evaluation."""
         starts: list[Plan] = []
         yield from self.descended(starts)
-        self.improved = None if self.improved is None else self.elapsed  # patience starts with the knobs
+        self.costed.touch()  # patience starts with the knobs
         self.turning = True
         for plan in starts[:STARTS]:
             yield from self.raised(plan)
@@ -127,7 +117,7 @@ class PlanSearch:
         chosen = sorted(self.meshes, key=lambda mesh: (len(mesh.axes), *_skew(mesh)))[:FIRST_MESHES]
         best: list[tuple[float, Plan]] = []
         for mesh in chosen:
-            if best and self.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf):
+            if best and self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf):
                 break
             group = self.group(base, mesh)
             row, seconds = (0,) * len(group.space.dims), math.inf
@@ -138,12 +128,15 @@ class PlanSearch:
                     amount = self.screened(group, each, seconds)
                     if amount < seconds:
                         found, seconds = each, amount
-                    if self.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf) and seconds < math.inf:
+                    if (
+                        self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
+                        and seconds < math.inf
+                    ):
                         break
                     yield
                 rows, row = (rows_near(group.space, found) if found != row else []), found
             plan = base.replace(mesh=mesh, layout=group.space.layout(row))
-            self.look(plan)
+            self.costed.look(plan)
             best.append((seconds, plan))
             yield
         starts += [plan for _, plan in sorted(best, key=lambda each: each[0])]
@@ -156,12 +149,12 @@ class PlanSearch:
             )  # fmt: skip
         if group.by_rules(row)[group.objective] >= enough:
             return enough
-        entry = self.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
+        entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
         return math.inf if entry is None else getattr(entry, group.objective)
 
     def raised(self, plan: Plan) -> Iterator[None]:
         """Turn one knob at a time as long as that improves the plan."""
-        best = self.look(plan)
+        best = self.costed.look(plan)
         yield
         while best is not None:
             before = best
@@ -186,7 +179,7 @@ class PlanSearch:
                 values = list(more.candidates(plan))
                 now = getattr(plan, more.knob)
                 for each in values[values.index(now) + 1 if now in values else 0 :]:
-                    entry = self.look(plan.replace(**{more.knob: each}))
+                    entry = self.costed.look(plan.replace(**{more.knob: each}))
                     if entry is None or entry.fits:
                         yield None if entry is None else entry.plan
                         break
@@ -194,8 +187,8 @@ class PlanSearch:
 
     def better(self, best: Entry, plan: Plan) -> Entry:
         """The better of an entry and a plan."""
-        entry = self.look(plan)
-        return entry if entry is not None and self.score(entry) < self.score(best) else best
+        entry = self.costed.look(plan)
+        return entry if entry is not None and self.costed.score(entry) < self.costed.score(best) else best
 
     def values(self, turn: Turn, best: Entry) -> Sequence[Any]:
         """The candidates of a knob that may improve a plan; if it fits, not those that only save memory."""
@@ -235,38 +228,6 @@ class PlanSearch:
             self._groups[key] = run.meshes[0]
         return self._groups[key]
 
-    def look(self, plan: Plan) -> Entry | None:
-        """The cost of a plan, cached; None if it is illegal."""
-        known = self.variants.canonical(plan)
-        if known is None or known in self.refused:
-            return None
-        if known not in self.entries:
-            began, overlapped = self.elapsed, known.overlap.mode != "none"
-            if (
-                overlapped
-                and not self.finished
-                and self.request.time_limit
-                and began + 2 * self.slow > self.request.time_limit
-            ):
-                return None
-            try:
-                problem = self.variants.problem(known)
-                entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment)
-            except LayoutError as error:
-                self.refused[known] = str(error)
-                return None
-            finally:
-                self.slow = max(self.slow, self.elapsed - began) if overlapped else self.slow
-            if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
-                self.improved = self.elapsed
-            self.entries[known] = entry
-        return self.entries[known]
-
-    def score(self, entry: Entry) -> tuple[bool, float, int]:
-        """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""
-        amount = getattr(entry, self.request.objective) if entry.fits else entry.peak_bytes
-        return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
-
     def combinations(self) -> Iterator[Plan]:
         """Every combination of mesh and knobs."""
         plans = [self.variants.base.replace(mesh=mesh) for mesh in self.meshes]
@@ -289,7 +250,8 @@ class PlanSearch:
                 groups[known] = self.variants.problem(known), known.mesh
         self.proof = Search(list(groups.values()), self.machine, self.request, self.assignment)
         for _ in self.proof.steps():
-            self.improved = self.elapsed if self.proof.least() < self.least() else self.improved
+            if self.proof.least() < self.costed.least():
+                self.costed.touch()
             yield
         self.proven = True
 
@@ -311,25 +273,13 @@ class PlanSearch:
         """Take over the entries of the proof."""
         if self.proof is not None:
             for entry in self.proof.entries.values():
-                self.entries.setdefault(entry.plan, entry)
-
-    def ranked(self) -> list[Entry]:
-        """The best plans that fit, one per outcome; of plans with equal costs, the one with the fewest changes."""
-        each: dict[tuple[float, ...], Entry] = {}
-        for entry in sorted(self.entries.values(), key=lambda e: (len(e.plan.to_dict()), len(e.layout.rules))):
-            if entry.fits:
-                each.setdefault((getattr(entry, self.request.objective), *entry.outcome), entry)
-        return [each[outcome] for outcome in sorted(each)[: 1 + self.request.runners_up]]
-
-    def least(self) -> float:
-        """The objective of the best plan; infinite while none fits."""
-        return min((getattr(e, self.request.objective) for e in self.entries.values() if e.fits), default=math.inf)
+                self.costed.entries.setdefault(entry.plan, entry)
 
     def lower_bound(self) -> float:
         """A lower bound of the objective for every plan."""
         if self.proven and self.proof is not None:
-            return min(self.least(), self.proof.lower_bound())
-        return min(self.least(), self.floor())
+            return min(self.costed.least(), self.proof.lower_bound())
+        return min(self.costed.least(), self.floor())
 
     def floor(self) -> float:
         """The least work of any plan: the products of the step that recomputes nothing, divided over all devices."""
@@ -346,24 +296,24 @@ class PlanSearch:
 
     def progress(self) -> Progress:
         """The state, for a progress line."""
-        best = min(self.entries.values(), key=self.score, default=None)
-        return Progress(self.elapsed, self.counts(), best, self.request.objective, self.lower_bound())
+        best = min(self.costed.entries.values(), key=self.costed.score, default=None)
+        return Progress(self.costed.elapsed, self.counts(), best, self.request.objective, self.lower_bound())
 
     def counts(self) -> Counts:
         """Number of plans by outcome."""
-        size, costed, illegal = self.size(), len(self.entries), len(self.refused)
+        size, costed, illegal = self.size(), len(self.costed.entries), len(self.costed.refused)
         if self.proven:
             return Counts(len(self.meshes), size, illegal=size - costed, costed=costed)
         return Counts(len(self.meshes), size, illegal=illegal, costed=costed, unseen=max(size - costed - illegal, 0))
 
     def nothing_fits(self) -> LayoutError:
         """Why there is no result."""
-        if not self.entries:
-            reasons = list(dict.fromkeys(self.refused.values())) or ["no plan was costed"]
+        if not self.costed.entries:
+            reasons = list(dict.fromkeys(self.costed.refused.values())) or ["no plan was costed"]
             return LayoutError("every plan is illegal\n\n" + "\n\n".join(reasons[:5]))
-        entry = min(self.entries.values(), key=lambda e: e.peak_bytes)
+        entry = min(self.costed.entries.values(), key=lambda e: e.peak_bytes)
         return LayoutError(
-            f"no plan costed fits {show_bytes(self.limit)} on each device\n"
+            f"no plan costed fits {show_bytes(self.costed.limit)} on each device\n"
             f"  the smallest needs {show_bytes(entry.peak_bytes)}:\n  " + str(entry.plan).replace("\n", "\n  ")
         )
 

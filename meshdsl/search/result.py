@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
@@ -10,16 +10,13 @@ from typing import Any, Protocol
 from ..cost.machine import Machine
 from ..markup import titled
 from ..plan import Plan
-from ..report.layout_edits import LayoutEdit, reason_of
+from ..report.layout_edits import LayoutEdit
 from ..report.schema import SCHEMA_VERSION, plain
-from ..report.tables import table
 from ..units import seconds, show_bytes
 from .evaluate import Entry
 from .worth import Half, KnobWorth
 
-__all__ = ["Counts", "Progress", "SearchResult", "heading"]
-
-NEAR = 8  # maximum edits shown of each kind; `SearchResult.edits` has all
+__all__ = ["Counts", "Progress", "SearchResult", "amount", "heading"]
 
 
 class _Result(Protocol):
@@ -89,9 +86,14 @@ class Progress:
         fits = "" if self.best.fits else " (over the limit)"
         return (
             f"{self.seconds:.0f} s: {self.counts.costed:,} costed, {self.counts.unseen:,} to go; best "
-            f"{_amount(getattr(self.best, self.objective), self.objective)}{fits} with '{self.best.layout}' on "
+            f"{amount(getattr(self.best, self.objective), self.objective)}{fits} with '{self.best.layout}' on "
             f"'{self.best.mesh}', gap {gap(getattr(self.best, self.objective), self.bound):.1%}"
         )
+
+
+def amount(n: float, objective: str) -> str:
+    """A quantity of an objective as text."""
+    return seconds(n) if objective == "seconds" else show_bytes(n)
 
 
 def gap(best: float, bound: float) -> float:
@@ -117,6 +119,7 @@ class SearchResult:
     seconds: float  # duration of the search
     left_out: tuple[str, ...]  # layouts removed from the candidates because there were too many
     _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
+    _text: Callable[[SearchResult], str] = field(repr=False)
     knobs: tuple[str, ...] = ()  # searched besides mesh and layout
     fixed: tuple[str, ...] = ()  # knobs that the function does not take, each with the reason
     costed: tuple[Entry, ...] = ()  # every plan costed
@@ -184,140 +187,4 @@ class SearchResult:
         return titled(str(self), self.best.mesh.axes)
 
     def __str__(self) -> str:
-        return _shown(self)
-
-
-def _shown(found: SearchResult) -> str:
-    """The text of `print(found)`."""
-    if found.knobs:
-        return plan_text(found)
-    best = found.best
-    parts = [
-        f"{found.title or 'search'} on {found.machine.name}: the best layout by {found.objective}",
-        f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything replicated)'}\n  {_figures(best)}",
-        _proof(found),
-    ]
-    if found.left_out:
-        parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
-                     + "\n  ".join(found.left_out))  # fmt: skip
-    if found.runners_up:
-        parts.append("then\n" + _entries(found.runners_up, best))
-    if len(found.front) > 1:
-        within = f", to within {found.tolerance:.0%}" if found.tolerance else ""
-        within = ", of the layouts costed" if found.stopped else within
-        parts.append(f"time against memory{within}\n" + _entries(found.front, best))
-    legal = [near for near in found.edits if near.report is not None]
-    illegal = [near for near in found.edits if near.report is None]
-    if legal:
-        parts.append("one dim changed\n" + _changes(legal[:NEAR], best) + _more(legal))
-    if illegal:
-        parts.append("illegal with one dim changed\n" + _reasons(illegal[:NEAR]) + _more(illegal))
-    return "\n\n".join(parts)
-
-
-def _proof(found: SearchResult) -> str:
-    how = f"proven: {found.counts}" if not found.stopped else f"stopped by {found.stopped}: {found.counts}"
-    best, least = (_amount(n, found.objective) for n in (getattr(found.best, found.objective), found.bound))
-    open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if found.gap else ""
-    return f"{how}; gap {found.gap:.0%}, {seconds(found.seconds)}{open_gap}"
-
-
-def _amount(n: float, objective: str) -> str:
-    return seconds(n) if objective == "seconds" else show_bytes(n)
-
-
-def _figures(entry: Entry) -> str:
-    over = "" if entry.fits else ", over the limit"
-    sent = f"{show_bytes(entry.wire_bytes)} sent"
-    return f"{seconds(entry.seconds)} a step, {show_bytes(entry.peak_bytes)} on each device{over}, {sent}"
-
-
-def _entries(entries: Iterable[Entry], best: Entry) -> str:
-    rows = [
-        (
-            seconds(entry.seconds),
-            _change(entry.seconds, best.seconds),
-            show_bytes(entry.peak_bytes) + ("" if entry.fits else " !"),
-            show_bytes(entry.wire_bytes),
-            str(entry.mesh),
-            str(entry.layout) or "(everything replicated)",
-        )
-        for entry in entries
-    ]
-    return table(("time", "", "memory", "sent", "mesh", "layout"), rows, ">>>><<")
-
-
-def _changes(edits: Iterable[LayoutEdit], best: Entry) -> str:
-    rows = [
-        (
-            f"{each.dim}: {_axes(each.before)} -> {_axes(each.after)}",
-            _change(entry.seconds, best.seconds),
-            _difference(entry.peak_bytes - best.peak_bytes) + ("" if entry.fits else " !"),
-            _difference(entry.wire_bytes - best.wire_bytes),
-        )
-        for each in edits
-        if (entry := each.report) is not None
-    ]
-    return table(("change", "time", "memory", "sent"), rows, "<>>>")
-
-
-def _reasons(near: Iterable[LayoutEdit]) -> str:
-    rows = [(f"{each.dim}:{','.join(each.after)}", reason_of(each)) for each in near]
-    return table(("change", "why not"), rows, "<<")
-
-
-def _axes(axes: Iterable[str]) -> str:
-    return ",".join(axes) or "whole"
-
-
-def _change(now: float, before: float) -> str:
-    return f"{now / before - 1:+.1%}" if before else ""
-
-
-def _difference(n: int) -> str:
-    return ("+" if n > 0 else "-" if n < 0 else "") + show_bytes(abs(n))
-
-
-def _more(near: list[LayoutEdit]) -> str:
-    return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""
-
-
-def plan_text(found: SearchResult) -> str:
-    """The text of a search over plans."""
-    best = found.best
-    parts = [
-        f"{found.title or 'search'} on {found.machine.name}: the best plan by {found.objective}",
-        "  " + str(found.plan).replace("\n", "\n  ") + f"\n\n  {_figures(best)}",
-        _proof(found),
-    ]
-    if found.fixed:
-        parts.append("not searched\n  " + "\n  ".join(found.fixed))
-    if found.worth:
-        rows = [(each.change, *_worth(each, best)) for each in found.worth]
-        parts.append("one knob back at its default\n" + table(("change", "time", "memory"), rows, "<>>"))
-    for i, entry in enumerate(found.runners_up):
-        title = "next" if not i else "then"
-        change = _change(entry.seconds, best.seconds)
-        why = _slower(entry, best)
-        lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
-        lines += [f"  {line}" for line in str(best.plan.diff(entry.plan)).splitlines()]
-        parts.append("\n".join(lines))
-    if len(found.front) > 1:
-        parts.append("time against memory, of the plans costed\n" + _entries(found.front, best))
-    if found.half is not None:
-        parts.append(str(found.half))
-    return "\n\n".join(parts)
-
-
-def _slower(entry: Entry, best: Entry) -> str:
-    """The part of the step in which an entry is slower than the best."""
-    more = {name: entry.parts[name] - best.parts[name] for name in best.parts}
-    name = max(more, key=more.__getitem__)
-    return f"; {seconds(more[name])} more {name}" if more[name] > 0 else ""
-
-
-def _worth(each: KnobWorth, best: Entry) -> tuple[str, str]:
-    if each.entry is None:
-        return "illegal", ""
-    memory = _difference(each.entry.peak_bytes - best.peak_bytes)
-    return _change(each.entry.seconds, best.seconds), memory + ("" if each.entry.fits else " !")
+        return self._text(self)

@@ -1,0 +1,146 @@
+"""The texts of search results: of layouts, and of whole plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..report.layout_edits import LayoutEdit, reason_of
+from ..report.tables import table
+from ..units import seconds, show_bytes
+from .evaluate import Entry
+from .result import SearchResult, amount
+from .worth import KnobWorth
+
+__all__ = ["layouts_text", "plan_text"]
+
+NEAR = 8  # maximum edits shown of each kind; `SearchResult.edits` has all
+
+
+def layouts_text(found: SearchResult) -> str:
+    """The text of a search over layouts."""
+    best = found.best
+    parts = [
+        f"{found.title or 'search'} on {found.machine.name}: the best layout by {found.objective}",
+        f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything replicated)'}\n  {_figures(best)}",
+        _proof(found),
+    ]
+    if found.left_out:
+        parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
+                     + "\n  ".join(found.left_out))  # fmt: skip
+    if found.runners_up:
+        parts.append("then\n" + _entries(found.runners_up, best))
+    if len(found.front) > 1:
+        within = f", to within {found.tolerance:.0%}" if found.tolerance else ""
+        within = ", of the layouts costed" if found.stopped else within
+        parts.append(f"time against memory{within}\n" + _entries(found.front, best))
+    legal = [near for near in found.edits if near.report is not None]
+    illegal = [near for near in found.edits if near.report is None]
+    if legal:
+        parts.append("one dim changed\n" + _changes(legal[:NEAR], best) + _more(legal))
+    if illegal:
+        parts.append("illegal with one dim changed\n" + _reasons(illegal[:NEAR]) + _more(illegal))
+    return "\n\n".join(parts)
+
+
+def _proof(found: SearchResult) -> str:
+    how = f"proven: {found.counts}" if not found.stopped else f"stopped by {found.stopped}: {found.counts}"
+    best, least = (amount(n, found.objective) for n in (getattr(found.best, found.objective), found.bound))
+    open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if found.gap else ""
+    return f"{how}; gap {found.gap:.0%}, {seconds(found.seconds)}{open_gap}"
+
+
+def _figures(entry: Entry) -> str:
+    over = "" if entry.fits else ", over the limit"
+    sent = f"{show_bytes(entry.wire_bytes)} sent"
+    return f"{seconds(entry.seconds)} a step, {show_bytes(entry.peak_bytes)} on each device{over}, {sent}"
+
+
+def _entries(entries: Iterable[Entry], best: Entry) -> str:
+    rows = [
+        (
+            seconds(entry.seconds),
+            _change(entry.seconds, best.seconds),
+            show_bytes(entry.peak_bytes) + ("" if entry.fits else " !"),
+            show_bytes(entry.wire_bytes),
+            str(entry.mesh),
+            str(entry.layout) or "(everything replicated)",
+        )
+        for entry in entries
+    ]
+    return table(("time", "", "memory", "sent", "mesh", "layout"), rows, ">>>><<")
+
+
+def _changes(edits: Iterable[LayoutEdit], best: Entry) -> str:
+    rows = [
+        (
+            f"{each.dim}: {_axes(each.before)} -> {_axes(each.after)}",
+            _change(entry.seconds, best.seconds),
+            _difference(entry.peak_bytes - best.peak_bytes) + ("" if entry.fits else " !"),
+            _difference(entry.wire_bytes - best.wire_bytes),
+        )
+        for each in edits
+        if (entry := each.report) is not None
+    ]
+    return table(("change", "time", "memory", "sent"), rows, "<>>>")
+
+
+def _reasons(near: Iterable[LayoutEdit]) -> str:
+    rows = [(f"{each.dim}:{','.join(each.after)}", reason_of(each)) for each in near]
+    return table(("change", "why not"), rows, "<<")
+
+
+def _axes(axes: Iterable[str]) -> str:
+    return ",".join(axes) or "whole"
+
+
+def _change(now: float, before: float) -> str:
+    return f"{now / before - 1:+.1%}" if before else ""
+
+
+def _difference(n: int) -> str:
+    return ("+" if n > 0 else "-" if n < 0 else "") + show_bytes(abs(n))
+
+
+def _more(near: list[LayoutEdit]) -> str:
+    return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""
+
+
+def plan_text(found: SearchResult) -> str:
+    """The text of a search over plans."""
+    best = found.best
+    parts = [
+        f"{found.title or 'search'} on {found.machine.name}: the best plan by {found.objective}",
+        "  " + str(found.plan).replace("\n", "\n  ") + f"\n\n  {_figures(best)}",
+        _proof(found),
+    ]
+    if found.fixed:
+        parts.append("not searched\n  " + "\n  ".join(found.fixed))
+    if found.worth:
+        rows = [(each.change, *_worth(each, best)) for each in found.worth]
+        parts.append("one knob back at its default\n" + table(("change", "time", "memory"), rows, "<>>"))
+    for i, entry in enumerate(found.runners_up):
+        title = "next" if not i else "then"
+        change = _change(entry.seconds, best.seconds)
+        why = _slower(entry, best)
+        lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
+        lines += [f"  {line}" for line in str(best.plan.diff(entry.plan)).splitlines()]
+        parts.append("\n".join(lines))
+    if len(found.front) > 1:
+        parts.append("time against memory, of the plans costed\n" + _entries(found.front, best))
+    if found.half is not None:
+        parts.append(str(found.half))
+    return "\n\n".join(parts)
+
+
+def _slower(entry: Entry, best: Entry) -> str:
+    """The part of the step in which an entry is slower than the best."""
+    more = {name: entry.parts[name] - best.parts[name] for name in best.parts}
+    name = max(more, key=more.__getitem__)
+    return f"; {seconds(more[name])} more {name}" if more[name] > 0 else ""
+
+
+def _worth(each: KnobWorth, best: Entry) -> tuple[str, str]:
+    if each.entry is None:
+        return "illegal", ""
+    memory = _difference(each.entry.peak_bytes - best.peak_bytes)
+    return _change(each.entry.seconds, best.seconds), memory + ("" if each.entry.fits else " !")
