@@ -24,6 +24,7 @@ from .profile import Profile, load_profile
 __all__ = ["Machine", "MachineError", "machine", "machines"]
 
 PACKAGED = Path(__file__).parent / "machines"
+ROWS = 8  # sublanes of a TPU's registers
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,12 @@ class Machine:
         return _on(self.efficiency, flops) * factor
 
     def padded(self, m: int, n: int, k: int) -> tuple[int, int, int]:
-        """The sizes of a product [m, k] by [k, n] with its summed dim, and the larger other one, as whole tiles."""
-        wide, narrow = max(m, n), min(m, n)
-        return narrow, -(-wide // self.tile) * self.tile, -(-k // self.tile) * self.tile
+        """The sizes of a product [m, k] by [k, n] with its summed dim, and the larger other one, as whole tiles.
+
+        A matrix unit holds a tile of one operand, through which the rows of the other one pass, eight at a time.
+        """
+        wide, narrow = _up(max(m, n), self.tile), _up(min(m, n), min(self.tile, ROWS))
+        return narrow, wide, _up(k, self.tile)
 
     def half_width(self, regime: str) -> float:
         """Half-width of an estimate's interval in this regime, as a fraction of the estimate."""
@@ -114,6 +118,10 @@ class Machine:
     def conv_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Compute seconds of one convolution, without launch and memory time."""
         return flops / (self.peak_of(dtype) * _on(self.convolution or self.efficiency, flops)) if flops else 0.0
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _on(curve: Sequence[tuple[float, float]], size: float) -> float:
