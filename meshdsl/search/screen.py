@@ -5,7 +5,7 @@ it. Its body is the program that `lower_scan` makes from the shardings of its in
 therefore at least those of its loops plus the rule bound of everything else, because all of it shares the compute lane.
 The program sends at least the bytes that its loops send.
 
-This lowers only the equations that a loop depends on, each once for all layouts that agree on it (`lowering.memo`).
+This lowers only the equations up to the last loop, each once for all layouts that agree on it (`lowering.memo`).
 `exact` lowers all equations and schedules the program. Both require `memoisable`: then no pass after the loops removes
 anything from their bodies.
 """
@@ -61,9 +61,9 @@ class Screen:
         self.graph, self.mesh, self.machine, self.placement = graph, mesh, machine, placement
         self.results, self.gather_limit = results, gather_limit
         self.usable = plain and memoisable(graph)
-        self.cone = _cone(graph) if self.usable else ()
+        self.equations = _until_the_last_loop(graph) if self.usable else ()
         self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
-        self.dims = tuple(dict.fromkeys(d.name for v in _values(self.cone) for d in v.shape))
+        self.dims = tuple(dict.fromkeys(d.name for v in _values(self.equations) for d in v.shape))
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
@@ -76,7 +76,7 @@ class Screen:
         Stops early once the bound reaches `enough`. `rules` bounds the equations outside loops; `used` are the layout's
         axes.
         """
-        if not self.cone or objective == "peak_bytes":
+        if not self.equations or objective == "peak_bytes":
             return 0.0
         key = (objective, used, *[layout.rules.get(d) for d in self.dims])
         if key not in self.bounds:
@@ -96,7 +96,7 @@ class Screen:
         scope = self._scope(layout)
         seconds, inside = least
         total = seconds if objective == "seconds" else 0.0
-        for eqn in self.cone:
+        for eqn in self.equations:
             for v in eqn.ins:
                 if v not in scope.default_sharding and v not in scope.unmaterialized:
                     self._input(scope, v)
@@ -182,12 +182,10 @@ def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:
             yield from (*sub.ins, *_values(sub.eqns))
 
 
-def _cone(graph: Graph) -> tuple[Eqn, ...]:
-    """The loops of a graph and the equations they depend on, in order."""
-    needed: set[Var] = set()
-    cone: list[Eqn] = []
-    for eqn in reversed(graph.eqns):
-        if isinstance(eqn.control, Scan) or not needed.isdisjoint(eqn.outs):
-            cone.append(eqn)
-            needed.update(eqn.ins)
-    return tuple(reversed(cone))
+def _until_the_last_loop(graph: Graph) -> tuple[Eqn, ...]:
+    """The equations of a graph up to its last loop.
+
+    Also those that no loop depends on: they may reshard a value that a later loop reads, and the loop then takes that.
+    """
+    last = max((i for i, eqn in enumerate(graph.eqns) if isinstance(eqn.control, Scan)), default=-1)
+    return graph.eqns[: last + 1]

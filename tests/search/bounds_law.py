@@ -62,9 +62,16 @@ def machine_for(rng: random.Random, mesh: str) -> str:
 
 
 def violations(
-    f: Any, args: Sequence[Any], mesh: str, machine: str, layouts: int, seed: int, knobs: bool = False
+    f: Any,
+    args: Sequence[Any],
+    mesh: str,
+    machine: str,
+    layouts: int,
+    seed: int,
+    knobs: bool = False,
+    layout: Any = None,
 ) -> Counter[str]:
-    """Check random layouts of one function; raises `AssertionError` for a bound above a cost."""
+    """Check random layouts of one function, or one given; raises `AssertionError` for a bound above a cost."""
     from meshdsl.search.api import _compiled
 
     rng, on = random.Random(seed), md.machine(machine)
@@ -78,6 +85,7 @@ def violations(
     counts: Counter[str] = Counter(functions=1)
     for _ in range(4 * layouts):
         row = tuple(rng.choice([0, 0, rng.randrange(len(cuts))]) for cuts in any_of.space.options)
+        row = row if layout is None else any_of.space.row(md.Layout(layout))
         if not any_of.space.allows(row) or counts["layouts"] == layouts:
             continue
         try:

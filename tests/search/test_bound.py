@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.search.api import _compiled
-from models import mlp
+from models import mlp, transformer
 from tests.search.bounds_law import drawn, other_knobs, violations
 from tests.search.test_search import CASES
 
@@ -42,6 +42,12 @@ def test_bounds_of_products_and_inputs_hold_for_every_plan():
     workload = mlp.mlp.replace(batch=64, io=32, hidden=64)
     compiled, args = _compiled(workload, (), ())
     assert other_knobs(workload, compiled, args, "x:2 y:2", md.machine("h100"), seed=1)
+
+
+def test_bounds_of_loops_take_values_as_earlier_equations_have_resharded_them():
+    workload = transformer.lm.replace(batch=16, length=512, remat=True)
+    layout = {"vocab": ("x", "y"), "length": ("y", "z")}
+    assert violations(workload, (), "x:8 y:32 z:4", "tpu-v5p", 1, seed=1, layout=layout)["layouts"] == 1
 
 
 @pytest.mark.slow
