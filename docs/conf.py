@@ -21,7 +21,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
-    "sphinx.ext.napoleon",
     "public_names",
     "notebooks",
     "gallery",
@@ -33,7 +32,6 @@ myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-napoleon_numpy_docstring = False
 
 # Docstring examples use names of their module, so tests/test_docs.py runs them, and not Sphinx.
 doctest_test_doctest_blocks = ""

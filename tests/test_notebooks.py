@@ -59,9 +59,12 @@ def test_notebooks_become_pages(runner: Any) -> None:
         {"cell_type": "markdown", "source": ["# Title\n", "Text."]},
         {"cell_type": "code", "source": ["f(x)"], "outputs": [{"output_type": "stream", "text": ["1\n"]}, html]},
     ]
+    drawing = {"output_type": "execute_result", "data": {"text/plain": ["Picture('p')"], "image/svg+xml": ["<svg/>"]}}
+    cells.append({"cell_type": "code", "source": ["draw()"], "outputs": [drawing]})
     page = runner.markdown({"cells": cells}, "name")
     assert page.startswith("# Title\n\nThis page is the notebook `notebooks/name.ipynb`.\nText.")
     assert "```python\nf(x)\n```\n\n~~~text\n1\n~~~\n\n~~~{raw} html\n<b>x</b>\n~~~" in page
+    assert '<img alt="Picture(&#x27;p&#x27;)" src="data:image/svg+xml;base64,' in page
 
 
 @pytest.fixture

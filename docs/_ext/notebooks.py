@@ -7,6 +7,7 @@ compares the texts. A cell runs as in IPython: the value of its last line is dis
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +92,32 @@ def markdown(notebook: Json, name: str) -> str:
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         parts += [_shown(output) for output in cell.get("outputs", [])]
     title, _, rest = "\n\n".join(parts).partition("\n")
-    return f"{title}\n\nThis page is the notebook `notebooks/{name}.ipynb`.\n{rest}\n"
+    style = f"~~~{{raw}} html\n<style>{_theme()}</style>\n~~~"
+    return f"{title}\n\nThis page is the notebook `notebooks/{name}.ipynb`.\n{rest}\n{style}\n"
+
+
+def _theme() -> str:
+    """The colours of axes for the site's own switch between light and dark; the outputs follow the system."""
+    from meshdsl.markup import AXIS_COLOURS, SOFT
+
+    named = {f"axis-{i}": pair for i, pair in enumerate(AXIS_COLOURS)} | {"soft": SOFT}
+    themes = (("light", 0), ("dark", 1))
+    rules = (
+        f'body[data-theme="{theme}"] .meshdsl .{name}{{color:{pair[i]}}}'
+        for theme, i in themes
+        for name, pair in named.items()
+    )
+    return "".join(rules)
 
 
 def _shown(output: Json) -> str:
+    svg = "".join(output.get("data", {}).get("image/svg+xml", []))
+    if svg:  # as an image, because it then follows the site's own switch between light and dark
+        alone = svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) if "xmlns=" not in svg else svg
+        data = base64.b64encode(alone.encode()).decode()
+        return (
+            f'~~~{{raw}} html\n<p><img alt="{escape(texts([output]))}" src="data:image/svg+xml;base64,{data}"></p>\n~~~'
+        )
     html = "".join(output.get("data", {}).get("text/html", []))
     if html:
         return f"~~~{{raw}} html\n{html}\n~~~"

@@ -26,6 +26,7 @@ class PublicNames(SphinxDirective):
     """Adds a section per family: a table of its names, each with the first sentence of its docstring."""
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the names are not in the page's own text
         sections = []
         for title, names in families().items():
             section = nodes.section(ids=[nodes.make_id(f"family-{title}")])
