@@ -104,7 +104,7 @@ def _layer_declarations(
 
 def declared_inside(run: ModelRun, dim: Dim, f: Callable[..., Any], *args: Any) -> tuple[dict[str, Declared], Any]:
     """The parameters that f declares, with `dim` first; and the types of its results."""
-    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim))
+    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim), compute=run.compute)
 
     def discover(*args: Any) -> Any:
         with running(inner):

@@ -20,10 +20,11 @@ import numpy as np
 from . import init as initializers
 from .autodiff import zeros
 from .dims import DimsLike, Shape, pick
-from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, nearest, raised
+from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, located, nearest, raised
 from .ir import Type
 from .markup import page_part
 from .ops import random
+from .ops.dtypes import as_dtype, cast, kind
 from .trace import trace, tree
 from .values import Tensor, dtype_of
 
@@ -66,6 +67,7 @@ class ModelRun:
     path: tuple[str, ...] = ()
     stacked: Shape = ()
     slices: dict[str, Tensor] = field(default_factory=dict)  # inside `layers`: this layer's slice of each parameter
+    compute: np.dtype | None = None  # the dtype that `md.param` returns floats in; they are stored in their own
 
 
 class _State(threading.local):
@@ -169,8 +171,15 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
         raise at(error, caller()) from None
     run.declared[path] = Declared(full_type.shape, full_type.dtype, init or initializers.normal(0.02), caller())
     if path in run.slices:
-        return run.slices[path]
-    return zeros(Type(shape, full_type.dtype)) if run.values is None else value_of(run, path, full_type)
+        value = run.slices[path]
+    else:
+        value = zeros(Type(shape, full_type.dtype)) if run.values is None else value_of(run, path, full_type)
+    return value if run.compute is None else _computed(value, run.compute)
+
+
+def _computed(x: Any, dtype: np.dtype) -> Any:
+    """A floating tensor in another dtype; anything else unchanged."""
+    return cast(x, dtype) if isinstance(x, Tensor) and kind(x.dtype) == "f" else x
 
 
 def value_of(run: ModelRun, path: str, full_type: Type) -> Tensor:
@@ -201,6 +210,29 @@ class Model:
     """
 
     function: Callable[..., Any]
+    compute: np.dtype | None = None
+
+    def astype(self, dtype: Any) -> Model:
+        """The model that computes in another dtype: floating parameters and inputs are cast to it.
+
+        >>> import meshdsl as md
+        >>> model = md.model(lambda x: md.einsum(x, md.param("w", "io:3"), out="batch")).astype("bfloat16")
+        >>> x = md.spec("batch:2 io:3")
+        >>> model.specs(x), md.eval_shape(model, model.specs(x), x)
+        ({'w': float32[io=3]}, bfloat16[batch=2])
+
+        Parameters are stored in their own dtype, and so are their gradients: mixed precision in one line. Losses and
+        norms that need more bits cast what they read to float32, or are outside the model. Layers of `md.nn` have
+        `precision=` for that.
+        """
+        return Model(self.function, located(lambda: as_dtype(dtype)))
+
+    def _apply(self, *inputs: Any, **kwargs: Any) -> Any:
+        dtype = self.compute
+        if dtype is None:
+            return self.function(*inputs, **kwargs)
+        inputs, kwargs = tree.tree_map(lambda x: _computed(x, dtype), (inputs, kwargs))
+        return self.function(*inputs, **kwargs)
 
     @property
     def __name__(self) -> str:
@@ -223,11 +255,11 @@ class Model:
 
     def declarations(self, *inputs: Any, **kwargs: Any) -> dict[str, Declared]:
         """The declarations of all parameters for inputs of these types, by path, in the order of creation."""
-        run = ModelRun(None)
+        run = ModelRun(None, compute=self.compute)
 
         def discover(*args: Any, **kwargs: Any) -> Any:
             with running(run):
-                return self.function(*args, **kwargs)
+                return self._apply(*args, **kwargs)
 
         eval_shape(discover, *inputs, **kwargs)
         return run.declared
@@ -276,8 +308,8 @@ class Model:
                 ),
                 caller(),
             )
-        with running(ModelRun(params)) as run:
-            result = self.function(*inputs, **kwargs)
+        with running(ModelRun(params, compute=self.compute)) as run:
+            result = self._apply(*inputs, **kwargs)
         problems = list(run.problems.values())
         problems += [
             f"{path}: the model has no such parameter; {nearest(path, run.declared)}"

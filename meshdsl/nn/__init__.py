@@ -8,20 +8,24 @@ import meshdsl as md
 
 from . import decode, moe
 from .attention import multi_head_attention, rotary
+from .batch_norm import batch_norm, group_norm
 from .cached import attention_to, cached_attention, keys_and_values
+from .convolution import conv
 from .dropout import dropout
-from .linear import dense, embedding, feed_forward, learned_positions
+from .linear import dense, embedding, feed_forward, learned_positions, linear
 from .losses import softmax_cross_entropy
 from .moe import moe_layer
 from .norms import layer_norm, rms_norm
 from .precision import Precision
+from .recurrent import gru, lstm, state_space
 
 attention = md.attention
 
 __all__ = [
     "Precision",
-    "dense", "embedding", "feed_forward", "learned_positions",
-    "layer_norm", "rms_norm", "dropout",
+    "dense", "linear", "conv", "embedding", "feed_forward", "learned_positions",
+    "layer_norm", "rms_norm", "batch_norm", "group_norm", "dropout",
+    "lstm", "gru", "state_space",
     "attention", "multi_head_attention", "rotary",
     "keys_and_values", "attention_to", "cached_attention", "decode",
     "softmax_cross_entropy",

@@ -9,7 +9,7 @@ import meshdsl as md
 
 from .precision import FLOAT32, Precision, dim_of, dims_of
 
-__all__ = ["ACTIVATIONS", "dense", "embedding", "feed_forward", "learned_positions", "weight"]
+__all__ = ["ACTIVATIONS", "dense", "embedding", "feed_forward", "learned_positions", "linear", "weight"]
 
 ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "relu": lambda x: md.relu(x),
@@ -51,6 +51,16 @@ def dense(
         if bias:
             y = y + md.cast(md.param("b", new_dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
     return md.cast(y, precision.compute)
+
+
+def linear(x: md.Tensor, over: str | md.Dim, into: str | md.Dim, *, name: str = "linear", **options: Any) -> md.Tensor:
+    """`md.nn.dense` under its name in other libraries; its parameters are `linear/w` and `linear/b`.
+
+    >>> import meshdsl as md
+    >>> md.model(lambda x: md.nn.linear(x, "io", "hidden:16", bias=False)).specs(md.spec("batch:2 io:4"))
+    {'linear/w': float32[io=4 hidden=16]}
+    """
+    return dense(x, over, into, name=name, **options)
 
 
 def embedding(

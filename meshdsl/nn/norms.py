@@ -12,7 +12,7 @@ import meshdsl as md
 
 from .precision import FLOAT32, Precision, dims_of
 
-__all__ = ["layer_norm", "rms_norm"]
+__all__ = ["layer_norm", "normal", "rms_norm", "scaled"]
 
 
 def layer_norm(
@@ -68,7 +68,14 @@ def _norm(
     centre: bool,
 ) -> md.Tensor:
     dims = dims_of(x, over)
-    y = _normal(md.cast(x, precision.reduce), dims, eps, centre)
+    y = normal(md.cast(x, precision.reduce), dims, eps, centre)
+    return scaled(y, dims, name, scale, bias, precision)
+
+
+def scaled(
+    y: md.Tensor, dims: tuple[md.Dim, ...], name: str, scale: bool, bias: bool, precision: Precision
+) -> md.Tensor:
+    """y * scale + bias, in the compute dtype, with parameters of these dims."""
     with md.scope(name):
         if scale:
             y = y * md.cast(md.param("scale", dims, init=md.init.ones(), dtype=precision.param), y.dtype)
@@ -77,7 +84,9 @@ def _norm(
     return md.cast(y, precision.compute)
 
 
-def _normal(x: md.Tensor, over: tuple[md.Dim, ...], eps: float, centre: bool) -> md.Tensor:
+def normal(x: md.Tensor, over: tuple[md.Dim, ...], eps: float, centre: bool) -> md.Tensor:
+    """(x - mean) / sqrt(variance + eps), without the mean unless `centre`."""
+
     def forward(x: md.Tensor) -> tuple[md.Tensor, Any]:
         centred = x - md.mean(x, over) if centre else x
         reciprocal = md.rsqrt(md.mean(md.square(centred), over) + eps)

@@ -14,10 +14,11 @@ from .optax import from_optax
 from .optimizers import Optimizer, adam, adamw, momentum, sgd
 from .schedules import constant, inverse_sqrt, linear, rsqrt, warmup_cosine
 from .trust_ratio import lamb, lars
+from .wrappers import with_accumulation, with_average, with_frozen
 
 __all__ = [
     "Optimizer",
     "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars", "from_optax",
-    "clip_by_global_norm", "global_norm", "with_clipping",
+    "clip_by_global_norm", "global_norm", "with_clipping", "with_accumulation", "with_average", "with_frozen",
     "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine",
 ]  # fmt: skip

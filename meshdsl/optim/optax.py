@@ -40,8 +40,8 @@ def from_optax(transformation: Any) -> Optimizer:
     array has the dims of the parameter that the update combines it with.
 
     Raises `MeshdslError` at the first `init` or `update` if the transformation combines elements of one tensor
-    (`optax.clip_by_global_norm`, and optax's LARS, LAMB and Adafactor); the error names a replacement. Also raises it
-    if the dims of a state array cannot be inferred.
+    (`optax.clip_by_global_norm`, and optax's LARS, LAMB, Adafactor and Muon) or branches (`optax.MultiSteps`); the
+    error names a replacement. Also raises it if the dims of a state array cannot be inferred.
     """
 
     @lru_cache(maxsize=8)
@@ -172,12 +172,25 @@ _INSTEAD = {
 }
 
 
+_INSTEAD_OF = {
+    "cond of": "use md.optim.with_accumulation(optimizer, steps) for optax.MultiSteps; write other branches with "
+    "md.cond in an md.optim.Optimizer",
+    "with a constant array": "optax.contrib.muon multiplies whole matrices: write the products with md.einsum in an "
+    "md.optim.Optimizer, which are right under every layout",
+}
+
+
 def _refusal(what: str, where: Callable[[], tuple[str, str]]) -> md.MeshdslError:
     """The error for an operation that is not elementwise; `where` gives the function and file that uses it."""
     name, file = where()
     source = f"optax.{name}" if "optax" in file else name
-    instead = _INSTEAD.get(
-        name, "write the update with md operations: md.optim.Optimizer(init, update) is two functions"
+    of_kind = [way_out for begins, way_out in _INSTEAD_OF.items() if what.startswith(begins) and "optax" not in file]
+    instead = (
+        of_kind[0]
+        if of_kind
+        else _INSTEAD.get(
+            name, "write the update with md operations: md.optim.Optimizer(init, update) is two functions"
+        )
     )
     return md.MeshdslError(
         f"{source} cannot be used under a layout: it is not elementwise\n"

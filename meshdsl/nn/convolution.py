@@ -1,0 +1,66 @@
+"""Convolution as a layer. The kernel stores its window dims first, then the input and the output channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import meshdsl as md
+
+from .precision import FLOAT32, Precision, dim_of, new_dim
+
+__all__ = ["conv"]
+
+
+def conv(
+    x: md.Tensor,
+    window: Mapping[str, int],
+    over: str | md.Dim,
+    into: str | md.Dim | None = None,
+    *,
+    stride: Any = 1,
+    padding: Any = "same",
+    dilation: Any = 1,
+    name: str = "conv",
+    bias: bool = True,
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
+    """Convolution over the dims of `window`, for example `{"height": 3, "width": 3}`, from channels `over` to `into`.
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x: md.nn.conv(x, {"height": 3, "width": 3}, "channels", "features:16", stride=2))
+    >>> x = md.spec("batch:2 height:8 width:8 channels:3")
+    >>> model.specs(x)["conv/w"]
+    float32[height_window=3 width_window=3 channels=3 features=16]
+    >>> md.eval_shape(model, model.specs(x), x)
+    float32[batch=2 height=4 width=4 features=16]
+
+    The output channels take the place of the input channels; they may have the same name. Without `into`, each channel
+    is convolved with a kernel of its own (depthwise). `stride`, `padding` and `dilation` are those of `md.conv`.
+    """
+    channels = dim_of(x, over)
+    features = None if into is None else new_dim(into, "the output channels of md.nn.conv")
+    same_name = features is not None and features.name == channels.name
+    made = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
+    kernel = [md.Dim(f"{d}_window", n) for d, n in window.items()]
+    fan_in = kernel if made is None else [*kernel, channels]
+    dims = [*kernel, channels] if made is None else [*kernel, channels, made]
+    with md.scope(name):
+        w = md.param("w", dims, init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
+        out = [made if made is not None and d == channels else d for d in x.dims]
+        y = md.conv(
+            md.cast(x, precision.compute),
+            md.cast(w, precision.compute),
+            window={d: k.name for d, k in zip(window, kernel, strict=True)},
+            out=[d.name if d.name in window else d for d in out],
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            dtype=precision.reduce,
+        )
+        if bias:
+            b = md.param("b", [made or channels], init=md.init.zeros(), dtype=precision.param)
+            y = y + md.cast(b, y.dtype)
+    y = md.cast(y, precision.compute)
+    return md.rename(y, **{made.name: channels.name}) if made is not None and same_name else y

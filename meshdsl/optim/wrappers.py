@@ -1,0 +1,118 @@
+"""Optimizers around an optimizer: frozen parameters, averages of parameters, one update every k steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import meshdsl as md
+
+from .optimizers import Optimizer, check_update, zero
+from .per_tensor import Chosen, path_of
+
+__all__ = ["with_accumulation", "with_average", "with_frozen"]
+
+
+def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
+    """An optimizer that leaves the parameters unchanged for which `frozen(path)` is true.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.with_frozen(md.optim.sgd(0.1), lambda path: path.startswith("embed"))
+    >>> params = {"embed": md.tensor([1.0], "a"), "w": md.tensor([1.0], "a")}
+    >>> optimizer.update(params, optimizer.init(params), params)[0]
+    {'embed': tensor(float32[a=1], [1.]), 'w': tensor(float32[a=1], [0.9])}
+
+    It stores no moments for them, and what only their gradients need is not computed: it is removed as dead code.
+    Raises `ShapeError` at the first `init` if every parameter is frozen.
+    """
+
+    def trained(tree: Any) -> dict[str, md.Tensor]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {path_of(keys): x for keys, x in leaves if not frozen(path_of(keys))}
+
+    def init(params: Any) -> dict[str, Any]:
+        found = trained(params)
+        if not found:
+            raise md.ShapeError("md.optim.with_frozen: every parameter is frozen, so that nothing would be trained")
+        return optimizer.init(found)
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        check_update(params, grads, state)
+        new, state = optimizer.update(trained(grads), state, trained(params))
+        return jax.tree_util.tree_map_with_path(lambda keys, p: new.get(path_of(keys), p), params), state
+
+    return Optimizer(init, update)
+
+
+def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
+    """An optimizer whose state has `average`, the exponential moving average of the parameters, for evaluation.
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.with_average(md.optim.sgd(1.0), decay=0.5)
+    >>> params = {"w": md.tensor([1.0], "a")}
+    >>> params, state = optimizer.update({"w": md.tensor([1.0], "a")}, optimizer.init(params), params)
+    >>> params["w"], state["average"]["w"]
+    (tensor(float32[a=1], [0.]), tensor(float32[a=1], [0.5]))
+
+    After each update, `average` becomes `decay * average + (1 - decay) * params`. It begins as the initial parameters,
+    in at least float32, and is sharded like them. Raises `ShapeError` for a decay outside 0 to 1.
+    """
+    if not 0 <= decay <= 1:
+        raise md.ShapeError(f"the decay of md.optim.with_average is from 0 to 1, got {decay}")
+
+    def wide(p: md.Tensor) -> md.Tensor:
+        return md.cast(p, "float32") if p.dtype.itemsize < 4 else p
+
+    def init(params: Any) -> dict[str, Any]:
+        return {**optimizer.init(params), "average": jax.tree.map(wide, params)}
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        check_update(params, grads, state, "average")
+        inner = {key: value for key, value in state.items() if key != "average"}
+        params, inner = optimizer.update(grads, inner, params)
+        average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * md.cast(p, a.dtype), state["average"], params)
+        return params, {**inner, "average": average}
+
+    return Optimizer(init, update)
+
+
+def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
+    """An optimizer that updates once every `steps` calls, with the mean of their gradients (optax's `MultiSteps`).
+
+    >>> import meshdsl as md
+    >>> optimizer = md.optim.with_accumulation(md.optim.sgd(1.0), steps=2)
+    >>> params = {"w": md.tensor([1.0], "a")}
+    >>> state = optimizer.init(params)
+    >>> for g in (1.0, 3.0):
+    ...     params, state = optimizer.update({"w": md.tensor([g], "a")}, state, params)
+    ...     print(params["w"])
+    tensor(float32[a=1], [1.])
+    tensor(float32[a=1], [-1.])
+
+    `state["step"]` counts updates, `state["part"]` the calls since the last one. Gradients are reduced in every call;
+    `md.accumulate` inside one step reduces them once, so prefer it where the batch is at hand. Raises `ShapeError` for
+    steps below 1.
+    """
+    if isinstance(steps, bool) or steps < 1:
+        raise md.ShapeError(f"md.optim.with_accumulation needs steps of at least 1, got {steps!r}")
+
+    def init(params: Any) -> dict[str, Any]:
+        total = jax.tree.map(lambda p: md.zeros(p.dims, p.dtype), params)
+        return {**optimizer.init(params), "part": zero(), "total": total}
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        check_update(params, grads, state, "part", "total")
+        inner = {key: value for key, value in state.items() if key not in ("part", "total")}
+        total = jax.tree.map(lambda t, g: t + md.cast(g, t.dtype), state["total"], grads)
+
+        def apply(params: Any, inner: Any, total: Any) -> Any:
+            mean = jax.tree.map(lambda t: t / steps, total)
+            params, inner = optimizer.update(mean, inner, params)
+            return params, inner, jax.tree.map(lambda t: md.zeros(t.dims, t.dtype), total)
+
+        last = state["part"] == steps - 1
+        params, inner, total = md.cond(last, apply, lambda *same: same, params, inner, total)
+        return params, {**inner, "part": (state["part"] + 1) % steps, "total": total}
+
+    return Optimizer(init, update)
