@@ -48,7 +48,10 @@ def drawn(seed: int) -> tuple[Callable[..., Any], Sequence[Any], str, str]:
 def modelled(rng: random.Random) -> tuple[Any, Sequence[Any], str, str]:
     """A training step of a model, on a large mesh or a small one."""
     lm = transformer.lm.replace(
-        batch=rng.choice([16, 256]), length=rng.choice([32, 512]), remat=rng.choice([False, True, "collectives"])
+        batch=rng.choice([16, 256]),
+        length=rng.choice([32, 512]),
+        remat=rng.choice([False, True, "collectives"]),
+        attention=rng.choice(["", "", "auto", "ring"]),
     )
     workload = rng.choice([lm, mlp.mlp, resnet.digits, seq2seq.seq2seq, moe_transformer.moe, gpt_moe.gpt_moe])
     mesh = rng.choice([*LARGE, "x:8", "x:2 y:4"])
