@@ -77,8 +77,11 @@ class _Tape:
         depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
         residuals = None
         with location(eqn.where, eqn.backward or None):
+            active = [v in self.moving for v in eqn.ins]
             if depends and op.fwd is not None:
-                outs, residuals = op.fwd(*xs, active=[v in self.moving for v in eqn.ins], **eqn.params)
+                outs, residuals = op.fwd(*xs, active=active, **eqn.params)
+            elif depends and op.plain is not None:
+                outs, residuals = pullback(_plain(eqn), xs, active)
             else:
                 outs = bind(op, *xs, **eqn.params)
         self.env.update((v, substitute(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
@@ -108,11 +111,20 @@ class _Tape:
                 pending[var] = add(pending[var], ct) if var in pending else ct
 
 
+def _plain(eqn: Eqn) -> Graph:
+    """An operation written with others."""
+    plain, params = eqn.operation.plain, eqn.params
+    assert plain is not None
+    return trace(lambda *xs: list(plain(*xs, **params)), [v.type for v in eqn.ins])[0]
+
+
 def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any) -> Any:
     op = eqn.operation
     cts = [pending.pop(v, None) for v in eqn.outs]
     if op.fwd is not None and op.vjp is not None:
         return op.vjp(cts, residuals, **eqn.params)
+    if op.plain is not None:
+        return residuals(cts)
     if op.vjp is None:
         raise TraceError(
             f"{op.name} has no gradient\n"

@@ -122,6 +122,8 @@ class Op:
     # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
     vjp: Callable[..., Any] | None = None
     fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
+    # (*ins, **params) -> results, written with other operations: the gradient of an operation without a rule is theirs
+    plain: Callable[..., Any] | None = None
     # (*ins, new, **params) -> results, if some operands have the extra dim `new`, first; default: see `batching`
     vmap: Callable[..., Any] | None = None
     # (input sizes, output sizes[, shapes, dtypes of inputs], **params) -> floating-point operations on one device;

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..dims import Dim, Shape, find, names, show
+from ..dims import Dim, find, names, show
 from ..errors import ShapeError, located
 from ..trace import as_tensor, bind
 from ..values import Tensor
-from .attention_blocks import Names, value_dim
+from .attention_blocks import Names
 from .attention_ops import ATTENTION
-from .contraction import broadcast, einsum, max, sum
-from .dtypes import cast, kind
-from .elementwise import exp, stop_gradient, where
-from .indexing import iota
-from .reshape import dim_name, rename
+from .attention_plain import plain_attention
+from .dtypes import kind
+from .reshape import dim_name
 
 __all__ = ["METHODS", "attention"]
 
@@ -64,8 +62,8 @@ def attention(
     `method` says what devices send if a layout splits the positions of queries and keys over the same axes: "ring"
     (keys and values go around), "all_to_all" (the positions are gathered and another shared dim is split instead),
     "gather" (of keys and values), or "auto", which sends the fewest bytes. "plain" writes the formula with md.einsum
-    and exponentials, with an array of scores of length x memory; only it has second derivatives. `block` is the number
-    of queries, and of keys, whose scores are stored at once.
+    and exponentials, with an array of scores of length x memory; second derivatives (md.jvp too) do so by every method.
+    `block` is the number of queries, and of keys, whose scores are stored at once.
 
     Raises `ShapeError` for dims that do not fit these roles, and for dtypes other than one floating dtype.
     """
@@ -92,7 +90,7 @@ def attention(
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in given)
     if method == "plain":
-        return _plain(q, k, v, how, factor, causal, window, given)
+        return plain_attention(q, k, v, how, factor, causal, window, given)
     how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method)
     return bind(ATTENTION, q, k, v, *(given[role] for role in order), causal=causal, window=window, how=how)[0]
 
@@ -203,62 +201,3 @@ def _check_extras(how: Names, q: Tensor, k: Tensor, given: dict[str, Tensor]) ->
             f"md.attention: queries have {how.length or 'no positions'!r} and keys {how.keys!r}, so both need segment "
             f"ids; {missing}= is missing"
         )
-
-
-def _plain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    how: Names,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    given: dict[str, Tensor],
-) -> Tensor:
-    """The formula with all scores at once."""
-    value = value_dim(k.dims, v.dims, how)
-    out = tuple(value if d.name == how.over else d for d in q.dims)
-    keys = Dim(how.memory, find(how.keys, k.dims).size)
-    if how.keys == how.length:
-        k, v = (rename(x, **{how.keys: how.memory}) for x in (k, v))
-    rest = tuple(d for d in q.dims if d.name != how.over)
-    wide = "float64" if q.dtype.itemsize > 4 else "float32"
-    scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
-    scores = scores + cast(given["bias"], wide) if "bias" in given else scores
-    seen = _seen(rest, keys, how, causal, window, given)
-    if seen is None and "bias" not in given:
-        p = exp(scores - stop_gradient(max(scores, keys)))
-        return einsum(cast(p / sum(p, keys), v.dtype), v, out=out)
-    seen = scores > -math.inf if seen is None else broadcast(seen, scores.dims) & (scores > -math.inf)
-    low = where(seen, scores, -1e30)
-    p = where(seen, exp(low - stop_gradient(max(low, keys))), 0)
-    total = sum(p, keys)
-    return einsum(cast(p / where(total > 0, total, 1), v.dtype), v, out=out)
-
-
-def _seen(
-    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, given: dict[str, Tensor]
-) -> Tensor | None:
-    """Where queries see keys, with dims among `rest` and the keys; None if everywhere."""
-    length = tuple(d for d in rest if d.name == how.length)
-    pair = (*length, keys)
-    conditions: list[Tensor] = [given["mask"]] if "mask" in given else []
-    if causal or window is not None:
-        start = given.get("offset", as_tensor(0, "int32"))
-        at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
-        conditions += [at >= 0] if causal else []
-        conditions += [at < window] if window is not None else []
-        conditions += [at > -window] if window is not None and not causal else []
-    if "segments" in given:
-        ids, other = given["segments"], given["memory_segments"]
-        other = rename(other, **{how.keys: how.memory}) if how.keys == how.length else other
-        dims = [d for d in (*rest, keys) if d in (*ids.dims, *other.dims)]
-        conditions.append(broadcast(ids, dims) == broadcast(other, dims))
-    seen: Tensor | None = None
-    for condition in conditions:
-        if seen is None:
-            seen = condition
-            continue
-        dims = [d for d in (*rest, keys) if d in (*seen.dims, *condition.dims)]
-        seen = broadcast(seen, dims) & broadcast(condition, dims)
-    return seen

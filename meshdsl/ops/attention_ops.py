@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backend import Local
-from ..dims import Shape, names, show
-from ..errors import TraceError
+from ..dims import Shape, names
 from ..ir import Eqn, Labels, Op, Product, Reduce, Type
 from ..layouts import Sharding
 from ..trace import bind
 from ..values import Tensor
 from .attention_blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+from .attention_plain import plain_gradient
 from .attention_vmap import vectorised
 
 __all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
@@ -146,20 +146,11 @@ def _vjp(cts: Sequence[Tensor | None], residuals: Any, *, how: Names, **params: 
     return [of.get(role) for role in how.roles(ins)]
 
 
-def _second(cts: Sequence[Tensor], *ins: Tensor) -> Any:
-    q, k = (f"{x.dtype.name}{show(x.dims)}" for x in ins[:2])
-    raise TraceError(
-        "md.attention without scores has no second derivative, which md.jvp and products with a Hessian need\n"
-        f"  its gradient, for q {q} and k {k}, is one operation\n"
-        "  use md.attention(..., method='plain'), or method='plain' of md.nn.multi_head_attention"
-    )
-
-
 ATTENTION_GRAD = Op(
     "attention_grad",
     type=_grad_type,
     kernel=_grad_kernel,
-    vjp=_second,
+    plain=plain_gradient,
     vmap=lambda *ins, new, **params: vectorised(ATTENTION_GRAD, ins, new, **params),
     flops=_grad_flops,
     rule=_grad_rule,

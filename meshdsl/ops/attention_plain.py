@@ -1,0 +1,118 @@
+"""Attention and its gradient written with einsum and exponentials: the array of all scores is a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..dims import Dim, Shape, find, names
+from ..trace import as_tensor
+from ..values import Tensor
+from .attention_blocks import Names, value_dim
+from .contraction import broadcast, einsum, max, sum
+from .dtypes import cast
+from .elementwise import exp, stop_gradient, where
+from .indexing import iota
+from .reshape import rename, transpose
+
+__all__ = ["plain_attention", "plain_gradient"]
+
+
+def plain_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    how: Names,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    given: Mapping[str, Tensor],
+) -> Tensor:
+    """The formula with all scores at once."""
+    value = value_dim(k.dims, v.dims, how)
+    out = tuple(value if d.name == how.over else d for d in q.dims)
+    keys = _keys(k, how)
+    k, v = (_renamed(x, how.keys, keys.name) for x in (k, v))
+    rest = tuple(d for d in q.dims if d.name != how.over)
+    wide = "float64" if q.dtype.itemsize > 4 else "float32"
+    scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
+    scores = scores + cast(given["bias"], wide) if "bias" in given else scores
+    seen = _seen(rest, keys, how, causal, window, given)
+    if seen is None and "bias" not in given:
+        p = exp(scores - stop_gradient(max(scores, keys)))
+        return einsum(cast(p / sum(p, keys), v.dtype), v, out=out)
+    seen = scores > -math.inf if seen is None else broadcast(seen, scores.dims) & (scores > -math.inf)
+    low = where(seen, scores, -1e30)
+    p = where(seen, exp(low - stop_gradient(max(low, keys))), 0)
+    total = sum(p, keys)
+    return einsum(cast(p / where(total > 0, total, 1), v.dtype), v, out=out)
+
+
+def _keys(k: Tensor, how: Names) -> Dim:
+    """The dim of keys in an array of scores; its name differs from that of the queries' positions."""
+    return Dim(f"{how.memory}__keys" if how.memory == how.length else how.memory, find(how.keys, k.dims).size)
+
+
+def _renamed(x: Tensor, old: str, new: str) -> Tensor:
+    return x if old == new or old not in names(x.dims) else rename(x, **{old: new})
+
+
+def _seen(
+    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, given: Mapping[str, Tensor]
+) -> Tensor | None:
+    """Where queries see keys, with dims among `rest` and the keys; None if everywhere."""
+    length = tuple(d for d in rest if d.name == how.length)
+    pair = (*length, keys)
+    conditions: list[Tensor] = [given["mask"]] if "mask" in given else []
+    if causal or window is not None:
+        start = given.get("offset", as_tensor(0, "int32"))
+        at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
+        conditions += [at >= 0] if causal else []
+        conditions += [at < window] if window is not None else []
+        conditions += [at > -window] if window is not None and not causal else []
+    if "segments" in given:
+        ids, other = given["segments"], given["memory_segments"]
+        other = _renamed(other, how.keys, keys.name)
+        dims = [d for d in (*rest, keys) if d in (*ids.dims, *other.dims)]
+        conditions.append(broadcast(ids, dims) == broadcast(other, dims))
+    seen: Tensor | None = None
+    for condition in conditions:
+        if seen is None:
+            seen = condition
+            continue
+        dims = [d for d in (*rest, keys) if d in (*seen.dims, *condition.dims)]
+        seen = broadcast(seen, dims) & broadcast(condition, dims)
+    return seen
+
+
+def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -> tuple[Tensor, ...]:
+    """The cotangents of q, k, v and the bias by the formula; second derivatives are those of these operations."""
+    roles = how.roles(ins)
+    q, k, v, ct = (roles[r] for r in ("q", "k", "v", "ct"))
+    keys = _keys(k, how)
+    k, v = (_renamed(x, how.keys, keys.name) for x in (k, v))
+    rest = tuple(d for d in q.dims if d.name != how.over)
+    scores = (*rest, keys)
+    wide = roles["lse"].dtype
+    s = einsum(q, k, out=scores, dtype=wide) * how.scale
+    s = s + cast(roles["bias"], wide) if "bias" in roles else s
+    seen = _seen(rest, keys, how, causal, window, roles)
+    finite = s > -math.inf
+    seen = finite if seen is None else broadcast(seen, scores) & finite
+    lse = where(roles["lse"] > -math.inf, roles["lse"], 0)
+    p = where(seen, exp(where(seen, s - lse, 0)), 0)
+    value = next(d for d in ct.dims if d not in rest)
+    ct = cast(ct, wide)
+    delta = sum(ct * cast(roles["out"], wide), value)
+    delta = delta - roles["lse_ct"] if "lse_ct" in roles else delta
+    ds = p * (einsum(ct, cast(v, wide), out=scores) - delta)
+    made = {
+        "q": einsum(ds, cast(k, wide), out=q.dims) * how.scale,
+        "k": einsum(ds, cast(q, wide), out=k.dims) * how.scale,
+        "v": einsum(p, ct, out=v.dims),
+    }
+    made |= {role: _renamed(made[role], keys.name, how.keys) for role in ("k", "v")}
+    if "bias" in roles:
+        lacking = [d for d in scores if d not in roles["bias"].dims]
+        made["bias"] = transpose(sum(ds, lacking) if lacking else ds, roles["bias"].dims)
+    return tuple(cast(x, how.dtype(roles[role].dtype)) for role, x in made.items())
