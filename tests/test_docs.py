@@ -37,7 +37,10 @@ def test_docs_links_and_paths_exist(page: Path):
     modules = re.findall(r"python -m ((?:benchmarks|meshdsl|tests)\.[\w.]+)", text)
     missing = [link for link in links if not (page.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
-    missing += [name for name in modules if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()]
+    files = {name: ROOT / name.replace(".", "/") for name in modules}
+    missing += [
+        name for name, at in files.items() if not (at.with_suffix(".py").exists() or (at / "__main__.py").exists())
+    ]
     assert not missing, f"{page.name} points to what is not there: {', '.join(missing)}"
 
 
