@@ -75,6 +75,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "search": ("search", "search_overrides"),
     "checkpoint": ("Checkpoints", "Restored"),
     "checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
+    "weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules

@@ -164,6 +164,10 @@ from .values import Tensor as Tensor
 from .values import spec as spec
 from .values import tensor as tensor
 from .vectorise import vmap as vmap
+from .weights import HubConfig as HubConfig
+from .weights import HuggingFace as HuggingFace
+from .weights import export_hugging_face as export_hugging_face
+from .weights import import_hugging_face as import_hugging_face
 from .workload import Workload as Workload
 
 __version__: str

@@ -37,6 +37,10 @@ class Workload:
     `held_out`: the index of the evaluation batch), which returns a batch as a dict of arrays. Without it, training uses
     text for a batch of tokens and targets, and noise for a batch of floats.
 
+    `hugging_face` is optional: the names of the parameters and of the config in a Hugging Face directory. So is
+    `decoder(config, search)`, which returns the function `(params, prompt[, key])` that continues a prompt
+    [batch, length] by a search such as `md.nn.decode.generate`; `meshdsl generate` needs it.
+
     >>> from dataclasses import dataclass
     >>> import meshdsl as md
     >>> @dataclass(frozen=True)
@@ -72,6 +76,8 @@ class Workload:
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     data: Callable[[Any, int], Callable[[str, int], Mapping[str, Any]]] | None = None
     mean_over: Callable[[Any], str | None] | None = None
+    hugging_face: md.HuggingFace | None = None
+    decoder: Callable[[Any, Callable[..., Any]], Callable[..., md.Tensor]] | None = None
 
     def replace(self, **changes: Any) -> Workload:
         """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""

@@ -63,6 +63,7 @@ ORDER = [
     ["jaxify"],
     ["compilers"],
     ["checkpoint"],
+    ["weights"],
     ["search"],
     ["__init__"],  # the public package; it re-exports the units below and those written in the language
     ["cli", "commands", "__main__"],

@@ -56,6 +56,7 @@ TITLES = {
     "cost.network": "Placement of meshes on hardware",
     "checkpoint": "Checkpoints",
     "checkpoint.convert": "Checkpoints",
+    "weights": "Weights of other programs",
     "workload": "Workloads",
     "errors": "Errors",
 }  # names of other modules are listed under the module's name, so that no public name is missing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from .grid import Box
 from .manifest import Entry
 from .read import ReadRequest, StepReader
 
-__all__ = ["Target", "device_put", "targets"]
+__all__ = ["Target", "assembled", "device_put", "targets"]
 
 
 @dataclass(frozen=True)
@@ -130,27 +130,42 @@ def _same_sharding(x: Any) -> Target:
 def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
     """Read the shards of one tensor that this process's devices store, and put them there. Padding is zero."""
     stored_order = [[d.name for d in target.type.shape].index(d.name) for d in entry.type.shape]
-    blocks: dict[Box, np.ndarray] = {}
     requests: list[ReadRequest] = []
+
+    def request(box: Box, block: np.ndarray) -> None:
+        stored = Box(tuple(box.start[i] for i in stored_order), tuple(box.size[i] for i in stored_order))
+        requests.append(ReadRequest(stored, block.transpose(stored_order)))
+
+    return assembled(target, request, lambda: reader.read(entry, requests))
+
+
+def assembled(
+    target: Target, fill: Callable[[Box, np.ndarray], None], finish: Callable[[], object] = lambda: None
+) -> Tensor:
+    """A tensor of the blocks that this process's devices store; replicas share one.
+
+    `fill(box, block)` is called once for each block, with its place in the tensor and an array of zeros to write to,
+    both without padding. `finish` is called after all of them.
+    """
+    blocks: dict[Box, np.ndarray] = {}
     devices = target.sharding.addressable_devices_indices_map(target.sizes)
     for index in devices.values():
         box = _box(index, target.sizes)
         if box not in blocks:
-            blocks[box] = _zeros(entry, box.size)
-            unpadded = [max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.shape, strict=True)]
-            stored = Box(tuple(box.start[i] for i in stored_order), tuple(unpadded[i] for i in stored_order))
-            requests.append(ReadRequest(stored, blocks[box].transpose(stored_order)))
-    reader.read(entry, requests)
+            blocks[box] = _zeros(target, box.size)
+            size = tuple(max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.shape, strict=True))
+            fill(Box(box.start, size), blocks[box][(*map(slice, size), ...)])
+    finish()
     arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
     array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
     return Tensor(target.type.shape, target.type.dtype, array=array)
 
 
-def _zeros(entry: Entry, sizes: tuple[int, ...]) -> np.ndarray:
+def _zeros(target: Target, sizes: tuple[int, ...]) -> np.ndarray:
     try:
-        return np.zeros(sizes, entry.type.dtype)
+        return np.zeros(sizes, target.type.dtype)
     except MemoryError as error:
-        raise CheckpointError(f"{entry.path!a} is {entry.type}: {error}") from None
+        raise CheckpointError(f"a block of {target.type} does not fit into memory: {error}") from None
 
 
 def _box(index: Sequence[slice] | None, sizes: Sequence[int]) -> Box:

@@ -9,7 +9,7 @@ import meshdsl as md
 from . import decode, moe
 from .attention import multi_head_attention, rotary
 from .batch_norm import batch_norm, group_norm
-from .cached import attention_to, cached_attention, keys_and_values
+from .cached import attention_to, cached_attention, keys_and_values, write_cache
 from .convolution import conv
 from .dropout import dropout
 from .linear import dense, embedding, feed_forward, learned_positions, linear
@@ -27,7 +27,7 @@ __all__ = [
     "layer_norm", "rms_norm", "batch_norm", "group_norm", "dropout",
     "lstm", "gru", "state_space",
     "attention", "multi_head_attention", "rotary",
-    "keys_and_values", "attention_to", "cached_attention", "decode",
+    "keys_and_values", "attention_to", "cached_attention", "write_cache", "decode",
     "softmax_cross_entropy",
     "moe", "moe_layer",
 ]  # fmt: skip

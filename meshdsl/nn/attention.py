@@ -8,6 +8,7 @@ Short sequences use the plain formula: its scores have one dim for query positio
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,13 @@ def _weights(
 
 
 def rotary(
-    x: md.Tensor, over: str | md.Dim | None, head: str | md.Dim, base: float = 10000.0, offset: int | md.Tensor = 0
+    x: md.Tensor,
+    over: str | md.Dim | None,
+    head: str | md.Dim,
+    base: float = 10000.0,
+    offset: int | md.Tensor = 0,
+    *,
+    speeds: Sequence[float] | None = None,
 ) -> md.Tensor:
     """Rotary position embedding: rotates pairs of elements of x by an angle proportional to the position along `over`.
 
@@ -158,16 +165,20 @@ def rotary(
 
     The product of two rotated tensors depends only on the distance between their positions. Element i of the first
     half of `head` is paired with element i of the second half, and rotates by base ** (-i / half) radians per position
-    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX). `offset` is the position of the first element, a
-    number or an integer tensor with dims of x; with `over` None, it is the position of all of x, as in decoding. Raises
-    `ShapeError` if `head` is odd.
+    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX), or by speeds[i], for scaled positions. `offset`
+    is the position of the first element, a number or an integer tensor with dims of x; with `over` None, it is the
+    position of all of x, as in decoding. Raises `ShapeError` if `head` is odd, or has another number of pairs than
+    there are speeds.
     """
     length_dim, head_dim = None if over is None else dim_of(x, over), dim_of(x, head)
     if head_dim.size % 2:
         raise md.ShapeError(f"rotary positions rotate pairs of elements, and the size of {head_dim!r} is odd")
     half = md.Dim(head_dim.name, head_dim.size // 2)
     dtype = x.dtype if x.dtype.itemsize > 4 else "float32"  # bfloat16 cannot represent large positions exactly
-    speed = md.exp(md.iota(half, dtype) * (-math.log(base) / half.size))
+    if speeds is not None and len(speeds) != half.size:
+        raise md.ShapeError(f"{head_dim!r} has {half.size} pairs to rotate, and {len(speeds)} speeds were given")
+    exponent = -math.log(base) / half.size
+    speed = md.exp(md.iota(half, dtype) * exponent) if speeds is None else md.tensor(np.asarray(speeds, dtype), [half])
     at = _positions(length_dim, offset, dtype)
     angle = md.einsum(at, speed, out=[*at.dims, half])
     cos, sin = md.cast(md.cos(angle), x.dtype), md.cast(md.sin(angle), x.dtype)

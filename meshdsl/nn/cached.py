@@ -16,7 +16,7 @@ from .attention import MASKED_SCORE, check_positions, rotary
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
-__all__ = ["attention_to", "cached_attention", "keys_and_values"]
+__all__ = ["attention_to", "cached_attention", "keys_and_values", "write_cache"]
 
 Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
 
@@ -129,6 +129,26 @@ def cached_attention(
         new["k"] = new["k"] if at is None else rotary(new["k"], None, head, offset=at)
         cache = {kind: with_key(cache[kind], new[kind]) for kind in cache}
         return _read(x, cache, heads, head, mask, over, memory, group, init, precision, at), cache
+
+
+def write_cache(
+    old: md.Tensor, new: md.Tensor, position: md.Tensor | int, *, length: str = "length", memory: str = "memory"
+) -> md.Tensor:
+    """The cache `old` with `new` written along `memory`, from index `position` on; for keys or values.
+
+    >>> import meshdsl as md
+    >>> old = md.tensor([[0.0, 0.0, 0.0]], "head memory")
+    >>> md.nn.write_cache(old, md.tensor([[1.0], [2.0]], "length head"), 0)
+    tensor(float32[head=1 memory=3], [[1. 2. 0.]])
+    >>> md.nn.write_cache(old, md.tensor([5.0], "head"), 2)
+    tensor(float32[head=1 memory=3], [[0. 0. 5.]])
+
+    If `new` has the dim `length`, it is written to as many positions, as for a prompt; otherwise to one. Requires that
+    they fit: as in `md.dynamic_update_slice`, a position too close to the end is moved.
+    """
+    has_length = length in [d.name for d in new.dims]
+    new = md.rename(new, **{length: memory}) if has_length else _expand(new, dim_of(old, memory).name)
+    return md.dynamic_update_slice(old, md.cast(new, old.dtype), dim_of(old, memory).name, position)
 
 
 def _expand(x: md.Tensor, name: str) -> md.Tensor:

@@ -12,9 +12,12 @@ has its own memory. A step that uses `md.nn.cached_attention` works with every s
 Beam search has two forms with equal results. "reorder" gives each beam its own cache, and copies the parent's cache
 when a beam continues another one. "flat" (GShard, Lepikhin et al., 2020, appendix A.1) interleaves the beams of a
 sequence in one cache, which is never copied; the mask [batch, beam, memory] selects each beam's ancestors.
+
+`generate` continues a prompt. Its step also takes a whole prompt, so that the prompt is computed at once.
 """
 
 from .beams import FORMS, beam_search
+from .prompted import generate
 from .single import greedy, sample
 
-__all__ = ["FORMS", "beam_search", "greedy", "sample"]
+__all__ = ["FORMS", "beam_search", "generate", "greedy", "sample"]

@@ -10,7 +10,9 @@ import meshdsl as md
 from ..precision import new_dim
 from .steps import NO_SCORE, Empty, Step, run, steps_of
 
-__all__ = ["filter_logits", "greedy", "sample"]
+__all__ = ["at_least_float32", "chooser", "filter_logits", "greedy", "sample"]
+
+Choose = Callable[[md.Tensor, md.Dim, md.Tensor], md.Tensor]
 
 
 def greedy(
@@ -69,15 +71,23 @@ def sample(
         raise md.ShapeError(
             f"temperature must be positive, got {temperature}; for temperature 0 use md.nn.decode.greedy"
         )
+    choose = chooser(key, temperature, top_k, top_p)
+    return _decode(step, empty, batch, length, choose, (start, end, padding), memory)
+
+
+def chooser(key: md.Tensor | None, temperature: float, top_k: int | None, top_p: float) -> Choose:
+    """The function `(logits, vocab, position) -> token`: the most likely one without a key, else a sample."""
     if (top_k is not None and (not isinstance(top_k, int) or top_k < 1)) or not 0 < top_p <= 1:
         raise md.ShapeError(f"top_k must be an integer from 1 and top_p in (0, 1]; got {top_k=}, {top_p=}")
+    if key is None:
+        return lambda logits, vocab, t: md.argmax(logits, vocab)
 
     def choose(logits: md.Tensor, vocab: md.Dim, t: md.Tensor) -> md.Tensor:
         logits = filter_logits(logits / temperature, vocab, top_k, top_p)
         noise = md.random.gumbel(md.random.fold_in(key, t), logits.dims, dtype=logits.dtype)
         return md.argmax(logits + noise, vocab)
 
-    return _decode(step, empty, batch, length, choose, (start, end, padding), memory)
+    return choose
 
 
 def filter_logits(logits: md.Tensor, vocab: md.Dim, top_k: int | None, top_p: float) -> md.Tensor:
@@ -98,7 +108,7 @@ def _decode(
     empty: Empty,
     batch: md.Dim,
     length: md.Dim,
-    choose: Callable[[md.Tensor, md.Dim, md.Tensor], md.Tensor],
+    choose: Choose,
     ends: tuple[int, int, int],
     memory: str,
 ) -> md.Tensor:
@@ -110,7 +120,7 @@ def _decode(
     def decode_position(carry: Any, t: md.Tensor) -> Any:
         last, done, cache = carry
         logits, vocab, cache = run(step, last, cache, t, md.iota(memory_dim) <= t)
-        token = choose(_at_least_float32(logits), vocab, t)
+        token = choose(at_least_float32(logits), vocab, t)
         token = md.where(done, padding, token)
         return (token, done | (token == end), cache), token
 
@@ -120,5 +130,6 @@ def _decode(
     return md.rename(md.transpose(tokens, [batch, steps_of(length)]), step=length.name)
 
 
-def _at_least_float32(logits: md.Tensor) -> md.Tensor:
+def at_least_float32(logits: md.Tensor) -> md.Tensor:
+    """The logits, cast to float32 if their dtype is narrower."""
     return md.cast(logits, "float32") if logits.dtype.itemsize < 4 else logits

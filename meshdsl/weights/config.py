@@ -1,0 +1,130 @@
+"""`HubConfig`: config.json of a Hugging Face directory, read key by key, so that nothing in it is overlooked.
+
+A key that was not read, and that does not belong to the keys that leave the mathematics unchanged, is a problem. All
+problems are collected, and reported together with those of the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..checkpoint.strict import show
+
+__all__ = ["HubConfig"]
+
+_HARMLESS = (  # of the file, of training from scratch, of text generation, and of classification
+    "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
+    "initializer_factor bos_token_id eos_token_id pad_token_id unk_token_id decoder_start_token_id sep_token_id "
+    "max_position_embeddings n_ctx pretraining_tp attention_dropout attn_pdrop embd_pdrop resid_pdrop dropout "
+    "dropout_rate hidden_dropout_prob attention_probs_dropout_prob classifier_dropout hidden_dropout "
+    "gradient_checkpointing task_specific_params summary_activation summary_first_dropout summary_proj_to_labels "
+    "summary_type summary_use_proj id2label label2id num_labels problem_type finetuning_task output_attentions "
+    "output_hidden_states return_dict torchscript use_bfloat16 tokenizer_class prefix max_length min_length "
+    "do_sample early_stopping num_beams temperature top_k top_p typical_p repetition_penalty length_penalty "
+    "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences diversity_penalty "
+    "num_beam_groups begin_suppress_tokens suppress_tokens forced_bos_token_id forced_eos_token_id "
+    "remove_invalid_values exponential_decay_length_penalty output_scores return_dict_in_generate "
+    "cross_attention_hidden_size chunk_size_feed_forward pruned_heads tf_legacy_loss _attn_implementation_autoset "
+    "output_router_logits router_aux_loss_coef router_jitter_noise is_decoder keys_to_ignore_at_inference"
+)
+
+
+class HubConfig:
+    """The values of a config.json. Each method reads one key; what does not fit is collected in `problems`.
+
+    >>> import meshdsl as md
+    >>> config = md.HubConfig({"hidden_size": 64, "hidden_act": "relu", "use_cache": True})
+    >>> config.size("hidden_size"), config.size("num_layers")
+    (64, 1)
+    >>> config.only("hidden_act", "silu")
+    'silu'
+    >>> print(*config.problems, sep="\\n")
+    num_layers is missing
+    hidden_act is 'relu'; this model supports only 'silu'
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = ""):
+        self.values, self.where = dict(values), where
+        self._problems: list[str] = []
+        self._stands_in: list[str] = []  # keys with a value that stands in for a missing or wrong one
+        self._read: set[str] = set()
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive integer; 1 if there is a problem."""
+        value = self._value(key, default)
+        if value is _MISSING or (type(value) is int and value > 0):
+            return 1 if value is _MISSING else value
+        return self._problem(key, value, "a positive integer", 1)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive finite number; 1 if there is a problem."""
+        value = self._value(key, default)
+        if value is _MISSING:
+            return 1.0
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+            return float(value)
+        return self._problem(key, value, "a positive number", 1.0)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false; false if there is a problem."""
+        value = self._value(key, default)
+        if value is _MISSING or isinstance(value, bool):
+            return value is True
+        return self._problem(key, value, "true or false", False)
+
+    def only(self, key: str, *known: Any) -> Any:
+        """One of the known values; the first is that of a file without the key."""
+        value = self._value(key, known[0])
+        if value in known and type(value) in [type(k) for k in known]:
+            return value
+        listed = ", ".join(map(repr, known))
+        self._problems.append(f"{self.where}{key} is {show(value)}; this model supports only {listed}")
+        return known[0]
+
+    def table(self, key: str) -> HubConfig:
+        """An object inside this one; empty if it is missing or null. Its problems are collected here too."""
+        self._read.add(key)
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            value = self._problem(key, value, "an object", None)
+        inner = HubConfig(value or {}, f"{self.where}{key}.")
+        inner._problems, inner._stands_in = self._problems, self._stands_in
+        return inner
+
+    def close(self) -> None:
+        """Add a problem for each key that was not read and may change the mathematics; null changes nothing."""
+        for key, value in self.values.items():
+            if key not in self._read and key not in _HARMLESS.split() and value is not None:
+                text = f"{self.where}{show(key)[1:-1]} is {show(value)}, which this model does not know"
+                self._problems.append(f"{text}; it may change the results")
+
+    @property
+    def complete(self) -> bool:
+        """Whether no value stands in for a missing or wrong one."""
+        return not self._stands_in
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What did not fit so far, a line for each."""
+        return tuple(self._problems)
+
+    def _value(self, key: str, default: Any) -> Any:
+        self._read.add(key)
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self._problems.append(f"{self.where}{key} is missing")
+            self._stands_in.append(key)
+            return _MISSING
+        return value
+
+    def _problem(self, key: str, value: Any, wanted: str, instead: Any) -> Any:
+        self._problems.append(f"{self.where}{key} is {show(value)}, and must be {wanted}")
+        self._stands_in.append(key)
+        return instead
+
+
+_MISSING = object()

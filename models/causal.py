@@ -1,0 +1,193 @@
+"""What decoder-only models share: their batch, their loss, attention with or without a cache, and decoding.
+
+A model is a network: a function `(tokens, cache, position) -> (logits, cache)`. Without a cache, it computes the logits
+of every position. With one, `tokens` are a prompt or one token of each sequence, from index `position` on; their keys
+and values are written into the cache, and they attend to everything before them in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import meshdsl as md
+
+__all__ = [
+    "Attend", "Attention", "Config", "Empty", "Network", "inputs", "linear", "loss", "stacked",
+    "workload",
+]  # fmt: skip
+
+Cache = dict[str, md.Tensor]
+Attend = Callable[[md.Tensor], md.Tensor]
+Network = Callable[..., tuple[md.Tensor, Any]]
+Empty = Callable[[tuple[md.Dim, ...]], Any]  # an empty cache for the dims of a batch and the memory
+
+
+def inputs(config: Any) -> dict[str, object]:
+    """The specs of a batch: tokens and the tokens that follow them, both [batch, length]."""
+    spec = md.spec([md.Dim("batch", config.batch), md.Dim("length", config.length)], "int32")
+    return {"tokens": spec, "targets": spec}
+
+
+def linear(
+    x: md.Tensor,
+    name: str,
+    over: Sequence[md.Dim],
+    into: Sequence[md.Dim],
+    precision: md.nn.Precision,
+    bias: str | None = None,
+) -> md.Tensor:
+    """x w, plus a bias if it has a name.
+
+    If dims of the result compete for a mesh axis, the batch is sharded, then the first dim of `into`: a layout that
+    maps both to one axis stores the weight sharded, and gathers it for use.
+    """
+    w = md.param(name, [*over, *into], init=md.init.lecun(fan_in=over), dtype=precision.param)
+    y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in over), *into])
+    if bias is not None:
+        y = y + md.cast(md.param(bias, into, init=md.init.zeros(), dtype=precision.param), y.dtype)
+    return md.cast(md.prefer(y, "batch", into[0]), precision.compute)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and options; the defaults fit a laptop."""
+
+    batch: int = 8
+    length: int = 64
+    vocab: int = 256
+    layers: int = 2
+    d_model: int = 64
+    heads: int = 4
+    d_ff: int = 128
+    eps: float = 1e-5  # of the norms
+    remat: bool | str = False
+    learning_rate: float = 3e-4
+    param_dtype: str = "float32"
+    compute_dtype: str = "float32"
+    reduce_dtype: str = "float32"
+
+    @property
+    def precision(self) -> md.nn.Precision:
+        """The dtypes as a value."""
+        return md.nn.Precision(self.param_dtype, self.compute_dtype, self.reduce_dtype)
+
+    def dims(self) -> tuple[md.Dim, md.Dim, md.Dim, md.Dim, md.Dim]:
+        """The dims vocab, model, heads, d_ff and layer."""
+        sizes = {"vocab": self.vocab, "model": self.d_model, "heads": self.heads, "d_ff": self.d_ff}
+        vocab, model, heads, d_ff = (md.Dim(name, size) for name, size in sizes.items())
+        return vocab, model, heads, d_ff, md.Dim("layer", self.layers)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal self-attention. `group.size` query heads share each of the `heads` key and value heads."""
+
+    model: md.Dim
+    heads: md.Dim
+    head: md.Dim
+    precision: md.nn.Precision
+    group: md.Dim | None = None
+    biases: bool = False
+    speeds: Sequence[float] | None = None  # of rotary positions; None: no rotary positions
+    window: int | None = None
+
+    def __call__(
+        self, x: md.Tensor, cache: Cache | None = None, position: md.Tensor | int = 0
+    ) -> tuple[md.Tensor, Cache | None]:
+        """The layer's result [batch, length, model] and the cache with the keys and values of x."""
+        queries = [self.heads, *([self.group] if self.group else []), self.head]
+
+        def project(kind: str, into: Sequence[md.Dim]) -> md.Tensor:
+            return linear(x, f"w{kind}", [self.model], into, self.precision, f"b{kind}" if self.biases else None)
+
+        length = "length" if "length" in [d.name for d in x.dims] else None
+        with md.scope("attention"):
+            q, k, v = (
+                project("q", queries),
+                project("k", [self.heads, self.head]),
+                project("v", [self.heads, self.head]),
+            )
+            if self.speeds is not None:
+                q, k = (md.nn.rotary(y, length, self.head, offset=position, speeds=self.speeds) for y in (q, k))
+            if cache is None:
+                y = md.attention(q, k, v, causal=True, window=self.window)
+            else:
+                cache = {name: md.nn.write_cache(cache[name], new, position) for name, new in (("k", k), ("v", v))}
+                y = md.attention(q, cache["k"], cache["v"], causal=True, window=self.window, offset=position)
+            bias = "bo" if self.biases else None
+            return linear(y, "wo", queries, [self.model], self.precision, bias), cache
+
+    def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> Cache:
+        """Keys and values of zeros for every layer, [layer, batch, memory, heads, head]."""
+        zero = md.cast(0, self.precision.compute)
+        return {kind: md.broadcast(zero, [layer, *dims, self.heads, self.head]) for kind in ("k", "v")}
+
+
+def workload(name: str, config: Any, network: Callable[[Any], tuple[Network, Empty]], **more: Any) -> md.Workload:
+    """The workload of a network: logits, loss, Adam, and decoding with a cache."""
+
+    def model(config: Any) -> md.Model:
+        run = network(config)[0]
+        return md.model(lambda batch: run(batch["tokens"])[0])
+
+    def decoder(config: Any, search: Callable[..., Any]) -> Callable[..., md.Tensor]:
+        run, empty = network(config)
+        step = md.model(run)
+        return lambda params, prompt, *key: search(functools.partial(step, params), empty, prompt, *key)
+
+    return md.Workload(
+        name, config, model=model, inputs=inputs, loss=lambda config: loss(model(config)), decoder=decoder,
+        optimizer=lambda config: md.optim.adam(config.learning_rate), mean_over=lambda config: "batch", **more,
+    )  # fmt: skip
+
+
+def stacked(
+    config: Config,
+    attention: Attention,
+    block: Callable[[md.Tensor, Attend], md.Tensor],
+    norm: Callable[[md.Tensor], md.Tensor],
+    *,
+    tied: bool,
+    place: Callable[[md.Tensor, md.Tensor], md.Tensor] | None = None,
+) -> tuple[Network, Empty]:
+    """The network of embedding, layers, norm and output layer, and its empty cache.
+
+    `block(x, attend)` is one layer; `place(x, positions)` adds learned positions to the embedding of tokens.
+    """
+    (vocab, wide, _, _, layer), precision = config.dims(), config.precision
+
+    def run(tokens: md.Tensor, cache: Any = None, position: md.Tensor | int = 0) -> tuple[md.Tensor, Any]:
+        def one(x: md.Tensor, cache: Any = None) -> tuple[md.Tensor, Any]:
+            caches: list[Any] = []
+
+            def attend(x: md.Tensor) -> md.Tensor:
+                y, new = attention(x, cache, position)
+                caches.append(new)
+                return y
+
+            return block(x, attend), caches[0]
+
+        x, table = md.nn.embedding(tokens, vocab, wide, precision=precision)
+        length = next((d for d in tokens.dims if d.name == "length"), None)
+        if place is not None:
+            x = place(x, md.cast(position, "int32") if length is None else md.iota(length) + position)
+        with md.scope("layer"):
+            x, cache = md.layers(one, md.prefer(x, "batch"), over=layer, xs=cache, remat=config.remat, collect=True)
+        x = norm(x)
+        if not tied:
+            return linear(x, "unembed", [wide], [vocab], precision), cache
+        return md.prefer(precision.einsum(x, table, out=[*tokens.dims, vocab]), "batch", vocab), cache
+
+    return run, lambda dims: attention.cache(layer, dims)
+
+
+def loss(logits_of: md.Model) -> Callable[..., md.Tensor]:
+    """The loss function: mean cross entropy of the next token, in nats."""
+
+    def mean_loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
+        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"]))
+
+    return mean_loss

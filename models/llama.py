@@ -1,0 +1,119 @@
+"""Llama 2 and 3: RMS norm, rotary positions, grouped queries, SwiGLU (Touvron et al., 2023; Grattafiori et al., 2024).
+
+    x = embed[tokens]
+    for each layer:  x = x + attention(norm(x));  x = x + (silu(norm(x) w_gate) * (norm(x) w_in)) w_out
+    logits = norm(x) unembed;  loss = mean over batch and length of the cross entropy
+
+`heads` are the key and value heads. The layouts: `zero` stores each weight sharded over the data axis and gathers it
+for use (ZeRO stage 3, or FSDP); `model` and `data_model` are Megatron's; `sequence` shards positions too between
+Megatron's layers; `context` shards positions everywhere, with ring attention, for long sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import meshdsl as md
+from models import causal, rotary
+from models.rotary import Rotary
+
+__all__ = ["Config", "LAYOUTS", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "network"]
+
+
+@dataclass(frozen=True)
+class Config(causal.Config):
+    """Sizes and options; the defaults fit a laptop. `heads` are those of keys and values."""
+
+    query_heads: int = 4
+    heads: int = 2
+    d_head: int = 16
+    rotary: Rotary = Rotary()  # noqa: RUF009 - a frozen value
+    tied: bool = False  # the output layer uses the embedding table
+
+
+_MODEL = "vocab:cols; d_ff:cols; heads:cols"
+LAYOUTS = {
+    "empty": ("rows:8", ""),
+    "data": ("rows:8", "batch:rows"),
+    "zero": ("rows:8", "batch:rows; vocab:rows; d_ff:rows; heads:rows"),
+    "model": ("cols:2", _MODEL),
+    "data_model": ("rows:4 cols:2", f"batch:rows; {_MODEL}"),
+    "sequence": ("rows:4 cols:2", f"batch:rows; length:cols; {_MODEL}"),
+    "context": ("rows:2 ring:4", "batch:rows; length:ring"),
+    "zero_context": ("rows:2 ring:4", "batch:rows; length:ring; vocab:rows; d_ff:rows; heads:rows"),
+}
+
+
+def network(config: Config) -> tuple[causal.Network, causal.Empty]:
+    """The network of models/causal.py, and its empty cache."""
+    (_, wide, heads, d_ff, _), precision = config.dims(), config.precision
+    head, group = md.Dim("head", config.d_head), md.Dim("group", config.query_heads // config.heads)
+    attention = causal.Attention(wide, heads, head, precision, group, speeds=config.rotary.speeds(head))
+
+    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
+        return md.nn.rms_norm(x, wide, name=name, eps=config.eps, precision=precision)
+
+    def feed_forward(x: md.Tensor) -> md.Tensor:
+        with md.scope("feed_forward"):
+            gate = md.silu(causal.linear(x, "w_gate", [wide], [d_ff], precision))
+            x = gate * causal.linear(x, "w_in", [wide], [d_ff], precision)
+            return causal.linear(x, "w_out", [d_ff], [wide], precision)
+
+    def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
+        x = x + attend(norm(x, "norm_1"))
+        return x + feed_forward(norm(x, "norm_2"))
+
+    return causal.stacked(config, attention, block, norm, tied=config.tied)
+
+
+TENSORS = {
+    "embed": ("model.embed_tokens.weight", "vocab, model"),
+    "layer/norm_1/scale": ("model.layers.{layer}.input_layernorm.weight", "model"),
+    "layer/attention/wq": ("model.layers.{layer}.self_attn.q_proj.weight", "heads group head, model"),
+    "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model"),
+    "layer/attention/wv": ("model.layers.{layer}.self_attn.v_proj.weight", "heads head, model"),
+    "layer/attention/wo": ("model.layers.{layer}.self_attn.o_proj.weight", "model, heads group head"),
+    "layer/norm_2/scale": ("model.layers.{layer}.post_attention_layernorm.weight", "model"),
+    "layer/feed_forward/w_gate": ("model.layers.{layer}.mlp.gate_proj.weight", "d_ff, model"),
+    "layer/feed_forward/w_in": ("model.layers.{layer}.mlp.up_proj.weight", "d_ff, model"),
+    "layer/feed_forward/w_out": ("model.layers.{layer}.mlp.down_proj.weight", "model, d_ff"),
+    "norm/scale": ("model.norm.weight", "model"),
+    "unembed": ("lm_head.weight", "vocab, model"),
+}
+
+
+llama = causal.workload(
+    "llama",
+    Config(),
+    network,
+    layouts=LAYOUTS,
+    hugging_face=md.HuggingFace(
+        TENSORS,
+        {
+            "vocab_size": "vocab", "num_hidden_layers": "layers", "hidden_size": "d_model", "head_dim": "d_head",
+            "num_attention_heads": "query_heads", "num_key_value_heads": "heads", "intermediate_size": "d_ff",
+            "rms_norm_eps": "eps", "tie_word_embeddings": "tied",
+        },
+        fixed={"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+        defaults={
+            "head_dim": lambda hub: hub.size("hidden_size") // hub.size("num_attention_heads"),
+            "num_key_value_heads": lambda hub: hub.size("num_attention_heads"),
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        },
+        settings=rotary.settings,
+        config=rotary.to_hub,
+        base="model",
+        ignored=("*.rotary_emb.inv_freq",),
+        architecture="LlamaForCausalLM",
+    ),
+)  # fmt: skip
+llama2_7b = llama.replace(
+    length=4096, vocab=32000, layers=32, d_model=4096, query_heads=32, heads=32, d_head=128, d_ff=11008
+)
+llama31_8b = llama.replace(
+    length=8192, vocab=128256, layers=32, d_model=4096, query_heads=32, heads=8, d_head=128, d_ff=14336,
+    rotary=Rotary(500000.0, 8.0, "llama3"),
+)  # fmt: skip
+llama32_1b = llama31_8b.replace(
+    layers=16, d_model=2048, d_head=64, d_ff=8192, tied=True, rotary=Rotary(500000.0, 32.0, "llama3")
+)

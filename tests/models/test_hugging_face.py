@@ -1,0 +1,242 @@
+"""Models with weights of Hugging Face: logits, gradients and greedy tokens equal those of `transformers`, float64.
+
+The references were written by tests/models/references/make.py. By default, every model runs under each of its layouts,
+logits and gradients by the simulator; `-m slow` adds 25 random layouts of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.weights.files import header_of, open_directory
+from meshdsl.weights.load import read_params, rules_of
+from models import gpt2, llama
+from models.rotary import Rotary
+
+REFERENCES = Path(__file__).parent / "references"
+MODELS: dict[str, md.Workload] = {"llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2}
+TOLERANCE = 1e-13  # of logits of size 3, and of gradients of size 0.5
+
+
+@functools.cache
+def reference(name: str) -> dict[str, np.ndarray]:
+    """Tokens, targets, logits, loss and greedy tokens."""
+    return {
+        key: np.array(entry.view()) for key, entry in header_of(REFERENCES / name / "reference.safetensors").items()
+    }
+
+
+@functools.cache
+def imported(name: str) -> tuple[md.Workload, dict[str, md.Tensor]]:
+    """The workload for the batch of the reference, and its parameters in float64."""
+    workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], dtype="float64")
+    batch, length = reference(name)["tokens"].shape
+    return workload.replace(batch=batch, length=length), params
+
+
+@functools.cache
+def gradients(name: str) -> dict[str, np.ndarray]:
+    """The reference's gradients, by our paths."""
+    workload, _ = imported(name)
+    assert workload.hugging_face is not None
+    stored = header_of(REFERENCES / name / "gradients.safetensors")
+    found = read_params(rules_of(workload, workload.hugging_face), stored, "float64", None, None, None)
+    return {path: x.numpy() for path, x in found.items()}
+
+
+def batch_of(name: str) -> dict[str, md.Tensor]:
+    return {key: md.tensor(reference(name)[key], "batch length") for key in ("tokens", "targets")}
+
+
+def step_of(workload: md.Workload) -> Any:
+    """The function `(params, batch) -> (logits, gradients)`."""
+    logits_of, loss_of = workload.model(workload.config), workload.loss(workload.config)
+
+    def step(params: Any, batch: Any) -> Any:
+        return logits_of(params, batch), md.grad(loss_of)(params, batch)
+
+    return step
+
+
+def errors(name: str, mesh: str, layout: str) -> tuple[float, float]:
+    """The largest error of logits and of gradients under a layout; every device is run in NumPy."""
+    workload, params = imported(name)
+    program = md.compile(step_of(workload), mesh, layout).program(params, batch_of(name))
+    logits, *grads = md.simulate(program, *jax.tree.leaves((params, batch_of(name))))
+    expected = [gradients(name)[path] for path in sorted(params)]
+    apart = [np.abs(np.asarray(g) - e).max() for g, e in zip(grads, expected, strict=True)]
+    return float(np.abs(np.asarray(logits) - reference(name)["logits"]).max()), float(max(apart))
+
+
+EVERY = [(name, layout) for name in MODELS for layout in MODELS[name].layouts]
+QUICK = [
+    ("llama2", "zero"), ("llama2", "sequence"), ("llama2", "context"), ("llama3", "zero_context"),
+    ("gpt2", "data_model"), ("gpt2", "zero_context"),
+]  # fmt: skip
+
+
+def case(pair: tuple[str, str]) -> Any:
+    return pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "layout"), [case(pair) for pair in EVERY])
+def test_model_equals_transformers_under_its_layouts(name: str, layout: str):
+    assert max(errors(name, *MODELS[name].layouts[layout])) < TOLERANCE
+
+
+def random_layout(workload: md.Workload, seed: int) -> tuple[str, str]:
+    """A mesh of up to 8 devices and rules for random dims of a workload; it may be illegal."""
+    rng = np.random.default_rng(seed)
+    mesh = ["a:2", "a:4", "a:8", "a:2 b:2", "a:2 b:4", "a:3", "a:3 b:2", "a:2 b:2 c:2"][rng.integers(8)]
+    specs = [*workload.specs()[0].values(), *workload.specs()[2].values()]
+    names = sorted({d.name for spec in specs for d in spec.shape} - {"layer"})
+    axes = [*md.Mesh(mesh).axes]
+    rules: dict[str, str] = {}
+    for _ in range(rng.integers(1, 6)):
+        rules[str(rng.choice(names))] = str(rng.choice(axes))
+    return mesh, "; ".join(f"{dim}:{axis}" for dim, axis in rules.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_model_equals_transformers_under_random_layouts(name: str):
+    found: list[float] = []
+    for seed in range(1000):
+        if len(found) == 25:
+            break
+        try:
+            found.append(max(errors(name, *random_layout(imported(name)[0], seed))))
+        except md.LayoutError:  # two dims of one tensor on one axis
+            continue
+    print(json.dumps({"model": name, "layouts": len(found), "worst": max(found)}))
+    assert len(found) == 25 and max(found) < TOLERANCE
+
+
+def greedy(name: str, mesh: str, layout: str) -> np.ndarray:
+    """Six greedy tokens after each prompt, under a layout; every device is run in NumPy."""
+    workload, params = imported(name)
+    assert workload.decoder is not None
+    decode = workload.decoder(workload.config, functools.partial(md.nn.decode.generate, tokens="token:6"))
+    prompt = batch_of(name)["tokens"]
+    return np.asarray(
+        md.simulate(md.compile(decode, mesh, layout).program(params, prompt), *jax.tree.leaves(params), prompt)[0]
+    )
+
+
+@pytest.mark.parametrize(("name", "layout"), [("llama3", "zero_context"), ("llama2", "model"), ("gpt2", "sequence")])
+def test_greedy_tokens_equal_those_of_transformers(name: str, layout: str):
+    np.testing.assert_array_equal(greedy(name, *MODELS[name].layouts[layout]), reference(name)["greedy"])
+
+
+def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
+    stored = open_directory(directory)
+    return {name: (entry.dtype, entry.shape, np.array(entry.view()).tobytes()) for name, entry in stored.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", "")]
+)
+def test_import_and_export_is_bitwise_the_same(name: str, layout: str, tmp_path: Path):
+    workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], "a:3 b:2", layout)
+    md.export_hugging_face(params, workload, tmp_path / "out", largest_file=6000)
+    assert (tmp_path / "out" / "model.safetensors.index.json").exists()
+    assert bits(tmp_path / "out") == bits(REFERENCES / name)
+    again, _ = md.import_hugging_face(tmp_path / "out", MODELS[name])
+    assert again.config == workload.config
+
+
+def test_import_reads_only_the_blocks_of_its_devices(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+    zeros = np.zeros
+
+    def counted(shape: Any, *rest: Any, **more: Any) -> np.ndarray:
+        made = zeros(shape, *rest, **more)
+        sizes.append(made.nbytes)
+        return made
+
+    monkeypatch.setattr(np, "zeros", counted)
+    _, params = md.import_hugging_face(REFERENCES / "llama2", llama.llama, "a:4", "vocab:a d_ff:a head:a")
+    monkeypatch.undo()
+    assert max(sizes) == 2 * 12 * 5 * 4 < params["embed"].array.nbytes  # a quarter of both layers' w_in
+    assert params["embed"].stored.sharding.shard_shape(params["embed"].stored.shape) == (8, 12)
+
+
+def copied(name: str, folder: Path, **changes: Any) -> Path:
+    """A copy of a reference with other values in config.json; None removes a key."""
+    shutil.copytree(REFERENCES / name, folder)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_import_lists_all_problems(tmp_path: Path, golden: Any):
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32}
+    changes = {"rope_parameters": rope, "hidden_act": "gelu", "num_hidden_layers": 3, "intermediate_size": 24}
+    folder = copied("llama2", tmp_path / "hf", sliding_window=16, attention_bias=True, **changes)
+    with pytest.raises(md.CheckpointError) as caught:
+        md.import_hugging_face(folder, llama.llama)
+    golden("import_hugging_face", str(caught.value.args[0]).replace(str(folder), "hf").partition("\n  at ")[0])
+
+
+def test_import_reads_older_config_files(tmp_path: Path):
+    scaling = {"type": "linear", "factor": 2.0}
+    old = copied("llama2", tmp_path / "a", rope_parameters=None, rope_theta=500.0, rope_scaling=scaling)
+    assert md.import_hugging_face(old, llama.llama)[0].config.rotary == Rotary(500.0, 2.0, "linear")
+    with pytest.raises(md.CheckpointError, match="model_type is 'gpt2'; this model supports only 'llama'"):
+        md.import_hugging_face(REFERENCES / "gpt2", llama.llama)
+    hub = md.HubConfig({"hidden_size": 64, "num_attention_heads": 8})
+    assert llama.llama.hugging_face is not None
+    found = llama.llama.hugging_face.read_config(hub, llama.Config())
+    assert (found["d_head"], found["heads"], found["query_heads"]) == (8, 8, 8)
+
+
+def test_config_that_is_incomplete_is_reported_without_tensors(tmp_path: Path):
+    folder = copied("llama2", tmp_path / "hf", vocab_size="29", hidden_size=None)
+    with pytest.raises(md.CheckpointError) as caught:
+        md.import_hugging_face(folder, llama.llama)
+    assert "hidden_size is missing" in str(caught.value)
+    assert "vocab_size is '29', and must be a positive integer" in str(caught.value)
+    assert "the tensors were not checked" in str(caught.value)
+
+
+def test_import_accepts_files_of_the_bare_model(tmp_path: Path):
+    workload, params = md.import_hugging_face(REFERENCES / "gpt2", gpt2.gpt2)
+    md.export_hugging_face(params, workload, tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size].replace(b"transformer.", b"").ljust(size)
+    file.write_bytes(content[:8] + header + content[8 + size :])
+    again = md.import_hugging_face(tmp_path / "out", gpt2.gpt2)[1]
+    assert all((again[path].numpy() == x.numpy()).all() for path, x in params.items())
+
+
+@pytest.mark.parametrize("damage", ["short", "offsets", "dtype", "json", "none", "index", "missing"])
+def test_damaged_files_are_refused(damage: str, tmp_path: Path):
+    folder = copied("gpt2", tmp_path / "hf")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    changed = {
+        "short": content[:-1],
+        "offsets": content.replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1),
+        "dtype": content.replace(b'"F32"', b'"F99"', 1),
+        "json": content.replace(b"{", b"[", 1),
+        "none": b"",
+    }
+    file.write_bytes(changed.get(damage, content))
+    if damage == "index":
+        index = {"weight_map": {"transformer.wte.weight": "../model.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if damage == "missing":
+        file.unlink()
+    with pytest.raises(md.CheckpointError, match=str(folder)):
+        md.import_hugging_face(folder, gpt2.gpt2)
