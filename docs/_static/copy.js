@@ -13,8 +13,10 @@ function pasteable(text) {
     });
     return code.join("\n") + "\n";
   }
-  if (lines.some((line) => line.startsWith("$ ")))
-    return lines.filter((line) => line.startsWith("$ ")).map((line) => line.slice(2)).join("\n") + "\n";
+  if (lines.some((line) => line.startsWith("$ "))) {
+    const isTyped = (line, i) => line.startsWith("$ ") || (i > 0 && lines[i - 1].endsWith("\\"));
+    return lines.filter(isTyped).map((line) => line.replace(/^\$ /, "")).join("\n") + "\n";
+  }
   return text;
 }
 
