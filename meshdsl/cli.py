@@ -24,6 +24,7 @@ from .commands import (
     layouts,
     machines,
     plot,
+    scale,
     search,
     train,
     verify,
@@ -39,7 +40,7 @@ __all__ = ["SCHEMA_VERSION", "main", "parser"]
 
 GROUPS = {
     "start": (init, layouts, machines, doctor),
-    "analyse": (analyze, compare, search, explain, verify),
+    "analyse": (analyze, compare, search, scale, explain, verify),
     "train": (train, plot, export),
     "shell": (completion,),
 }
@@ -53,6 +54,7 @@ examples:
   meshdsl compare models/transformer.py:lm --layout data --layout data_model --html layouts.html
   meshdsl explain models/transformer.py:lm --layout data_model --dim heads
   meshdsl search models/transformer.py:lm --devices 8
+  meshdsl scale models/transformer.py:lm --layout data --machine h100 --html scaling.html
   meshdsl train models/transformer.py:lm --steps 200
   meshdsl train models/transformer.py:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..units import number, percent, seconds, show_bytes
 from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
@@ -12,7 +12,7 @@ from .report import Report
 from .svg import element
 from .tables import line_of
 
-__all__ = ["page"]
+__all__ = ["document", "page"]
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
@@ -103,6 +103,11 @@ def page(
         element("h2", "In full"),
         *(_full(name, report) for name, report in reports.items()),
     ]
+    return document(title, sections)
+
+
+def document(title: str, sections: Sequence[str]) -> str:
+    """A self-contained HTML page of these sections."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         + element("title", html.escape(title))

@@ -50,7 +50,19 @@ BODIES = {
     "exit_in_import": "import os, sys\nsys.stdout.flush()\nraise KeyError",
 }
 PLACES = ("model", "inputs", "loss", "optimizer", "data")
-COMMANDS = ["analyze", "compare", "explain", "train", "verify", "doctor", "plot", "export", "layouts", "machines"]
+COMMANDS = [
+    "analyze",
+    "compare",
+    "explain",
+    "train",
+    "verify",
+    "doctor",
+    "plot",
+    "export",
+    "layouts",
+    "machines",
+    "scale",
+]
 COMMANDS += ["trian", "anlyze", "", "--", "-h", "--help", "--version", "help", "x" * 300, "\N{SNOWMAN}", "\udcff"]
 OPTIONS = [
     *("--layout", "--mesh", "--set", "--batch", "--length", "--machine", "--memory", "--place", "--steps", "--seed"),
@@ -59,6 +71,7 @@ OPTIONS = [
     *("--weight-update", "--non-finite", "--process", "--processes", "--coordinator", "--time-limit", "--patience"),
     *("--json", "--forward", "--moves", "--graph", "--program", "--print-config", "--dry-run", "--take-over"),
     *("--jsn", "--stpes", "-x", "---", "--layuot", "--set=", "--no-such-option=3", "--params-only", "--out"),
+    *("--plan", "--remat", "--microbatches", "--regather", "--update-group", "--tokens", "--price", "--axis", "--to"),
 ]
 VALUES = [
     *("0", "1", "2", "-1", "10" + "0" * 19, "9" * 5000, "1e400", "nan", "inf", "-0", "+1", "0x10", "1_0", " 1", ""),
