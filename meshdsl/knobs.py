@@ -49,7 +49,7 @@ def check_microbatches(count: Any) -> int:
 
 
 def check_pipeline(axes: Any) -> tuple[str, ...]:
-    if tuple(axes):
+    if axes not in ((), []):
         raise LayoutError(
             f"pipeline={axes!r}: pipeline stages are not available yet\n"
             "  a mesh axis may split the dim of the layers, 'layer:axis', which stores layers apart"
@@ -89,7 +89,10 @@ def _read_mesh(value: Any) -> Mesh:
     if isinstance(value, str):
         return Mesh(value)
     table = _table("mesh", value, ("axes", "device_order"))
-    return Mesh(_text("mesh.axes", table.get("axes", "")), device_order=table.get("device_order"))
+    order = table.get("device_order")
+    if order is not None and not (isinstance(order, list) and all(type(i) is int for i in order)):
+        raise LayoutError(f"mesh.device_order of a plan is a list of device ids; got {order!r}")
+    return Mesh(_text("mesh.axes", table.get("axes", "")), device_order=order)
 
 
 def _group_text(group: GroupSpec) -> str:
@@ -118,11 +121,23 @@ def _write_options(value: Any) -> Any:
     return {"mode": value.mode, **options} if options else value.mode
 
 
+NUMBER = (int, float)
+OPTIONS: dict[str, Any] = {  # the types of the fields of `WeightUpdate` and `Overlap` in a file
+    "mode": str, "group": str, "bucket_bytes": NUMBER, "regather": bool,
+    "dim": str, "parts": int, "memory_limit": NUMBER,
+}  # fmt: skip
+WORDS = {str: "a text", bool: "true or false", int: "an integer", NUMBER: "a number"}
+
+
 def _read_options(name: str, kind: type[WeightUpdate] | type[Overlap]) -> Callable[[Any], Any]:
     known = tuple(f.name for f in fields(kind))
 
     def read(value: Any) -> Any:
-        return kind(value) if isinstance(value, str) else kind(**_table(name, value, known))
+        table: dict[str, Any] = {"mode": value} if isinstance(value, str) else _table(name, value, known)
+        for key, each in table.items():
+            if not isinstance(each, OPTIONS[key]) or (isinstance(each, bool) and OPTIONS[key] is not bool):
+                raise LayoutError(f"{name}.{key} of a plan is {WORDS[OPTIONS[key]]}; got {each!r}")
+        return kind(**table)
 
     return read
 
@@ -158,6 +173,6 @@ KNOBS = (
     Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
-    Knob("pipeline", "pipeline", (), " ".join, list, tuple),
+    Knob("pipeline", "pipeline", (), " ".join, list, lambda x: tuple(x) if isinstance(x, list) else x),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

@@ -78,6 +78,10 @@ def test_plan_diff_names_the_knobs_that_differ(seed: int):
         ("layout = { overrides = { w = 1 } }", "is a text"),
         ("pipeline = ['rows']", "not available yet"),
         ("machine = 'tpu-v5e'", "decides nothing"),
+        ("mesh = { axes = 'rows:2', device_order = 'x' }", "a list of device ids"),
+        ("overlap = { mode = 5 }", "overlap.mode of a plan is a text; got 5"),
+        ("weight_update = { mode = 'sharded', bucket_bytes = 'x' }", "is a number"),
+        ("weight_update = { mode = 'sharded', regather = 3 }", "is true or false"),
     ],
 )
 def test_plan_file_errors_name_the_key(text: str, says: str, tmp_path: Path):
@@ -85,6 +89,21 @@ def test_plan_file_errors_name_the_key(text: str, says: str, tmp_path: Path):
     with pytest.raises(md.LayoutError, match=r"plan\.toml") as caught:
         md.Plan.load(tmp_path / "plan.toml")
     assert says in str(caught.value)
+
+
+ODD = [3, -1, True, 1.5, "", "rows:2", [], [1], ["rows"], {}, {"mode": 5}, {"mode": "sharded", "group": 5}, "names:",
+       {"axes": 3}, {"axes": "rows:2", "device_order": [[0, "a"]]}, {"rules": 3}, {"overrides": {"w": {"io": "rows"}}},
+       {"mode": "halves", "parts": "x"}, {"mode": "halves", "memory_limit": "x"}, "\0"]  # fmt: skip
+
+
+@pytest.mark.parametrize("knob", list(VALUES))
+def test_plan_of_odd_values_is_a_plan_or_an_error_of_ours(knob: str):
+    for value in ODD:
+        try:
+            plan = md.Plan.from_dict({knob: value})
+        except md.LayoutError:
+            continue
+        assert md.Plan.from_toml(plan.to_toml()) == plan, value
 
 
 def test_plan_file_that_is_missing():
