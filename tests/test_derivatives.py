@@ -13,8 +13,13 @@ import meshdsl as md
 from meshdsl import backend
 from tests.laws import Row, leaves, rows, run
 
-ROWS = [row for row in rows() if row.differentiable and row.ins]
-FEW = ROWS[::6]
+# md.attention has second derivatives only with method="plain", and a jvp is a derivative of the gradient
+ROWS = [
+    row
+    for row in rows()
+    if row.differentiable and row.ins and "float32" in row.dtypes and not row.name.startswith("attention")
+]
+FEW = ROWS[::15]
 
 
 def transposed(row: Row) -> None:

