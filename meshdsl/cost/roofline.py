@@ -130,7 +130,7 @@ def _product_seconds(line: Line, machine: Machine, fused: bool) -> tuple[float, 
     if fused:
         return at_peak / machine.attention, at_peak
     sizes = line.matmul
-    if sizes is None:
+    if sizes is None or not line.flops:  # a whole attention, or an empty dim
         return machine.matmul_seconds(line.flops, line.dtype), at_peak
     m, n, k = machine.padded(sizes.m, sizes.n, sizes.k)
     return machine.matmul_seconds(line.flops * (m * n * k) / (sizes.m * sizes.n * sizes.k), line.dtype), at_peak
