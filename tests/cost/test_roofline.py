@@ -76,7 +76,7 @@ def test_sizes_are_padded_to_the_tile() -> None:
 
 def test_products_of_empty_dims_take_no_time() -> None:
     program = md.compile(lambda x, w: md.dot(x, w, "io"), "x:1").program(md.spec("a:0 io:24"), md.spec("io:24 b:40"))
-    assert checked(timeline(ledger(program), dataclasses.replace(PRODUCTS_ONLY, tile=32))).seconds == 0
+    assert checked(timeline(ledger(program), dataclasses.replace(PRODUCTS_ONLY, tile=32))).seconds < 1e-20
 
 
 LATENT = Network((Level("switch", {"x": 64}, bandwidth=1e9),), launch=1.0)

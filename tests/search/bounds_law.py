@@ -31,7 +31,8 @@ from models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from tests.lowering.programs import MESHES, program
 
 MACHINES = (
-    "tpu-v5e", "tpu-v5p", "tpu-v4", "h100", "a100-p4de", "v100-p3dn", "h100:eager,flash", "tpu-v5p:flash,overlap", "mi300x",
+    "tpu-v5e", "tpu-v5p", "tpu-v4", "h100", "a100-p4de", "v100-p3dn", "mi300x",
+    "h100:eager,flash", "tpu-v5p:flash,overlap",
 )  # fmt: skip
 LARGE = ("x:64", "x:16 y:16", "x:256 y:8", "x:8 y:32 z:4", "x:512 y:8")
 ROUNDING = 1e-9
