@@ -236,7 +236,8 @@ def _differs(record: object, changes: Mapping[str, object]) -> bool:
 def _same(a: object, b: object) -> bool:
     """Whether two fields hold the same object, or tuples of the same objects."""
     if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+        one, two = cast("tuple[object, ...]", a), cast("tuple[object, ...]", b)
+        return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))
     return a is b
 
 
