@@ -20,6 +20,8 @@ from .commands import (
     doctor,
     explain,
     export,
+    generate,
+    import_,
     init,
     layouts,
     machines,
@@ -41,7 +43,7 @@ __all__ = ["SCHEMA_VERSION", "main", "parser"]
 GROUPS = {
     "start": (init, layouts, machines, doctor),
     "analyse": (analyze, compare, search, scale, explain, verify),
-    "train": (train, plot, export),
+    "train": (train, plot, import_, generate, export),
     "shell": (completion,),
 }
 COMMANDS = tuple(module for modules in GROUPS.values() for module in modules)
@@ -60,6 +62,8 @@ examples:
   meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
   meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
   meshdsl export runs/lm lm.safetensors --params-only
+  meshdsl import hf:llama-3.2-1b --model llama --out runs/llama --layout zero
+  meshdsl generate llama --params runs/llama --prompt-ids 1,2,3 --tokens 16
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
@@ -101,5 +105,5 @@ def parser() -> Parser:
     for title, modules in GROUPS.items():
         for module in modules:
             module.add(commands)
-        root.groups[title] = [module.__name__.rpartition(".")[2] for module in modules]
+        root.groups[title] = [module.__name__.rpartition(".")[2].rstrip("_") for module in modules]
     return root

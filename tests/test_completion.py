@@ -26,7 +26,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("shell", completion.SHELLS)
 def test_completion_has_every_command_and_option(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = script(shell, capsys)
-    assert list(COMMANDS) == [m.__name__.rpartition(".")[2] for group in cli.GROUPS.values() for m in group]
+    assert list(COMMANDS) == [m.__name__.rpartition(".")[2].rstrip("_") for group in cli.GROUPS.values() for m in group]
     missing = [
         f"{command} {option.name}"
         for command, (_, options) in COMMANDS.items()

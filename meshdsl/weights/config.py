@@ -108,7 +108,7 @@ class HubConfig:
     @property
     def problems(self) -> tuple[str, ...]:
         """What did not fit so far, a line for each."""
-        return tuple(self._problems)
+        return tuple(dict.fromkeys(self._problems))
 
     def _value(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -14,6 +14,7 @@ import numpy as np
 from ..checkpoint.arguments import parse_target
 from ..checkpoint.device_put import Target, assembled, targets
 from ..checkpoint.grid import Box
+from ..checkpoint.strict import show
 from ..errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
 from ..ir import Type
 from ..layouts import Layout, Mesh
@@ -59,6 +60,7 @@ def import_hugging_face(
     try:
         table, folder = hugging_face_of(workload), Path(directory)
         hub = HubConfig(read_json(folder / "config.json"))
+        _check_kind(folder, workload, table, hub)
         configured = _configured(workload, table, hub, dtype)
         if not hub.complete:
             _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
@@ -88,6 +90,13 @@ def _refuse(folder: Path, workload: Any, problems: Sequence[str]) -> NoReturn:
     more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
     listed = "\n".join(f"  {line}" for line in [*problems[:_MOST], *more])
     raise CheckpointError(f"{folder} does not fit {workload.name}\n{listed}")
+
+
+def _check_kind(folder: Path, workload: Any, table: HuggingFace, hub: HubConfig) -> None:
+    """Raise `CheckpointError` for the directory of another model, of which nothing else would fit either."""
+    kind, known = hub.values.get("model_type"), table.fixed.get("model_type")
+    if known is not None and kind is not None and kind != known:
+        raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")
 
 
 def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtype: str | None) -> Any:

@@ -121,20 +121,26 @@ def test_model_equals_transformers_under_random_layouts(name: str):
     assert len(found) == 25 and max(found) < TOLERANCE
 
 
-def greedy(name: str, mesh: str, layout: str) -> np.ndarray:
-    """Six greedy tokens after each prompt, under a layout; every device is run in NumPy."""
+def continued(name: str, mesh: str, layout: str, *key: md.Tensor) -> np.ndarray:
+    """Six tokens after each prompt, under a layout, greedy without a key; every device is run in NumPy."""
     workload, params = imported(name)
     assert workload.decoder is not None
     decode = workload.decoder(workload.config, functools.partial(md.nn.decode.generate, tokens="token:6"))
     prompt = batch_of(name)["tokens"]
-    return np.asarray(
-        md.simulate(md.compile(decode, mesh, layout).program(params, prompt), *jax.tree.leaves(params), prompt)[0]
-    )
+    program = md.compile(decode, mesh, layout).program(params, prompt, *key)
+    return np.asarray(md.simulate(program, *jax.tree.leaves(params), prompt, *key)[0])
 
 
 @pytest.mark.parametrize(("name", "layout"), [("llama3", "zero_context"), ("llama2", "model"), ("gpt2", "sequence")])
 def test_greedy_tokens_equal_those_of_transformers(name: str, layout: str):
-    np.testing.assert_array_equal(greedy(name, *MODELS[name].layouts[layout]), reference(name)["greedy"])
+    np.testing.assert_array_equal(continued(name, *MODELS[name].layouts[layout]), reference(name)["greedy"])
+
+
+def test_sampled_tokens_do_not_depend_on_the_layout():
+    key = md.random.key(5)
+    sampled = continued("gpt2", "rows:1", "", key)
+    assert (sampled != reference("gpt2")["greedy"]).any()
+    np.testing.assert_array_equal(continued("gpt2", *gpt2.LAYOUTS["zero"], key), sampled)
 
 
 def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
@@ -191,7 +197,7 @@ def test_import_reads_older_config_files(tmp_path: Path):
     scaling = {"type": "linear", "factor": 2.0}
     old = copied("llama2", tmp_path / "a", rope_parameters=None, rope_theta=500.0, rope_scaling=scaling)
     assert md.import_hugging_face(old, llama.llama)[0].config.rotary == Rotary(500.0, 2.0, "linear")
-    with pytest.raises(md.CheckpointError, match="model_type is 'gpt2'; this model supports only 'llama'"):
+    with pytest.raises(md.CheckpointError, match="is a model of type 'gpt2', and llama reads 'llama'"):
         md.import_hugging_face(REFERENCES / "gpt2", llama.llama)
     hub = md.HubConfig({"hidden_size": 64, "num_attention_heads": 8})
     assert llama.llama.hugging_face is not None

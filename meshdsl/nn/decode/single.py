@@ -85,6 +85,8 @@ def chooser(key: md.Tensor | None, temperature: float, top_k: int | None, top_p:
     def choose(logits: md.Tensor, vocab: md.Dim, t: md.Tensor) -> md.Tensor:
         logits = filter_logits(logits / temperature, vocab, top_k, top_p)
         noise = md.random.gumbel(md.random.fold_in(key, t), logits.dims, dtype=logits.dtype)
+        rows = [d for d in logits.dims if d != vocab]
+        noise = md.prefer(noise, *rows) if rows else noise  # a layout may map the vocabulary to the axis of the batch
         return md.argmax(logits + noise, vocab)
 
     return choose

@@ -1,0 +1,66 @@
+"""`meshdsl import`, `generate` and `export` with a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.running import here
+from tests.models.test_hugging_face import REFERENCES, bits, reference
+
+MODEL = str(Path(__file__).parent.parent.parent / "models" / "llama.py") + ":llama"
+SOURCE = f"hf:{REFERENCES / 'llama3'}"
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("weights") / "run"
+    run = here("import", SOURCE, "--model", MODEL, "--out", str(folder), "--layout", "zero")
+    assert run.code == 0 and run.out.startswith(f"4,152 parameters of {SOURCE} in 11 tensors, float32\nsaved as"), run
+    return folder
+
+
+def test_generate_takes_the_tokens_of_transformers(imported: Path):
+    prompts = [part for row in reference("llama3")["tokens"] for part in ("--prompt-ids", ",".join(map(str, row)))]
+    common = ["generate", MODEL, *prompts, "--tokens", "6", "--json"]
+    for more in (["--params", SOURCE], ["--params", str(imported), "--layout", "zero_context"]):
+        run = here(*common, *more)
+        assert run.code == 0, run
+        np.testing.assert_array_equal(json.loads(run.out)["tokens"], reference("llama3")["greedy"])
+
+
+def test_generate_errors(imported: Path):
+    common = ["generate", MODEL, "--params", str(imported)]
+    for arguments, message in [
+        (["--prompt-ids", "1,29"], "--prompt-ids has 29, and the model has 29 tokens, from 0 to 28"),
+        (["--prompt-ids", "1,2", "--prompt-ids", "1"], "prompts must have equal lengths, got 2, 1"),
+        (["--prompt-ids", "1,x"], "must be token ids such as 1,2,3, got '1,x'"),
+        (["--prompt-ids", "1", "--seed", "1"], "--seed has no effect without --temperature"),
+        (["--prompt-ids", "1", "--temperature", "0"], "must be a number above 0, got '0'"),
+        (["--prompt-ids", "1", "--params", "nowhere"], "there is no directory 'nowhere'"),
+    ]:
+        run = here(*common, *arguments)
+        assert run.code == 2 and message in run.err, run
+
+
+def test_export_writes_the_imported_bytes(imported: Path, tmp_path: Path):
+    run = here("export", str(imported), f"hf:{tmp_path / 'out'}", "--model", MODEL)
+    assert (run.code, run.out) == (0, f"step 0 written to hf:{tmp_path / 'out'}\n"), run
+    assert bits(tmp_path / "out") == bits(REFERENCES / "llama3")
+    assert here("export", str(imported), f"hf:{tmp_path / 'out'}").code == 2
+    again = here("export", str(imported), f"hf:{tmp_path / 'out'}", "--model", MODEL)
+    assert again.code == 1 and "it has files already; give a new directory" in again.err, again
+
+
+def test_import_errors(tmp_path: Path):
+    for arguments, code, message in [
+        ([str(tmp_path), "--model", MODEL], 2, "write the directory as hf:DIR"),
+        ([f"hf:{tmp_path / 'none'}", "--model", MODEL], 4, "cannot be read: No such file"),
+        ([f"hf:{REFERENCES / 'gpt2'}", "--model", MODEL], 4, "is a model of type 'gpt2', and llama reads 'llama'"),
+        ([SOURCE, "--model", "nothing"], 2, "no file 'models/nothing.py'"),
+    ]:
+        run = here("import", *arguments)
+        assert run.code == code and message in run.err, run
