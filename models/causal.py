@@ -188,6 +188,7 @@ def loss(logits_of: md.Model) -> Callable[..., md.Tensor]:
     """The loss function: mean cross entropy of the next token, in nats."""
 
     def mean_loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
-        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"]))
+        each = md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"], prefer="batch")
+        return md.mean(each)
 
     return mean_loss

@@ -16,6 +16,7 @@ def softmax_cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    prefer: str | md.Dim | None = None,
 ) -> md.Tensor:
     """-log softmax(logits)[target] for each target; the result has the dims of the logits without `over`.
 
@@ -28,15 +29,18 @@ def softmax_cross_entropy(
     exponentials and the target's logit (Megatron-LM, Shoeybi et al., 2019, section 3). With `label_smoothing` s, the
     target distribution is s / size for every class plus 1 - s for the target (Szegedy et al., 2016, section 7).
     `z_loss` is the weight of an added term log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent,
-    2016). Computed in float32, or in the dtype of the logits if that is wider.
+    2016). Computed in float32, or in the dtype of the logits if that is wider. Where a layout maps `over` and another
+    dim to one axis, `over` is sharded, or `prefer` if it is given: the batch, where weights are stored sharded and
+    gathered for use.
     """
     classes = dim_of(logits, over)
     if logits.dtype.itemsize < 4:
         logits = md.cast(logits, "float32")
-    logits = md.prefer(logits, classes)
+    order = (classes,) if prefer is None else (dim_of(logits, prefer), classes)
+    logits = md.prefer(logits, *order)
     shift = md.stop_gradient(md.max(logits, classes))
     shifted = logits - shift
-    is_target = md.prefer(md.one_hot(targets, classes, bool), classes)
+    is_target = md.prefer(md.one_hot(targets, classes, bool), *order)
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(is_target, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,21 @@ def case(pair: tuple[str, str]) -> Any:
 @pytest.mark.parametrize(("name", "layout"), [case(pair) for pair in EVERY])
 def test_model_equals_transformers_under_its_layouts(name: str, layout: str):
     assert max(errors(name, *MODELS[name].layouts[layout])) < TOLERANCE
+
+
+def test_zero_sends_what_the_formula_says():
+    """Each sharded weight of the layers is gathered for both passes, the embedding and the output layer for one.
+
+    Their gradients are reduce-scattered, those of the norms all-reduced; no activation is sent.
+    """
+    workload = llama.llama.replace(query_heads=16, heads=8, d_head=8)
+    params, _, batch = workload.specs()
+    mesh, layout = llama.LAYOUTS["zero"]
+    records = md.compile(md.grad(workload.loss(workload.config)), mesh, layout).program(params, batch).collectives
+    assert {record.kind for record in records} == {"all_gather", "reduce_scatter", "all_reduce"}
+    times = {path: 2 if "layer" not in path or path.endswith("scale") else 3 for path in params}
+    expected = sum(times[path] * 4 * math.prod(d.size for d in spec.shape) for path, spec in params.items()) * 7 / 8
+    assert sum(record.wire_bytes * record.count for record in records) == expected
 
 
 def random_layout(workload: md.Workload, seed: int) -> tuple[str, str]:
