@@ -6,7 +6,8 @@
 
 `heads` are the key and value heads. The layouts: `zero` stores each weight sharded over the data axis and gathers it
 for use (ZeRO stage 3, or FSDP); `model` and `data_model` are Megatron's; `sequence` shards positions too between
-Megatron's layers; `context` shards positions everywhere, with ring attention, for long sequences.
+Megatron's layers; `context` shards positions everywhere, for long sequences: attention goes around a ring, or by an
+all_to_all if that sends less.
 """
 
 from __future__ import annotations
