@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
 
 def _einsum_flops(ins: Sequence[Any], outs: Sequence[Any], *, shapes: Sequence[Shape], **_: Any) -> float:
     sizes = {d.name: n for shape, local in zip(shapes, ins, strict=True) for d, n in zip(shape, local, strict=True)}
-    return 2.0 * math.prod(sizes.values()) * builtins.max(1, len(ins) - 1)
+    return 2.0 * math.prod(sizes.values())
 
 
 EINSUM = Op(
@@ -95,6 +96,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     tensor(float32[batch=1 hidden=1], [[7.]])
 
     `dtype` is the dtype of the sum, also of partial sums on each device (default: the operands' common dtype).
+    More than two tensors are multiplied two at a time, first the pair with the fewest multiplications, by whole sizes.
     Raises `ShapeError` if `out` contains a dim that no operand has.
     """
     if not xs:
@@ -102,12 +104,31 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     xs = promote(*xs)
     shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
     dtype = located(lambda: as_dtype(dtype or xs[0].dtype))
+    while len(xs) > 2:
+        xs = promote(*_with_one_pair_multiplied(xs, shape, dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
         xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
         if len({x.dtype for x in xs}) > 1:  # some were summed, in the dtype of the sum
             widest = builtins.max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
             xs = tuple(cast(x, widest) for x in xs)
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)
+
+
+def _with_one_pair_multiplied(xs: Sequence[Tensor], out: Shape, dtype: np.dtype) -> list[Tensor]:
+    """The operands of an einsum, the two with the fewest multiplications replaced by their product.
+
+    The order of the products depends on whole sizes only, so an infinite factor meets the same sums under every layout.
+    """
+
+    def multiplications(pair: tuple[int, int]) -> int:
+        return math.prod(d.size for d in merge(xs[i].dims for i in pair).values())
+
+    pair = builtins.min(combinations(range(len(xs)), 2), key=multiplications)
+    rest = [x for i, x in enumerate(xs) if i not in pair]
+    read = {*names(out), *(d.name for x in rest for d in x.dims)}
+    kept = [d for d in merge(xs[i].dims for i in pair).values() if d.name in read]
+    wider = builtins.max(xs[0].dtype, dtype, key=lambda each: each.itemsize)
+    return [*rest, einsum(*(xs[i] for i in pair), out=kept, dtype=wider)]
 
 
 def _without_alone(x: Tensor, others: Sequence[Tensor], out: Shape, dtype: np.dtype) -> Tensor:
