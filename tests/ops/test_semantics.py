@@ -315,7 +315,7 @@ def test_a_while_loop_says_where_its_gradient_is_to_be_had() -> None:
     def f(x: md.Tensor) -> md.Tensor:
         return md.while_loop(lambda c: c < 10, lambda c: 2 * c, x)
 
-    with pytest.raises(md.TraceError, match=r"md\.while_loop has no gradient.*\n.*md\.scan.*\n.*test_semantics"):
+    with pytest.raises(md.TraceError, match=r"md\.while_loop has no gradient.*\n.*max_trips=.*\n.*test_semantics"):
         md.grad(f)(t(3.0))
     assert md.grad(lambda x: x * f(md.stop_gradient(x)))(t(3.0)).item() == 12
     with pytest.raises(md.ShapeError, match=r"the carry of md\.while_loop changes"):
