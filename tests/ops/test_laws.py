@@ -1,4 +1,4 @@
-"""The laws of operations, over every row of the table in tests/laws.py."""
+"""The laws of operations, over every row of the table in tests/laws/."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_every_operation_has_a_row() -> None:
     there = set().union(*(records(module) for module in modules))
     assert len(there) > 80
     tested = set().union(*(operations(row.graph()) for row in ROWS))
-    assert not sorted(str(op) for op in there - tested), "add a row to tests/laws.py"
+    assert not sorted(str(op) for op in there - tested), "add a row to tests/laws/"
 
 
 WITH_INDICES = [row for row in ROWS if any(x.dtype == INDEX for x in row.ins)]

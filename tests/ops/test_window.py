@@ -1,6 +1,6 @@
 """Windows against lax: convolutions and pools of random sizes, strides, dilations, paddings and dim orders.
 
-The values come from the NumPy kernels, so that these tests compare two implementations; the table in tests/laws.py
+The values come from the NumPy kernels, so that these tests compare two implementations; the table in tests/laws/
 compares each with the other, gradients included.
 """
 

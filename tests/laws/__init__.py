@@ -1,0 +1,35 @@
+"""One row per operation: a call, its operands and a plain reference. Every law about operations tests this table.
+
+`rows()` lists the rows. A row makes its operands for any sizes (`row.make(rng, sizes)`), so laws can draw sizes of 1,
+primes, and sizes that a mesh does not divide. `row.call(*tensors)` uses public names only and takes every size from its
+operands.
+"""
+
+from __future__ import annotations
+
+from .attention import attentions
+from .contraction import contractions
+from .control import associatives, choices, controls
+from .elementwise import binaries, unaries
+from .evaluate import gradient, operations, run
+from .indexing import alongs, indices
+from .placement import placements, randoms
+from .row import INDEX, INDICES, SIZES, In, Row, leaves, looped, widest
+from .shape import shapes
+from .window import windows
+
+__all__ = [
+    "INDEX", "INDICES", "SIZES", "In", "Row", "gradient", "leaves", "looped", "operations", "rows", "run", "widest",
+]  # fmt: skip
+
+FAMILIES = (
+    unaries, binaries, contractions, shapes, indices, alongs, windows, attentions, placements, randoms, controls,
+    associatives, choices,
+)  # fmt: skip
+
+
+def rows() -> list[Row]:
+    """Every row of the table."""
+    found = [row for family in FAMILIES for row in family()]
+    assert len({row.name for row in found}) == len(found)
+    return found

@@ -1,0 +1,60 @@
+"""Rows of placement and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshdsl as md
+from meshdsl.control import BARRIER, KEEP
+from meshdsl.ops.masking import MASK
+from meshdsl.trace import bind1
+
+from .operands import INTS, KEY, REAL, V, X
+from .row import In, Row
+
+# ruff: noqa: E501, E731 - a table: a row is a line, and its functions are lambdas or have a name beside it
+# fmt: off
+
+
+def placements() -> Iterator[Row]:
+    yield Row("prefer", lambda x: md.prefer(x * 2, "b", "a"), (X,), lambda x: x * 2)
+    yield Row("replicate", lambda x: md.replicate(x * 2), (X,), lambda x: x * 2)
+    some = lambda x, n: md.ragged(md.where(md.broadcast(md.iota(x.dims[-1], n.dtype), x.dims) < n, x, 0), n, "b")
+    yield Row("ragged", some, (X, In("a", "inside:b", "int32")), lambda x, n: np.where(np.arange(x.shape[1]) < n[:, None], x, 0))
+    mask = lambda x: bind1(MASK, x, over=x.dims[:1], fill=7)
+    yield Row("mask", mask, (X,), np.asarray, (*REAL, *INTS), differentiable=False)
+    yield Row("barrier", lambda x: bind1(BARRIER, x), (X,), np.asarray)
+    near, wide = In("a=24*a b"), In("a=24*a b=24*b")  # blocks that few meshes divide unevenly
+    by_row = lambda x, y: md.local(lambda x, y: x * x * y - md.sum(x, "b"), x, y, out="b a", whole="b")
+    yield Row("local", by_row, (near, V), lambda x, y: (x * x * y - x.sum(1, keepdims=True)).T, ("float32",))
+    added = lambda x, y: md.local(lambda x, y: md.sum(md.sign(y) * x * x, "a"), x, y, out="b")
+    yield Row("local_sum", added, (wide, In("b=24*b")), lambda x, y: (np.sign(y) * x * x).sum(0), ("float32",), smooth=False)
+    whole_b = lambda x, y: md.local(lambda x, y: jnp.cumsum(x * y, 1), x, y, out="a b", split="a")
+    yield Row("local_jax", whole_b, (near, V), lambda x, y: np.cumsum(x * y, 1), ("float32",))
+    over_a = lambda x, y: md.local(lambda x, y: jnp.einsum("ab,b->b", x, y), x, y, out="b", split="b", contract="a")
+    yield Row("local_jax_sum", over_a, (wide, In("b=24*b")), lambda x, y: (x * y).sum(0), ("float32",))
+    yield Row("print", lambda x: md.print(x, "x") * 2, (X,), lambda x: x * 2)
+    yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
+    yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)
+
+
+def randoms() -> Iterator[Row]:
+    fixed: dict[str, Any] = {"dtypes": ("float32",), "differentiable": False}
+
+    def wrap(key: Any) -> Any:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+
+    for dtype in ("uint8", "uint16", "uint32", "uint64"):
+        yield Row(f"bits_{dtype}", lambda k, x, d=dtype: md.random.bits(k, x.dims, d), (KEY, In("a b c")), lambda k, x, d=dtype: jax.random.bits(wrap(k), x.shape, d), **fixed)
+    yield Row("fold_in", lambda k, i: md.random.fold_in(k, i), (KEY, In("a", "inside:b", "int32")), lambda k, i: jax.vmap(lambda i: jax.random.key_data(jax.random.fold_in(wrap(k), i)))(i), **fixed)
+    yield Row("split", lambda k: md.random.split(k, 3)[1], (KEY,), lambda k: jax.random.key_data(jax.random.split(wrap(k), 3)[1]), **fixed)
+    yield Row("uniform", lambda k, x: md.random.uniform(k, x.dims), (KEY, X), lambda k, x: jax.random.uniform(wrap(k), x.shape, "float32"), **fixed)
+    yield Row("normal", lambda k, x: md.random.normal(k, x.dims), (KEY, X), lambda k, x: jax.random.normal(wrap(k), x.shape, "float32"), exact=False, **fixed)
+    yield Row("bernoulli", lambda k, p, x: md.random.bernoulli(k, 0.5 + p / 2, x.dims), (KEY, In("b", "unit", "float32"), X), lambda k, p, x: jax.random.bernoulli(wrap(k), 0.5 + p / 2, x.shape), **fixed)
+    yield Row("permutation", lambda k, x: md.random.permutation(k, x, "a"), (KEY, X), lambda k, x: jax.random.permutation(wrap(k), x), **fixed)
+    yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
