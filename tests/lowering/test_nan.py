@@ -30,7 +30,7 @@ def normed(norm: Callable[..., md.Tensor], over: Any) -> Callable[[md.Tensor], m
     return lambda x: md.model(lambda x: norm(x, over, precision=wide, **options))({}, x)
 
 
-def loss(**options: float) -> Callable[[md.Tensor], md.Tensor]:
+def loss(**options: Any) -> Callable[[md.Tensor], md.Tensor]:
     return lambda x: md.nn.softmax_cross_entropy(
         x, md.iota(next(d for d in x.dims if d.name == "b")) % 7, "a", **options
     )
