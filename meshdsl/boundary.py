@@ -99,7 +99,7 @@ def _wrapped(function: Callable[..., Any], name: str, compares: bool = True) -> 
 
 
 def _from_the_user(error: Exception) -> bool:
-    """Whether the user's code raised it, inside the call."""
+    """True if the user's code raised it, inside the call."""
     inner = traceback.extract_tb(error.__traceback__)[1:]
     return users_line((frame.filename, frame.lineno or 0) for frame in inner) is not None
 
@@ -152,7 +152,7 @@ def _arguments(signature: inspect.Signature, bound: inspect.BoundArguments) -> I
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value may be passed where `annotation` is declared; True where that cannot be told.
+    """True if a value may be passed where `annotation` is declared; True where that cannot be told.
 
     >>> fits(3, float), fits("3", float), fits({"a": 1}, typing.Mapping[str, str])
     (True, False, False)
@@ -176,7 +176,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _items_fit(value: Any, origin: type, inner: tuple[Any, ...]) -> bool:
-    """Whether the items of a container fit; an iterator is not consumed, so its items are not known."""
+    """True if the items of a container fit; an iterator is not consumed, so its items are not known."""
     if issubclass(origin, collections.abc.Mapping) and len(inner) == 2:
         return all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     if issubclass(origin, tuple) and Ellipsis not in inner:

@@ -200,7 +200,7 @@ def _is_users(file: str) -> bool:
 
 
 def _generated(frame: FrameType) -> bool:
-    """Whether a frame runs code that `dataclass` generated for a meshdsl class; such code has no file."""
+    """True if a frame runs code that `dataclass` generated for a meshdsl class; such code has no file."""
     return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("meshdsl.")
 
 

@@ -28,7 +28,7 @@ __all__ = ["array_function", "traced_by_jax"]
 
 
 def traced_by_jax(leaves: Sequence[Any]) -> bool:
-    """Whether an argument is an array, or a tensor of one, that a transformation of JAX traces."""
+    """True if an argument is an array, or a tensor of one, that a transformation of JAX traces."""
     return any(isinstance(x._array if type(x) is Tensor else x, Tracer) for x in leaves)
 
 

@@ -57,7 +57,7 @@ class Mixing(NamedTuple):
 
 
 def elementwise(name: str, ins: Sequence[Sizes], out: Sizes) -> bool:
-    """Whether a primitive is elementwise on operands of these sizes; scalar operands are allowed.
+    """True if a primitive is elementwise on operands of these sizes; scalar operands are allowed.
 
     >>> elementwise("add", [(3,), ()], (3,)), elementwise("cumsum", [(3,)], (3,)), elementwise("reduce_sum", [(3,)], ())
     (True, False, False)
@@ -121,7 +121,7 @@ def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Mixing]:
 
 
 def _keeps_places(eqn: Any) -> bool:
-    """Whether an equation does not mix elements along the axes of the function's arguments."""
+    """True if an equation does not mix elements along the axes of the function's arguments."""
     name, params = eqn.primitive.name, eqn.params
     ins, outs = ([tuple(v.aval.shape) for v in vs] for vs in (eqn.invars, eqn.outvars))
     if not any(map(_symbolic, (*ins, *outs))):

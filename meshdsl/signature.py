@@ -86,7 +86,7 @@ class Stages:
 
     @property
     def has_program(self) -> bool:
-        """Whether the program was built already."""
+        """True if the program was built already."""
         return "pipeline_result" in vars(self)
 
     @property
@@ -143,7 +143,7 @@ class Stages:
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
-        """Whether these arguments are concrete tensors of this signature; checked on every call but the first."""
+        """True if these arguments are concrete tensors of this signature; checked on every call but the first."""
         if structure != self.structure:
             return False
         for x, v in zip(leaves, self.graph.ins, strict=True):

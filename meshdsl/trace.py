@@ -204,7 +204,7 @@ def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) ->
 
 
 def _on_other_devices(arrays: Sequence[Any]) -> bool:
-    """Whether the arrays are on different sets of devices; inside a JAX transformation they are on none."""
+    """True if the arrays are on different sets of devices; inside a JAX transformation they are on none."""
     placed = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
     return len({frozenset(a.devices()) for a in placed if a.committed}) > 1
 

@@ -51,7 +51,7 @@ def loss(config: Config) -> Callable[..., Any]:
 
 
 def _independent(config: Config) -> bool:
-    """Whether sequences share neither a group nor random numbers."""
+    """True if sequences share neither a group nor random numbers."""
     return config.sequences == 1 and not config.dropout and config.router in ("switch", "batch_prioritised")
 
 

@@ -23,7 +23,7 @@ class Span:
 
     @property
     def known(self) -> bool:
-        """Whether the first position is a Python number."""
+        """True if the first position is a Python number."""
         return isinstance(self.start, int)
 
 
@@ -51,7 +51,7 @@ class Sees:
         return seen | xp.zeros(q.shape, bool)
 
     def any(self, q: Any, k: Any) -> Any:
-        """Whether a query at one of the positions q may see a key at one of the positions k."""
+        """True if a query at one of the positions q may see a key at one of the positions k."""
         some = k.min() < self.count
         if self.causal:
             some = some & (k.min() <= q.max())

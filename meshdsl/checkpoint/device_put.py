@@ -76,7 +76,7 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target
 
 
 def _accepts(input_type: Type, spec: Type) -> bool:
-    """Whether a program input of this type accepts the tensor. Sharded updates rename a dim `io` to `io__rows`."""
+    """True if a program input of this type accepts the tensor. Sharded updates rename a dim `io` to `io__rows`."""
     names = all(
         a.name == b.name or a.name.startswith(f"{b.name}__") for a, b in zip(input_type.shape, spec.shape, strict=False)
     )

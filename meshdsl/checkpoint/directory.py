@@ -70,7 +70,7 @@ def clean(directory: Path) -> None:
 
 
 def is_good(directory: Path, step: int) -> bool:
-    """Whether a step is intact. Reads and hashes the whole step."""
+    """True if a step is intact. Reads and hashes the whole step."""
     try:
         with open_step(directory, step) as reader:
             reader.verify()

@@ -114,7 +114,7 @@ def read_text(fd: int, size: int, name: str) -> bytearray:
 
 
 def is_link(name: str, folder: int | None) -> bool:
-    """Whether an entry of a directory is a symbolic link."""
+    """True if an entry of a directory is a symbolic link."""
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:

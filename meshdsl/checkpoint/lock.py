@@ -214,7 +214,7 @@ def _flock(fd: int) -> bool | None:
 
 
 def _same_file(fd: int, root: int) -> bool:
-    """Whether the name `lock` is still this open file."""
+    """True if the name `lock` is still this open file."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(LOCK, dir_fd=root, follow_symlinks=False))
     except FileNotFoundError:

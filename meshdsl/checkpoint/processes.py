@@ -34,7 +34,7 @@ def from_first(data: bytes, size: int) -> bytes:
 
 
 def all_processes(condition: bool) -> bool:
-    """Whether the condition is true in every process."""
+    """True if the condition is true in every process."""
     if count() == 1:
         return condition
     return bool(np.all(multihost_utils.process_allgather(np.array([condition], np.uint8))))

@@ -20,7 +20,7 @@ BOLD, ERROR = "1", "1;31"
 
 
 def has_colours(stream: Any = None) -> bool:
-    """Whether text on a stream (default: stdout) is coloured."""
+    """True if text on a stream (default: stdout) is coloured."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:

@@ -69,7 +69,7 @@ class Steady:
             os.close(null)
 
     def is_blocked(self) -> bool:
-        """Whether a write is waiting for its reader."""
+        """True if a write is waiting for its reader."""
         if not self.is_writing:
             return False
         try:

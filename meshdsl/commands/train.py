@@ -232,7 +232,7 @@ def _peak_seconds(settings: Any, plan: Any) -> float | None:
 
 
 def _written(sink: Any, record: Any, problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
-    """Whether a record was written. Otherwise the run goes on without this file, and fails at its end."""
+    """True if a record was written. Otherwise the run goes on without this file, and fails at its end."""
     return _attempt(lambda: sink.write(record), problems, report)
 
 

@@ -76,7 +76,7 @@ def _runnable(kernel: Kernel, program: Program) -> tuple[Program, tuple[Var, ...
     eqns: list[Eqn] = []
 
     def add_view(v: Var) -> bool:
-        """Whether a value depends on one inside the kernel through views; adds these views."""
+        """True if a value depends on one inside the kernel through views; adds these views."""
         if v in inside:
             return True
         eqn = made_by.get(v)

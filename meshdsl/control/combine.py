@@ -86,7 +86,7 @@ def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Seque
 
 
 def _passes(eqn: Eqn, name: str) -> bool:
-    """Whether the equation treats the places of a dim independently and alike."""
+    """True if the equation treats the places of a dim independently and alike."""
     op, ins, outs = eqn.operation, [v.type for v in eqn.ins], [v.type for v in eqn.outs]
     if not any(name in names(t.shape) for t in (*ins, *outs)) or isinstance(eqn.control, Call):
         return True

@@ -132,7 +132,7 @@ def _pulled(f: JaxFunction, count: int, members: Sequence[int], floats: Sequence
 
 
 def _has_own_gradient(jaxpr: Any) -> bool:
-    """Whether a gradient may have been written by hand; those of JAX follow from the places of the function."""
+    """True if a gradient may have been written by hand; those of JAX follow from the places of the function."""
     text = str(jaxpr)
     return "custom_vjp_call" in text or "custom_jvp_call" in text
 

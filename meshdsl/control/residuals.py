@@ -61,7 +61,7 @@ def _computed_again(
     residuals, recomputed = set(used), set[Var]()
 
     def derived(v: Var) -> bool:
-        """Whether v is cheap to compute from inputs, constants and other residuals."""
+        """True if v is cheap to compute from inputs, constants and other residuals."""
         if v in constant or v not in producers:
             return v in constant and v in producers
         eqn = producers[v]

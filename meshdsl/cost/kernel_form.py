@@ -75,7 +75,7 @@ class _Writer:
         return self.letters.setdefault(name, _letters(len(self.letters)))
 
     def kept(self, value: Any) -> bool:
-        """Whether a parameter may change the time: not numbers, whose effect on sizes is in the result's type."""
+        """True if a parameter may change the time: not numbers, whose effect on sizes is in the result's type."""
         return isinstance(value, bool | str | Enum | Dim | tuple | list) and value not in ((), [])
 
     def param(self, value: Any) -> str:

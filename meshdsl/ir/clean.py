@@ -14,7 +14,7 @@ __all__ = ["acts", "cse", "dce", "silent"]
 
 
 def acts(eqn: Eqn) -> bool:
-    """Whether the equation, or one inside it, does something besides computing its results."""
+    """True if the equation, or one inside it, does something besides computing its results."""
     if isinstance(eqn.op, Op) and eqn.op.acts:
         return True
     return any(acts(inner) for graph in eqn.graphs().values() for inner in graph.eqns)

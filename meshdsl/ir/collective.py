@@ -38,7 +38,7 @@ class Collective(Protocol):
 
     @property
     def sends(self) -> bool:
-        """Whether devices send data; a local slice of a device's own block sends nothing."""
+        """True if devices send data; a local slice of a device's own block sends nothing."""
         ...
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:

@@ -149,7 +149,7 @@ class Eqn:
 
     @property
     def sends(self) -> bool:
-        """Whether the equation is a collective that sends data."""
+        """True if the equation is a collective that sends data."""
         return not isinstance(self.op, Op) and self.op.sends
 
     @property
@@ -229,12 +229,12 @@ class Graph:
 
 
 def _differs(record: object, changes: Mapping[str, object]) -> bool:
-    """Whether a change of fields puts other objects into a record."""
+    """True if a change of fields puts other objects into a record."""
     return any(not _same(getattr(record, name), value) for name, value in changes.items())
 
 
 def _same(a: object, b: object) -> bool:
-    """Whether two fields hold the same object, or tuples of the same objects."""
+    """True if two fields hold the same object, or tuples of the same objects."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         one, two = cast("tuple[object, ...]", a), cast("tuple[object, ...]", b)
         return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))

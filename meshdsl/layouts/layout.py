@@ -117,7 +117,7 @@ class Layout:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether an override's pattern matches this parameter path."""
+    """True if an override's pattern matches this parameter path."""
     parts = path.split("/")
     return any(fnmatch.fnmatchcase("/".join(parts[i:]), pattern) for i in range(len(parts)))
 

@@ -112,7 +112,7 @@ class Extents:
         return dim.size if m == 1 else -(-dim.size // m) * m
 
     def is_padded(self, dim: Dim) -> bool:
-        """Whether some stored elements are padding."""
+        """True if some stored elements are padding."""
         return self.padded(dim) != dim.size
 
     def global_shape(self, shape: Shape) -> tuple[int, ...]:

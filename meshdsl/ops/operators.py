@@ -16,7 +16,7 @@ from .dtypes import cast
 
 
 def _operand(x: Any) -> bool:
-    """Whether an operator accepts x. Arrays are accepted so that the error explains how to name their dims."""
+    """True if an operator accepts x. Arrays are accepted so that the error explains how to name their dims."""
     return isinstance(x, Tensor | bool | int | float | complex | np.generic | np.ndarray | jax.Array)
 
 

@@ -59,13 +59,13 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
 
 
 def _is_constant(v: Var, producers: dict[Var, Eqn]) -> bool:
-    """Whether a value is known to be one number in all elements."""
+    """True if a value is known to be one number in all elements."""
     eqn = producers.get(v)
     return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], producers)))
 
 
 def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
-    """Whether a value is zero wherever the values it is computed from are finite."""
+    """True if a value is zero wherever the values it is computed from are finite."""
     eqn = producers.get(v)
     if eqn is None:
         return False

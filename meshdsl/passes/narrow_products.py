@@ -20,7 +20,7 @@ __all__ = ["narrow_products", "widens"]
 
 @lru_cache
 def widens(narrow: np.dtype, wide: np.dtype) -> bool:
-    """Whether a cast between these floats is exact for every number."""
+    """True if a cast between these floats is exact for every number."""
     if not kind(narrow) == kind(wide) == "f":
         return False
     few, many = jnp.finfo(narrow), jnp.finfo(wide)  # JAX promotes no 8-bit floats

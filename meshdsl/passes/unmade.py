@@ -26,7 +26,7 @@ def unmade_values(graph: Graph) -> dict[Var, Eqn]:
 
 
 def _is_cheap(eqn: Eqn) -> bool:
-    """Whether equal dims of operands and result are split the same way, and recomputing costs almost nothing."""
+    """True if equal dims of operands and result are split the same way, and recomputing costs almost nothing."""
     op = eqn.operation
     if eqn.control is not None or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
         return False

@@ -48,7 +48,7 @@ class Grid:
 
     @property
     def count(self) -> int:
-        """How many devices are drawn."""
+        """Number of devices drawn."""
         return math.prod(map(len, self.drawn))
 
     def places(self) -> Iterator[tuple[int, int, int, dict[str, int]]]:

@@ -130,7 +130,7 @@ def _run(items: list[Step], at: int) -> list[Step]:
 
 
 def sends(graph: Graph) -> bool:
-    """Whether anything in the graph sends data."""
+    """True if anything in the graph sends data."""
     return any(eqn.sends or any(map(sends, eqn.graphs().values())) for eqn in graph.eqns)
 
 

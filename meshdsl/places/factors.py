@@ -46,7 +46,7 @@ class Factor(NamedTuple):
 
     @property
     def tied(self) -> bool:
-        """Whether the size follows the size of a split dim."""
+        """True if the size follows the size of a split dim."""
         return self.full != self.block
 
 

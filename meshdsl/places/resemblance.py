@@ -1,4 +1,4 @@
-"""Whether a function does the same on a block of one element, where JAX leaves out broadcasts and reshapes."""
+"""True if a function does the same on a block of one element, where JAX leaves out broadcasts and reshapes."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (JAX's jaxprs are only partly typed)

@@ -120,7 +120,7 @@ def _resized(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
 
 
 def _moved(e: Equation, axis: int) -> bool:
-    """Whether an axis that keeps its size is nevertheless shifted: padded by (1, -1)."""
+    """True if an axis that keeps its size is nevertheless shifted: padded by (1, -1)."""
     return "padding_config" in e.params and any(
         eqn.params["padding_config"][axis] != (0, 0, 0) for eqn in (e.full, e.block)
     )

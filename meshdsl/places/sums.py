@@ -36,7 +36,7 @@ def sums_of(e: Equation, name: str, ins: Sequence[Value]) -> tuple[frozenset[str
 
 
 def _keeps_sums(e: Equation, name: str) -> bool:
-    """Whether a conversion keeps sums: an integer would be rounded before the sum is complete."""
+    """True if a conversion keeps sums: an integer would be rounded before the sum is complete."""
     return name != "convert_element_type" or np.dtype(e.params["new_dtype"]).kind in "fcV"
 
 

@@ -20,7 +20,7 @@ __all__ = ["Held", "fence", "is_product", "windows"]
 
 
 def is_product(eqn: Eqn) -> bool:
-    """Whether an equation multiplies and sums (a matmul, for example), so that a window should hold its kernel."""
+    """True if an equation multiplies and sums (a matmul, for example), so that a window should hold its kernel."""
     if not isinstance(eqn.op, Op):
         return False
     return eqn.op.product is not Product.NONE or (eqn.op.reduce is Reduce.SUM and eqn.op.linear is Linear.EACH)

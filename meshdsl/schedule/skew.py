@@ -155,7 +155,7 @@ class _Skewed:
         self.crossing = self._crossing(made)
 
     def of_early(self, v: Var) -> bool:
-        """Whether the early stage has a value: it computes it, or it is a carry of its own."""
+        """True if the early stage has a value: it computes it, or it is a carry of its own."""
         return any(v in eqn.outs for eqn in self.early) or (self.stages.carry_early and v in self.carry)
 
     def _crossing(self, made: set[Var]) -> list[Var]:

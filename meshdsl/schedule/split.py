@@ -116,7 +116,7 @@ class _Splitter:
         self.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and self.divides(v, cut))
 
     def divides(self, v: Var, cut: Cut) -> bool:
-        """Whether every device's block divides into equal parts, without padding."""
+        """True if every device's block divides into equal parts, without padding."""
         d = next(d for d in v.shape if d.name == cut.dim)
         extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
         stored = extents.padded(d)

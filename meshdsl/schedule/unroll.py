@@ -69,7 +69,7 @@ class _Unrolled:
             self.eqns.append(eqn)
 
     def reduces_rows(self, eqn: Eqn) -> bool:
-        """Whether to replace a collective on a stack by the same collective on each of its rows."""
+        """True if to replace a collective on a stack by the same collective on each of its rows."""
         dim, rows = self.rows[eqn.ins[0]]
         op: Any = eqn.op
         if self.program.local_bytes(rows[0]) < self.large:

@@ -179,7 +179,7 @@ class _Loop:
         return metrics
 
     def evaluation_due(self) -> bool:
-        """Whether to evaluate after this step; after the last step the run always does."""
+        """True if to evaluate after this step; after the last step the run always does."""
         step = self.state.step
         return bool(self.eval_batches and self.eval_every and 0 < step < self.steps and step % self.eval_every == 0)
 

@@ -51,7 +51,7 @@ class Keeping:
     wait: bool = False
 
     def due(self, step: int) -> bool:
-        """Whether this step is to be saved."""
+        """True if this step is to be saved."""
         return step % self.every == 0
 
     def save(

@@ -102,7 +102,7 @@ class HubConfig:
 
     @property
     def complete(self) -> bool:
-        """Whether no value stands in for a missing or wrong one."""
+        """True if no value stands in for a missing or wrong one."""
         return not self._stands_in
 
     @property

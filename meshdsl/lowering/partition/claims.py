@@ -47,7 +47,7 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
-    """Whether the axes divide every dim with this label, and whether its blocks match where the label requires it."""
+    """True if the axes divide every dim with this label, and its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     dims = [d for v, names in pairs for d in v.shape if names[d.name] == label]

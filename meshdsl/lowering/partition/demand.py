@@ -124,7 +124,7 @@ class Demand:
         return None if number is None else np.asarray(number).astype(eqn.outs[0].dtype)[()]
 
     def may_stay_pending(self, eqn: Eqn, v: Var) -> bool:
-        """Whether an operation may take this operand as a pending sum, as far as the graph tells.
+        """True if an operation may take this operand as a pending sum, as far as the graph tells.
 
         The operation must be linear in it. The other factors of a product must be finite, and a divisor not zero:
         otherwise the parts may add up to NaN where the complete sum gives infinity.
@@ -324,7 +324,7 @@ class _Estimate:
         return (chosen,)
 
     def _adds_up(self, eqn: Eqn) -> bool:
-        """Whether an equation adds a value to a sum to which another addition follows, as in x + a + b.
+        """True if an equation adds a value to a sum to which another addition follows, as in x + a + b.
 
         The pending parts of a and b are then reduced once. Elsewhere the reduction would only be later, and apart from
         those beside it.
@@ -383,7 +383,7 @@ def _ignores(eqn: Eqn, v: Var) -> bool:
 
 
 def _is_linear(eqn: Eqn, v: Var) -> bool:
-    """Whether the operation is linear in this operand."""
+    """True if the operation is linear in this operand."""
     match eqn.operation.linear:
         case Linear.JOINT:
             return True

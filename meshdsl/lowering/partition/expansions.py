@@ -161,7 +161,7 @@ def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
 
 
 def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
-    """Whether the blocks of both sides hold the same elements, so that a local reshape suffices."""
+    """True if the blocks of both sides hold the same elements, so that a local reshape suffices."""
     extents, n = scope.setting.extents, scope.setting.mesh.count(axes)
     heads = (left[0], right[0])
     if left == right or (len(left) == len(right) == 1 and extents.padded(left[0]) == extents.padded(right[0])):

@@ -45,7 +45,7 @@ class _Change:
 
 
 def memoisable(graph: Graph) -> bool:
-    """Whether the lowering of every equation depends on its operands only.
+    """True if the lowering of every equation depends on its operands only.
 
     `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
     """

@@ -132,7 +132,7 @@ def mark(scope: Scope, eqn: Eqn) -> None:
 
 
 def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
-    """Whether a rename moves an axis from another dim to a new name that is padded differently; see `rename_first`."""
+    """True if a rename moves an axis from another dim to a new name that is padded differently; see `rename_first`."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False

@@ -100,7 +100,7 @@ class Scope:
         )
 
     def should_defer(self, v: Var, eqn: Eqn) -> bool:
-        """Whether an operand with a pending sum should stay pending for the operations that accept it so."""
+        """True if an operand with a pending sum should stay pending for the operations that accept it so."""
         pending = {
             x: self.default_sharding[x].partial if self.is_pending(x) else ()
             for x in eqn.ins
@@ -109,7 +109,7 @@ class Scope:
         return self.demand.should_defer(v, pending, self.setting)
 
     def is_pending(self, v: Var) -> bool:
-        """Whether a value is a pending sum and has no complete version."""
+        """True if a value is a pending sum and has no complete version."""
         home = self.default_sharding.get(v)
         return home is not None and bool(home.partial) and home.kind == "sum" and self.whole_version(v) is None
 

@@ -74,7 +74,7 @@ def labels(scope: Scope, eqn: Eqn) -> Labels:
 
 
 def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
-    """Whether any window dim is split."""
+    """True if any window dim is split."""
     return any(_axes(eqn, v, side, k, assigned) for v, side, k in _cases(scope, eqn))
 
 

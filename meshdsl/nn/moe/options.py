@@ -116,7 +116,7 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 
 
 def _is_number(value: object, integer: bool = False) -> bool:
-    """Whether the value is a number (or an integer if `integer`) of at least 0; false for NaN and booleans."""
+    """True if the value is a number (or an integer if `integer`) of at least 0; false for NaN and booleans."""
     kinds = int | np.integer if integer else int | float | np.integer | np.floating
     return isinstance(value, kinds) and not isinstance(value, bool) and bool(value >= 0)
 

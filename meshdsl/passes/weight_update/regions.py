@@ -38,7 +38,7 @@ class Format:
         return tuple(new.get(d, d) for d in shape)
 
     def cuts(self, v: Var) -> bool:
-        """Whether a value has one of the split dims."""
+        """True if a value has one of the split dims."""
         return any(old in v.shape for old, _, _ in self.dims)
 
 

@@ -185,7 +185,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
 
 
 def _has_backward(eqn: Eqn) -> bool:
-    """Whether an equation belongs to a backward pass, or contains one."""
+    """True if an equation belongs to a backward pass, or contains one."""
     return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 

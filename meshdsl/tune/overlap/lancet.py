@@ -84,7 +84,7 @@ def _pipelined(
 
 
 def _needed(task: Task, mine: set[Task]) -> bool:
-    """Whether a task between those of the range depends on none of them."""
+    """True if a task between those of the range depends on none of them."""
     stack, seen = [task], {task}
     while stack:
         for source in stack.pop().needs:

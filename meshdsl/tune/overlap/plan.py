@@ -102,7 +102,7 @@ def _bodies(program: Program) -> Iterator[Program]:
 
 
 def _overlaps(program: Program) -> bool:
-    """Whether anything is computed or started between the start and the wait of a collective."""
+    """True if anything is computed or started between the start and the wait of a collective."""
     inside = (eqn for body in _bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
     return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
 

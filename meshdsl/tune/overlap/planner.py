@@ -73,7 +73,7 @@ class Planner:
             yield from self.halves(mode, self.unrolled.eqns)
 
     def exchanges_beside(self) -> bool:
-        """Whether the program has all_to_alls that run beside computation on this machine."""
+        """True if the program has all_to_alls that run beside computation on this machine."""
         found = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
         return found and "all_to_all" in self.machine.asynchronous
 
@@ -165,7 +165,7 @@ class Planner:
         return list(dict.fromkeys([*(d.name for v in data for d in v.shape), *self.slot_dims()]))
 
     def may_skip(self) -> bool:
-        """Whether plans in parts may be left out: the mode is "auto", and no option is about parts."""
+        """True if plans in parts may be left out: the mode is "auto", and no option is about parts."""
         return self.request.mode == "auto" and self.request.dim is None and self.request.parts == 2
 
     def slot_dims(self) -> Iterator[str]:

@@ -35,7 +35,7 @@ class Task:
 
     @property
     def sends(self) -> bool:
-        """Whether it is a collective that runs beside computation."""
+        """True if it is a collective that runs beside computation."""
         return self.lane != COMPUTE
 
     @property

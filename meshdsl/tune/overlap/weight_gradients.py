@@ -68,7 +68,7 @@ def dw_schedule(tasks: Tasks) -> list[Task]:
 
 
 def _fits(task: Task, exchange: Task, gradients: set[Task]) -> bool:
-    """Whether a gradient may run right after an exchange: after the tasks it reads, and before its readers."""
+    """True if a gradient may run right after an exchange: after the tasks it reads, and before its readers."""
     before = all(source.number < exchange.number for source in task.needs if source not in gradients)
     return before and all(reader.number > exchange.number for reader in task.readers if reader not in gradients)
 

@@ -66,7 +66,7 @@ class AttentionCall:
 
     @property
     def along(self) -> bool:
-        """Whether the same axes split the positions of queries and of keys."""
+        """True if the same axes split the positions of queries and of keys."""
         return bool(self.keys) and self.labels.ins[1][self.how.keys] == self.how.length
 
     @property

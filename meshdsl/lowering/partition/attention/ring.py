@@ -45,7 +45,7 @@ def hops(call: AttentionCall) -> int:
 
 
 def is_zigzag(call: AttentionCall) -> bool:
-    """Whether blocks change places for balance: under a causal mask of equal blocks of an even size, with no array of
+    """True if blocks change places for balance: under a causal mask of equal blocks of an even size, with no array of
     scores whose rows would have to move too."""
     setting, how, n = call.scope.setting, call.how, call.count
     length, keys = call.dim("q", how.length), call.dim("k", how.keys)
