@@ -1,4 +1,4 @@
-"""What IPython and Jupyter show: the cell of a line, and errors without the frames of this package.
+"""Output in IPython and Jupyter: the cell of a line, and errors without the frames of this package.
 
 IPython is never imported here; its names are used only where a session of it runs.
 """

@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Sees:
-    """Which keys a query sees by their positions: with `causal` none after it, with `window` only the nearest ones.
+    """The keys that a query sees by their positions: with `causal` none after it, with `window` only the nearest ones.
 
     Keys at positions from `count` on are padding, which no query sees.
     """

@@ -184,7 +184,7 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
 
 
 def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
-    """What one step of the workload does: the products of its graph without rematerialisation."""
+    """The work of one step of the workload: the products of its graph without rematerialisation."""
     import meshdsl as md
 
     from ..report.rates import work_of

@@ -1,4 +1,4 @@
-"""What a fused attention kernel computes, and what it does not store: the scores.
+"""A fused attention kernel: its work, and the scores that it does not store.
 
 Scores are the result of a batched product, queries by keys, whose softmax is taken. Their dims identify them, also in
 the backward pass: every value with exactly these dims is scores, their gradient, or a mask of their size.

@@ -115,7 +115,7 @@ def _between(curve: Sequence[tuple[float, float]], work: float) -> float | None:
 
 @dataclass
 class Coverage:
-    """Where the times of a program's kernels come from: numbers of kernels, and their seconds in one step."""
+    """The origin of the times of a program's kernels: numbers of kernels, and their seconds in one step."""
 
     exact: int = 0
     interpolated: int = 0

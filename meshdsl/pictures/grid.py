@@ -16,7 +16,7 @@ __all__ = ["Grid"]
 
 @dataclass(frozen=True)
 class Grid:
-    """Which devices of a mesh are drawn, and where. At most `across` columns, `down` rows and `planes` planes are."""
+    """The devices drawn of a mesh, and their places. At most `across` columns, `down` rows and `planes` planes are."""
 
     mesh: Mesh
     across: int

@@ -1,4 +1,4 @@
-"""Which places a JAX function reads: a static check that it may run on blocks of its operands.
+"""The places that a JAX function reads: a static check that it may run on blocks of its operands.
 
 `dependence` reads the function's jaxpr. `factors` describes the axes of a value, `rules` says how each primitive acts
 on them, `sums` which values are partial sums,`kernels` reads Pallas kernels, and `resemblance`

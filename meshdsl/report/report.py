@@ -148,7 +148,7 @@ class Report:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """How many kernels take their time from the machine's profile."""
+        """Number of kernels that take their time from the machine's profile."""
         return coverage(self.ledger, self.machine)
 
     @property

@@ -146,7 +146,7 @@ class SearchResult:
 
     @cached_property
     def worth(self) -> tuple[KnobWorth, ...]:
-        """What each knob of the best plan is worth: the plan with that knob at its default; costed on first access."""
+        """The worth of each knob of the best plan: the plan with that knob at its default; costed on first access."""
         return self._worth()
 
     @cached_property

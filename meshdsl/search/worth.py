@@ -1,4 +1,4 @@
-"""What single knobs of a plan are worth, and how it fits on half the devices."""
+"""The worth of single knobs of a plan, and its fit on half the devices."""
 
 from __future__ import annotations
 

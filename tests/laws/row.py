@@ -125,7 +125,7 @@ class Row:
 
 
 def looped(row: Row, mapped: Sequence[bool]) -> Callable[..., Any]:
-    """What `md.vmap` of the row means: the stacked results of its call on each place of `v`."""
+    """The meaning of `md.vmap` of the row: the stacked results of its call on each place of `v`."""
 
     def call(*xs: Tensor) -> Any:
         cut = [md.unstack(x, "v") if on else None for x, on in zip(xs, mapped, strict=True)]
