@@ -86,15 +86,15 @@ __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDund
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES or name in _PUBLIC:
-        importlib.import_module(f"{__name__}.versions").check_jax()
+        importlib.import_module(f"{__name__}.errors.jax_version").check_jax()
     if name in _MODULES:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        value: Any = importlib.import_module(f"{__name__}.boundary").guarded_module(module, name)
+        value: Any = importlib.import_module(f"{__name__}.errors.boundary").guarded_module(module, name)
     elif name in _PUBLIC:
         if _PUBLIC[name] == "values":
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
-        value = importlib.import_module(f"{__name__}.boundary").guarded(value, name)
+        value = importlib.import_module(f"{__name__}.errors.boundary").guarded(value, name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)

@@ -19,12 +19,12 @@ from .arguments import bind, static_names
 from .cost.machine import Machine
 from .cost.machine import machine as machine_named
 from .cost.network import place
+from .display.markup import page_part
 from .errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from .inside_jax import array_function, traced_by_jax
 from .ir import Graph, Var
 from .layouts import Layout, Mesh
 from .lowering import Program
-from .markup import page_part
 from .pipeline import Options, Stage
 from .plan import Plan, machine_text, planned
 from .report.evaluate import cost as report

@@ -20,9 +20,9 @@ import numpy as np
 from . import init as initializers
 from .autodiff import zeros
 from .dims import DimsLike, Shape, pick
+from .display.markup import page_part
 from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, located, nearest, raised
 from .ir import Type
-from .markup import page_part
 from .ops import random
 from .ops.dtypes import as_dtype, cast, kind
 from .trace import trace, tree

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from .cost.machine import PACKAGED, Machine, users_folders
+from .display.markup import page_part
 from .errors import LayoutError, nearest
 from .knobs import KNOBS, check_microbatches, check_pipeline, check_remat, toml
 from .layouts import Layout, Mesh
-from .markup import page_part
 from .report.files import write_text
 from .tune.overlap.values import NO_OVERLAP, Overlap
 from .tune.weight_update import WeightUpdate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl import markup
+from meshdsl.display import markup
 from meshdsl.pictures import picture
 from meshdsl.report import html
 from tests.pages import PageParser

@@ -22,12 +22,8 @@ RUNS_CELLS = ROOT / "docs" / "_ext" / "notebooks.py"  # executes the code of thi
 
 # Lowest first. A unit is a module or a subpackage of meshdsl; names on one line are one unit in several files
 ORDER = [
-    ["notebook"],
     ["errors"],
-    ["versions"],
-    ["units"],
-    ["markup"],
-    ["boundary"],
+    ["display"],
     ["primitives"],
     ["places"],
     ["jax_call"],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.boundary import fits
+from meshdsl.errors.boundary import fits
 from tests import misuse
 
 X = md.tensor([[1.0, 2.0], [3.0, 4.0]], "batch io")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from ..markup import axis_pattern
+from ..display.markup import axis_pattern
 
 __all__ = ["bold", "has_colours", "of_error", "painted"]
 

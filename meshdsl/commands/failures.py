@@ -12,7 +12,7 @@ import sys
 import traceback
 
 from ..errors import InternalError, LayoutError, MeshdslError, Where, raised
-from ..versions import check_jax
+from ..errors.jax_version import check_jax
 from . import doctor
 from .colours import of_error
 from .common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, printable, reason_of

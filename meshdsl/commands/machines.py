@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table of the machines: those of the package, and the user's own."""
     from ..cost.machine import PACKAGED, machine, machines
+    from ..display.units import show_bytes
     from ..report.tables import table
-    from ..units import show_bytes
 
     known = [machine(name) for name in machines()]
     records = [
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _peak(peak: Mapping[str, float]) -> str:
     """The peak of the dtype that models train in, where the machine has it."""
-    from ..units import number
+    from ..display.units import number
 
     dtype = next((name for name in ("bfloat16", "float16") if name in peak), max(peak, key=peak.__getitem__))
     return f"{number(peak[dtype], 'FLOP/s')} {dtype}"

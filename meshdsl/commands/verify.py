@@ -84,8 +84,8 @@ def _memory(compiled: Any, arguments: Any) -> Any:
 
 def _aot_text(built: Any, memory: Any) -> str:
     """The predicted memory and collectives beside the compiler's, as text."""
+    from ..display.units import percent, show_bytes
     from ..report.tables import table
-    from ..units import percent, show_bytes
 
     lines = [str(built)]
     if built.memory is None:

@@ -27,12 +27,12 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from ..display.units import show_bytes
 from ..errors import LayoutError, MeshdslError
 from ..ir import Var, walk
 from ..lowering import Program
 from ..lowering.asynchrony import Start
 from ..lowering.emit import emit, partition_spec
-from ..units import show_bytes
 from .diff import CompilerDiff, changes
 from .hlo import Performed, estimated_cycles, performed
 from .windows import CompiledWindow, compiled_windows

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..display.units import show_bytes
 from ..layouts import Mesh
 from ..lowering import Program
-from ..units import show_bytes
 from .hlo import Performed
 from .stablehlo import Groups, groups_of, stated
 

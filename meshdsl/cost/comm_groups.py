@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..display.units import show_bytes
 from ..lowering.program import CollectiveRecord
-from ..units import show_bytes
 from .ledger import Line
 from .timeline import Cost
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Scan, Var, While
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
-from ..units import show_bytes
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, batches, holders, steps
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]

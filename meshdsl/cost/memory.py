@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..display.units import show_bytes
 from ..errors import Where
 from ..ir import Var
 from ..lowering import Program
-from ..units import show_bytes
 from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
 
 __all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]

@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..dims import Dim, Shape, show
+from ..display.markup import page_part
 from ..errors import NOWHERE, InternalError, Where
 from ..layouts import Sharding
-from ..markup import page_part
 from .cause import NO_CAUSE, Cause
 from .collective import Collective
 from .op import Op, Params, Type

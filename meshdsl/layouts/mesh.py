@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..display.markup import page_part
 from ..errors import LayoutError, nearest
-from ..markup import page_part
 
 if TYPE_CHECKING:
     import jax

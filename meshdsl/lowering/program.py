@@ -12,12 +12,12 @@ from functools import cached_property
 
 import numpy as np
 
+from ..display.markup import page_part
+from ..display.units import show_bytes
 from ..errors import Where
 from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
-from ..markup import page_part
-from ..units import show_bytes
 from .asynchrony import Start
 
 __all__ = ["CollectiveRecord", "Program"]

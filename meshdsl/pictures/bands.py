@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from ..display.markup import axis_class
 from ..layouts import Mesh
 from ..lowering.program import CollectiveRecord
-from ..markup import axis_class
 from ..report.svg import element
 from .frames import Rect
 from .grid import Grid

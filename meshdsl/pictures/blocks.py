@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..display.markup import axis_class
+from ..display.units import show_bytes
 from ..ir import Var
 from ..lowering import Program
 from ..lowering.simulate import index_along
-from ..markup import axis_class
 from ..report.svg import element, label_width, text
-from ..units import show_bytes
 from .frames import Frame, Rect, hatched
 from .grid import Grid
 from .picture import Picture, drawing

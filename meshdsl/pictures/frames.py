@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..dims import Dim
+from ..display.markup import axis_class
 from ..ir import Var
 from ..lowering import Program
 from ..lowering.simulate import index_along
-from ..markup import axis_class
 from ..report.svg import element
 
 __all__ = ["Frame", "Rect", "hatched"]

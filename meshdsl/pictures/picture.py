@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..markup import AXIS_COLOURS, GROUND, INK, RULE, SOFT, style
+from ..display.markup import AXIS_COLOURS, GROUND, INK, RULE, SOFT, style
 from ..report.svg import element
 
 __all__ = ["Picture", "drawing"]

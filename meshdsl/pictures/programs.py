@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..display.markup import axis_class
+from ..display.units import show_bytes
 from ..ir import Var
 from ..lowering import Program
 from ..lowering.asynchrony import Start
 from ..lowering.program import CollectiveRecord
-from ..markup import axis_class
 from ..report.svg import element, text
 from ..report.tables import cut, line_of
-from ..units import show_bytes
 from .bands import Devices
 from .frames import Frame, hatched
 from .grid import Grid

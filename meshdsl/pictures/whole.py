@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..dims import Dim
-from ..markup import axis_class
+from ..display.markup import axis_class
 from ..report.svg import element, text
 from .frames import CUTS, SHEETS, Frame, hatched
 from .grid import Grid

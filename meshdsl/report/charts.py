@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..cost.fusion import Kernel
 from ..cost.lanes import COMPUTE
 from ..cost.memory import CATEGORIES, Moment
-from ..units import number, percent, seconds, show_bytes
+from ..display.units import number, percent, seconds, show_bytes
 from .report import PARTS, Report
 from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text

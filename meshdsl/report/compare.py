@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..markup import page_part
-from ..units import number, percent, seconds, show_bytes
+from ..display.markup import page_part
+from ..display.units import number, percent, seconds, show_bytes
 from .differences import changes, signed_bytes, signed_percent, signed_seconds
 from .report import PARTS, Report
 from .schema import SCHEMA_VERSION

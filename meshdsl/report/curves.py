@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..units import number
+from ..display.units import number
 from .html import STYLE
 from .svg import axis, element, legend, linear, picture, steps, text
 

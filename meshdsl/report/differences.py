@@ -8,8 +8,8 @@ from typing import Any
 
 from ..cost.comm_groups import dims_of, record_of
 from ..cost.timeline import Cost
+from ..display.units import percent, seconds, show_bytes
 from ..errors import Where
-from ..units import percent, seconds, show_bytes
 from .report import Report
 from .schema import plain
 

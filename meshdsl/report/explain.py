@@ -7,10 +7,10 @@ from typing import Any
 
 from ..cost.comm_groups import dims_of, record_of
 from ..cost.ledger import Line
+from ..display.units import percent, seconds, show_bytes
 from ..errors import MeshdslError, nearest
 from ..ir import walk
 from ..layouts import Layout
-from ..units import percent, seconds, show_bytes
 from .layout_edits import LayoutEdit, dims, edits_text
 from .report import Report
 from .schema import plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Mapping, Sequence
 
-from ..units import number, percent, seconds, show_bytes
+from ..display.units import number, percent, seconds, show_bytes
 from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
 from .compare import compare
 from .report import Report

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..display.units import seconds, show_bytes
 from ..errors import LayoutError
 from ..ir import walk
 from ..layouts import Layout
 from ..layouts.sharding import Axes
-from ..units import seconds, show_bytes
 from .differences import signed_bytes, signed_percent
 from .report import Report
 from .schema import plain

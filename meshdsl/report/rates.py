@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cost.machine import Machine, machine
+from ..display.units import number, percent
 from ..ir import Graph, operations, walk
-from ..units import number, percent
 
 __all__ = ["Budget", "Rates", "Work", "duration", "machine_of_device", "work_of"]
 

@@ -18,11 +18,11 @@ from ..cost.memory import Memory
 from ..cost.profile import Coverage
 from ..cost.roofline import coverage, roofline
 from ..cost.timeline import Cost, Timeline
+from ..display.markup import page_part
+from ..display.units import seconds as show_seconds
+from ..display.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..markup import page_part
-from ..units import seconds as show_seconds
-from ..units import show_bytes
 from .rates import Budget, Rates, Work
 from .schema import SCHEMA_VERSION, plain
 

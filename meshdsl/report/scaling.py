@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..units import number, percent, seconds, show_bytes
+from ..display.units import number, percent, seconds, show_bytes
 from .html import document
 from .report import Report
 from .svg import axis, decades, element, legend, logarithmic, picture, text

@@ -10,8 +10,8 @@ import numpy as np
 from ..cost.comm_groups import CommGroup, record_of
 from ..cost.ledger import Line
 from ..cost.timeline import Cost
+from ..display.units import number, percent, seconds, show_bytes
 from ..errors import Where
-from ..units import number, percent, seconds, show_bytes
 from .report import Report
 from .tables import WIDTH, bar, cut, line_of, table, wrapped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..units import seconds, show_bytes
+from ..display.units import seconds, show_bytes
 from .svg import axis, element, legend, linear, picture, steps, text
 
 __all__ = ["Point", "pareto", "tradeoff"]

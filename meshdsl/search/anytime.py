@@ -18,10 +18,10 @@ import numpy as np
 
 from ..cost.machine import Machine
 from ..cost.network import place
+from ..display.units import show_bytes
 from ..errors import InternalError, LayoutError
 from ..layouts import Layout, Mesh
 from ..report.layout_edits import LayoutEdit
-from ..units import show_bytes
 from .candidates import Candidates, Status
 from .evaluate import Assignment, Entry, Problem, check_objective, evaluate
 from .result import Counts, Progress, SearchResult

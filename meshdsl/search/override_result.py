@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cost.machine import Machine
+from ..display.markup import titled
+from ..display.units import seconds, show_bytes
 from ..layouts.sharding import Axes
-from ..markup import titled
 from ..report.schema import plain
 from ..report.tables import table
-from ..units import seconds, show_bytes
 from .evaluate import Entry
 from .result import heading
 

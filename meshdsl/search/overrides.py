@@ -22,10 +22,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..cost.machine import Machine
+from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..units import show_bytes
 from .eliminate import Tables
 from .evaluate import Assignment, Entry, Problem, check_objective, evaluate
 from .interacting import interacting_inputs

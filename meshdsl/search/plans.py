@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..cost.machine import Machine
+from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..layouts import Mesh
 from ..plan import Plan
-from ..units import show_bytes
 from .anytime import EVERY, ROUNDING, Search, SearchRequest
 from .bound import rule_bound
 from .candidates import Candidates

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from ..cost.machine import Machine
-from ..markup import titled
+from ..display.markup import titled
+from ..display.units import seconds, show_bytes
 from ..plan import Plan
 from ..report.layout_edits import LayoutEdit
 from ..report.schema import SCHEMA_VERSION, plain
-from ..units import seconds, show_bytes
 from .evaluate import Entry
 from .worth import Half, KnobWorth
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cost.machine import Machine
+from ..display.units import show_bytes
 from ..errors import LayoutError, nearest
 from ..ir import Graph, Var
 from ..layouts import Layout, Mesh, Sharding
@@ -23,7 +24,6 @@ from ..passes.weight_update.pending import ShardedGraph
 from ..passes.weight_update.shard_updates import Decision, Policy, Verdict, shard_updates
 from ..passes.weight_update.updates import Update
 from ..schedule.bucket_collectives import bucket_collectives, bucketed_tensors
-from ..units import show_bytes
 from .groups import GroupSpec, RefinedMesh, group_of
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, on_refined
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.versions import OLDEST_JAX
+from meshdsl.errors.jax_version import OLDEST_JAX
 from tests.cli import fuzz
 from tests.cli.running import HERE, Run, here
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.display.units import show_bytes
 from meshdsl.layouts import layout as layouts
 from meshdsl.search import overrides as module
 from meshdsl.search.eliminate import Tables
 from meshdsl.search.interacting import interacting_inputs
 from meshdsl.search.parameters import parameters
-from meshdsl.units import show_bytes
 
 
 def step(params: dict[str, Any], state: dict[str, Any], x: Any) -> Any:

@@ -14,12 +14,12 @@ from ...cost.machine import Machine
 from ...cost.memory import memory
 from ...cost.network import Placement
 from ...cost.timeline import Timeline, timeline
+from ...display.units import show_bytes
 from ...errors import LayoutError
 from ...ir import Fuses, Op, Var
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...schedule.fences import fence, is_product, windows
-from ...units import show_bytes
 from .kernels import kernels_with_products
 from .one_in_flight import one_in_flight
 from .planner import Planner

@@ -9,6 +9,7 @@ from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.network import Placement
 from ...cost.timeline import timeline
+from ...display.units import seconds
 from ...errors import LayoutError
 from ...ir import Eqn
 from ...lowering.collectives import AllToAll
@@ -19,7 +20,6 @@ from ...schedule.ring_products import ring_products, rings
 from ...schedule.skew import gathers_ahead, gradients_behind, skew
 from ...schedule.split import Parts, cuts_along, split
 from ...schedule.unroll import unroll
-from ...units import seconds
 from .insertion import improved_schedule
 from .kernels import kernels_with_products
 from .lancet import lancet

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...display.markup import titled
+from ...display.units import percent, seconds, show_bytes
 from ...errors import LayoutError, nearest
-from ...markup import titled
-from ...units import percent, seconds, show_bytes
 
 __all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "Window"]
 

@@ -158,7 +158,7 @@ class Where(NamedTuple):
 
 
 NOWHERE = Where("", 0)  # for equations and errors without a user's line
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages; standard library
 _COMMAND = os.sep + "meshdsl"  # the installed command-line script

@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import re
 
-from .errors import MeshdslError
+from . import MeshdslError
 
 __all__ = ["OLDEST_JAX", "check_jax"]
 

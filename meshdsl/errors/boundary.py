@@ -22,7 +22,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from .errors import MeshdslError, ShapeError, at, caller, users_line
+from . import MeshdslError, ShapeError, at, caller, users_line
 
 __all__ = ["guarded", "guarded_module"]
 

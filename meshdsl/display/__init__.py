@@ -1,0 +1,1 @@
+"""Text for people: numbers with units, colours, and HTML of notebooks."""
