@@ -19,8 +19,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
     "dims": ("Dim", "dims"),
-    "values": ("Tensor", "spec", "tensor"),
-    "target": ("platform",),
+    "trace.tensor": ("Tensor",),
+    "trace.arguments": ("spec", "tensor"),
+    "trace.platform": ("platform",),
     "ops.elementwise": (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
         "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square",
@@ -91,7 +92,7 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
         value: Any = importlib.import_module(f"{__name__}.errors.boundary").guarded_module(module, name)
     elif name in _PUBLIC:
-        if _PUBLIC[name] == "values":
+        if _PUBLIC[name].startswith("trace."):
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
         value = importlib.import_module(f"{__name__}.errors.boundary").guarded(value, name)

@@ -157,12 +157,12 @@ from .plan import Plan as Plan
 from .report.report import Report as Report
 from .search import search as search
 from .search import search_overrides as search_overrides
-from .target import platform as platform
+from .trace.arguments import spec as spec
+from .trace.arguments import tensor as tensor
+from .trace.platform import platform as platform
+from .trace.tensor import Tensor as Tensor
 from .tune.overlap.values import Overlap as Overlap
 from .tune.weight_update import WeightUpdate as WeightUpdate
-from .values import Tensor as Tensor
-from .values import spec as spec
-from .values import tensor as tensor
 from .vectorise import vmap as vmap
 from .weights import HubConfig as HubConfig
 from .weights import HuggingFace as HuggingFace

@@ -19,8 +19,7 @@ from .ops.contraction import broadcast, sum
 from .ops.dtypes import cast, kind
 from .ops.elementwise import add
 from .ops.reshape import transpose
-from .trace import as_tensor, bind, location, trace, tree
-from .values import Tensor
+from .trace import Tensor, as_tensor, bind, location, trace, tree
 
 __all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph", "zeros"]
 

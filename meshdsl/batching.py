@@ -16,8 +16,7 @@ from .errors import InternalError, ShapeError, at, caller
 from .ir import Call, Eqn, Graph, Type, Var, walk
 from .ops.contraction import broadcast, spread
 from .ops.reshape import transpose
-from .trace import bind, location, trace, tree
-from .values import Tensor
+from .trace import Tensor, bind, location, trace, tree
 
 __all__ = ["batched", "batched_function", "batched_graph"]
 

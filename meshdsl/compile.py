@@ -30,11 +30,10 @@ from .plan import Plan, machine_text, planned
 from .report.evaluate import cost as report
 from .report.report import Report
 from .signature import Stages, Traced, argument_path, check_count, spec_of_argument
-from .trace import tree
+from .trace import Tensor, tree
 from .tune.groups import group_of
 from .tune.overlap.values import Overlap, OverlapPlan
 from .tune.weight_update import UpdateTable, WeightUpdate
-from .values import Tensor
 
 __all__ = ["Compiled", "History", "compile", "host_devices"]
 

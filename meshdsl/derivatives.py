@@ -15,8 +15,7 @@ from .errors import ShapeError, at, caller
 from .ir import Graph
 from .ops.dtypes import kind
 from .ops.reshape import transpose
-from .trace import as_tensor, evaluate, location, trace, tree
-from .values import Tensor
+from .trace import Tensor, as_tensor, evaluate, location, trace, tree
 
 __all__ = ["jvp", "vjp"]
 

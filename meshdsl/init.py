@@ -19,8 +19,7 @@ from .errors import MeshdslError, ShapeError, at, caller
 from .ops import random
 from .ops.contraction import broadcast
 from .ops.dtypes import cast
-from .trace import as_tensor
-from .values import Tensor
+from .trace import Tensor, as_tensor
 
 __all__ = [
     "constant", "glorot", "he", "lecun", "normal", "ones", "truncated_normal", "uniform", "variance_scaling", "zeros",

@@ -22,7 +22,7 @@ from .autodiff import pullback, zeros
 from .errors import TraceError
 from .ir import Graph, Var
 from .signature import Stages
-from .values import Tensor
+from .trace import Tensor
 
 __all__ = ["array_function", "traced_by_jax"]
 

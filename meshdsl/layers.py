@@ -12,8 +12,7 @@ from .dims import Dim, DimLike, pick, show
 from .errors import MeshdslError, ShapeError, at, caller
 from .ir import Type
 from .params import Declared, ModelRun, eval_shape, running, running_model, value_of
-from .trace import tree
-from .values import Tensor
+from .trace import Tensor, tree
 
 __all__ = ["layers"]
 

@@ -25,8 +25,7 @@ from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller, loc
 from .ir import Type
 from .ops import random
 from .ops.dtypes import as_dtype, cast, kind
-from .trace import trace, tree
-from .values import Tensor, dtype_of
+from .trace import Tensor, dtype_of, trace, tree
 
 __all__ = [
     "Declared",

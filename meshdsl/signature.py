@@ -18,9 +18,8 @@ from .layouts import Layout, Mesh
 from .lowering import Program
 from .lowering.emit import check_platform, emit, partition_spec
 from .pipeline import Options, Stage, State, begin, run
-from .target import Target, tracing_for
-from .trace import trace, tree
-from .values import Tensor, spec_of
+from .trace import Tensor, spec_of, trace, tree
+from .trace.platform import Target, tracing_for
 
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
 

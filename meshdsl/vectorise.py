@@ -13,8 +13,7 @@ from .errors import ShapeError, located
 from .layers import declare, declared_inside, weights_of, without
 from .ops.contraction import broadcast
 from .params import current_run, running
-from .trace import as_tensor, tree
-from .values import Tensor
+from .trace import Tensor, as_tensor, tree
 
 __all__ = ["vmap"]
 

@@ -24,16 +24,11 @@ RUNS_CELLS = ROOT / "docs" / "_ext" / "notebooks.py"  # executes the code of thi
 ORDER = [
     ["errors"],
     ["display"],
-    ["primitives"],
-    ["places"],
-    ["jax_call"],
-    ["attend"],
-    ["target"],
+    ["jaxprs"],
     ["dims"],
     ["layouts"],
     ["backend"],
     ["ir"],
-    ["values"],
     ["trace"],
     ["ops"],
     ["batching"],
@@ -68,8 +63,8 @@ IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "demo"]  # units of meshd
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile` and others are public names of the package too: importing those is fine.
-# `primitives` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
-INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "layers", "primitives", "__init__"}
+# `jaxprs` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
+INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "init", "layers", "jaxprs", "__init__"}
 DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -8,9 +8,10 @@ from typing import Any
 import meshdsl as md
 
 TITLES = {
-    "values": "Values",
+    "trace.tensor": "Values",
+    "trace.arguments": "Values",
     "dims": "Dims",
-    "target": "Programs",
+    "trace.platform": "Programs",
     "ops.creation": "Making tensors",
     "ops.elementwise": "Elementwise operations",
     "ops.activations": "Elementwise operations",

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..dims import DimsLike
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
-from ..values import Tensor, tensor
+from ..trace import Tensor, tensor
 from .arguments import check_step
 from .manifest import Entry
 from .read import StepReader, open_step

@@ -16,7 +16,7 @@ from ..ir import Type
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..lowering import Program
 from ..lowering.emit import partition_spec
-from ..values import Tensor, spec_of
+from ..trace import Tensor, spec_of
 from .grid import Box
 from .manifest import Entry
 from .read import ReadRequest, StepReader

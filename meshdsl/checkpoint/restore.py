@@ -13,8 +13,7 @@ from ..errors import CheckpointError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..ops.random import WORD
-from ..trace import tree
-from ..values import Tensor, spec_of, tensor
+from ..trace import Tensor, spec_of, tensor, tree
 from . import processes
 from .device_put import device_put, targets
 from .directory import lost_newest, step_numbers, unfinished

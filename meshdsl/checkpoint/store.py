@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..values import Tensor
+from ..trace import Tensor
 from . import lock, processes
 from .arguments import check_options, check_step, parse_target, warn
 from .directory import clean, is_good, links, note_newest, remove_step, set_aside, step_numbers

@@ -13,8 +13,7 @@ import numpy as np
 from ..errors import CheckpointError, ShapeError, nearest
 from ..ir import Type
 from ..ops.random import WORD
-from ..trace import as_tensor, tree
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, tree
 from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
 from .strict import plain
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import CheckpointError, SaveError
 from ..ir import Type
-from ..values import Tensor
+from ..trace import Tensor
 from .files import open_root, opened, read_at, regular_size, rename, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
 from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name

@@ -18,8 +18,7 @@ from ..ops.elementwise import add, where
 from ..ops.indexing import iota
 from ..ops.reshape import transpose
 from ..ops.slicing import shift
-from ..trace import as_tensor, trace
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, trace
 from .combine import Combine
 from .loops import scan
 

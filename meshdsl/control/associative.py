@@ -21,8 +21,7 @@ from ..ops.dtypes import cast
 from ..ops.index_map import replaced
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
-from ..trace import as_tensor, bind, tree
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind, tree
 from .affine import cotangents
 from .carry import leaves_of
 from .combine import Combine, combine_of

@@ -11,8 +11,7 @@ from ..autodiff import pullback, zeros
 from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
 from ..ir import Cond, Graph, Op, Type, While, silent
-from ..trace import as_tensor, bind, trace, tree
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind, trace, tree
 from .carry import carried, leaves_of, unused
 from .loops import scan
 from .vmapped import cond_rule, while_rule

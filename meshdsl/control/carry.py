@@ -8,8 +8,7 @@ from typing import Any
 from ..errors import ShapeError, at, caller
 from ..ir import Var
 from ..ops.reshape import transpose
-from ..trace import as_tensor, tree
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, tree
 
 __all__ = ["carried", "leaves_of", "unused"]
 

@@ -12,8 +12,7 @@ from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Eqn, Type, walk
 from ..ops.contraction import broadcast
 from ..ops.reshape import transpose
-from ..trace import trace
-from ..values import Tensor
+from ..trace import Tensor, trace
 from .blockwise import run_on
 
 __all__ = ["Combine", "combine_of"]

@@ -18,11 +18,10 @@ from ..backend import Local
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type
+from ..jaxprs import flops
 from ..ops.dtypes import kind
 from ..ops.reshape import refill
-from ..places import flops
-from ..trace import bind
-from ..values import Tensor
+from ..trace import Tensor, bind
 from .jax_function import JaxFunction, refusal
 
 __all__ = ["JAX_BLOCKS"]

@@ -14,7 +14,7 @@ import jax
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Type
-from ..places import Problem, check, resembles
+from ..jaxprs import Problem, check, resembles
 
 __all__ = ["JaxFunction", "refusal"]
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from ..dims import Dim, DimsLike, Shape, pick, show, split_items
 from ..errors import ShapeError
-from ..trace import bind, tree
-from ..values import Tensor
+from ..trace import Tensor, bind, tree
 from .jax_blocks import JAX_BLOCKS
 from .jax_function import JaxFunction, refusal
 

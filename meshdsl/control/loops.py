@@ -15,8 +15,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Scan, Type
 from ..ops.joining import stack, unstack
 from ..ops.reshape import transpose
-from ..trace import bind, evaluate, trace, tree
-from ..values import Tensor
+from ..trace import Tensor, bind, evaluate, trace, tree
 from .carry import carried, leaves_of
 from .residuals import split
 from .vmapped import scan_rule

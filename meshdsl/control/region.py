@@ -20,8 +20,7 @@ from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
 from ..ops.contraction import broadcast, located
 from ..ops.reshape import refill, transpose
-from ..trace import as_tensor, bind1, trace
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1, trace
 from .blockwise import run_on
 from .jax_blocks import JAX_BLOCKS
 from .jax_local import apply

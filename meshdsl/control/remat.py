@@ -9,8 +9,7 @@ from ..autodiff import pullback
 from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.contraction import spread
-from ..trace import as_tensor, bind, bind1, trace, tree
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
 from .carry import leaves_of
 
 __all__ = ["BARRIER", "KEEP", "checkpoint", "name"]

@@ -11,8 +11,7 @@ from ..ir import Cond, Graph, Op, Scan, While
 from ..ops.contraction import any, broadcast, spread
 from ..ops.elementwise import where
 from ..ops.reshape import transpose
-from ..trace import bind, evaluate, trace
-from ..values import Tensor
+from ..trace import Tensor, bind, evaluate, trace
 
 __all__ = ["cond_rule", "scan_rule", "while_rule"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..trace import as_tensor
-from ..values import Tensor
+from ..trace import Tensor, as_tensor
 from .elementwise import abs, erf, exp, expm1, log1p, sigmoid, square, tanh, where
 
 __all__ = ["elu", "gelu", "leaky_relu", "selu", "silu", "softplus"]

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..dims import Dim, find, names, show
 from ..errors import ShapeError, located
-from ..trace import as_tensor, bind
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind
 from .attention_blocks import Names
 from .attention_ops import ATTENTION
 from .attention_plain import plain_attention

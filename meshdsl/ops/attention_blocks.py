@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..attend import Arrays, Sees, Span
 from ..backend import Block, Local
+from ..backend.attention import Arrays, Sees, Span
 from ..dims import Dim, Shape, names
 
 __all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]

@@ -14,8 +14,7 @@ from ..backend import Local
 from ..dims import Shape, names
 from ..ir import Eqn, Labels, Op, Product, Reduce, Type
 from ..layouts import Sharding
-from ..trace import bind
-from ..values import Tensor
+from ..trace import Tensor, bind
 from .attention_blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
 from .attention_plain import plain_gradient
 from .attention_vmap import vectorised

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ..dims import Dim, Shape, find, names
-from ..trace import as_tensor
-from ..values import Tensor
+from ..trace import Tensor, as_tensor
 from .attention_blocks import Names, value_dim
 from .contraction import broadcast, einsum, max, sum
 from .dtypes import cast

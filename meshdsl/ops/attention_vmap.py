@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from ..dims import Dim
 from ..ir import Op
-from ..trace import bind
-from ..values import Tensor
+from ..trace import Tensor, bind
 from .attention_blocks import RESIDUALS, Names
 from .contraction import broadcast, spread
 from .indexing import iota

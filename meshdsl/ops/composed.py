@@ -8,8 +8,7 @@ from typing import Any
 
 from ..dims import DimLike, DimsLike, find
 from ..errors import ShapeError, at, caller, located
-from ..trace import as_tensor
-from ..values import Tensor
+from ..trace import Tensor, as_tensor
 from .contraction import broadcast, max, over_dims, sum
 from .dtypes import cast, check_kind, float_for, kind
 from .elementwise import abs, equal, maximum, minimum, sqrt, square, where

@@ -18,8 +18,7 @@ from ..backend import Local, letters
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Bounded, Fuses, Linear, Op, Product, Reduce, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, check_ordered, kind, promote
 from .elementwise import logical_not, square, where
 

@@ -14,8 +14,7 @@ from ..backend import Local
 from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, pick, show, split_items
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
-from ..trace import bind1
-from ..values import Tensor
+from ..trace import Tensor, bind1
 from .contraction import einsum
 from .dtypes import as_dtype, kind, promote
 from .reshape import blocked_kernel

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..dims import DimLike, DimsLike, pick
 from ..errors import ShapeError, at, caller, located
-from ..trace import as_tensor
-from ..values import Tensor
+from ..trace import Tensor, as_tensor
 from .contraction import broadcast
 from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim

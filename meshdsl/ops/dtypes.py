@@ -10,8 +10,7 @@ import numpy as np
 
 from ..errors import ShapeError, at, caller, located
 from ..ir import Bounded, Fuses, Linear, Op, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor, dtype_of
+from ..trace import Tensor, as_tensor, bind1, dtype_of
 
 __all__ = [
     "CAST",

@@ -12,8 +12,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .contraction import broadcast, spread
 from .dtypes import cast, promote
 from .elementwise import maximum, minimum, where

@@ -15,8 +15,7 @@ from ..backend import Local
 from ..dims import merge, show
 from ..errors import ShapeError, at, caller
 from ..ir import Bounded, Fuses, Linear, Op, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_kind, float_for, kind, promote, takes
 
 __all__ = [

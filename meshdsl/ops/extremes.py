@@ -6,8 +6,7 @@ from typing import Any
 
 from ..dims import DimLike, find
 from ..errors import located
-from ..trace import as_tensor
-from ..values import Tensor
+from ..trace import Tensor, as_tensor
 from .contraction import max, min
 from .dtypes import kind
 from .elementwise import stop_gradient, where

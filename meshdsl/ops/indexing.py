@@ -15,8 +15,7 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .contraction import broadcast, spread
 from .dtypes import as_dtype, cast
 from .index_map import replaced

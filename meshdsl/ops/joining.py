@@ -12,8 +12,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Reduce, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .contraction import spread
 from .dtypes import promote
 from .index_map import IndexMap, Piece

@@ -11,9 +11,8 @@ from ..backend import Local
 from ..dims import names, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
-from ..primitives import mixing
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..jaxprs.primitives import mixing
+from ..trace import Tensor, as_tensor, bind1
 from .dtypes import kind
 from .elementwise import broadcast_shape
 

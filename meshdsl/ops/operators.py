@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..errors import ShapeError, at, caller
-from ..values import Tensor
+from ..trace import Tensor
 from . import contraction
 from . import elementwise as ops
 from .dtypes import cast

@@ -11,8 +11,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, located
 from ..ir import Fuses, Op, Type
-from ..trace import as_tensor, bind, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind, bind1
 from .dtypes import cast, check_ordered
 from .elementwise import stop_gradient
 from .indexing import new_dim, put_along

@@ -12,8 +12,7 @@ from typing import Any
 
 from ..dims import DimLike, find
 from ..ir import Bounded, Fuses, Linear, Op
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
 __all__ = ["SHARD", "prefer", "replicate", "shard"]

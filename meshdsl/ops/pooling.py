@@ -12,8 +12,7 @@ from ..backend import Local
 from ..dims import ByDim, Dim, Shape, find
 from ..errors import ShapeError, located
 from ..ir import Linear, Op, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor, tensor
+from ..trace import Tensor, as_tensor, bind1, tensor
 from .contraction import broadcast, sum
 from .dtypes import cast, kind
 from .elementwise import equal

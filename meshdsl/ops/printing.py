@@ -20,8 +20,7 @@ from ..dims import show
 from ..errors import ShapeError, at, caller
 from ..ir import Op, Type
 from ..layouts import Sharding
-from ..trace import as_tensor, bind
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind
 
 __all__ = ["PRINT", "print"]
 

@@ -21,8 +21,7 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
-from ..trace import as_tensor, bind1, current
-from ..values import KEY_WORD, Tensor, tensor
+from ..trace import KEY_WORD, Tensor, as_tensor, bind1, current, tensor
 from .contraction import spread
 from .dtypes import as_dtype, bitcast, cast, kind
 from .elementwise import erf_inv, log, maximum, minimum, where

@@ -15,8 +15,7 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 
 __all__ = [
     "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "squeeze", "transpose",

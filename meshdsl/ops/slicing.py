@@ -15,8 +15,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Type
-from ..trace import as_tensor, bind1
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind1
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel
 

@@ -8,8 +8,7 @@ from typing import Any
 from ..dims import DimsLike, Shape
 from ..errors import located
 from ..ir import Call, Op
-from ..trace import as_tensor, bind, trace
-from ..values import Tensor
+from ..trace import Tensor, as_tensor, bind, trace
 from .contraction import max, over_dims, sum
 from .dtypes import as_dtype, cast, kind
 from .elementwise import exp, isfinite, log, stop_gradient, where

@@ -1,7 +1,7 @@
 """Translates an elementwise jaxpr to md operations.
 
 Calls inside the jaxpr are inlined. Each equation must have only scalars or be elementwise, by the same check as
-`md.map` (`meshdsl.primitives`). Other equations raise an error. Broadcast scalars stay scalars until the end, so the
+`md.map` (`meshdsl.jaxprs`). Other equations raise an error. Broadcast scalars stay scalars until the end, so the
 array shapes of the jaxpr are never applied to a device's shard.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import meshdsl as md
-from meshdsl import primitives
+from meshdsl import jaxprs
 
 __all__ = ["Equation", "Flat", "Value", "flatten"]
 
@@ -112,8 +112,8 @@ def _open(
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
         xs = tuple(read(atom) for atom in eqn.invars)
-        inner = primitives.inner(eqn)
-        if eqn.primitive.name in primitives.CALLS and inner:
+        inner = jaxprs.inner(eqn)
+        if eqn.primitive.name in jaxprs.CALLS and inner:
             body, inner_consts = inner[0]
             env.update(zip(eqn.outvars, _open(body, inner_consts, xs, equations, refuse, traceback), strict=True))
             continue
@@ -141,7 +141,7 @@ def _elementwise(name: str, ins: Sequence[Value], out: Value) -> bool:
     if name == "broadcast_in_dim":
         return shapes[0] in ((), out.shape)
     scalars = not any((*shapes, out.shape))
-    return scalars or primitives.elementwise(name, shapes, out.shape)
+    return scalars or jaxprs.elementwise(name, shapes, out.shape)
 
 
 def _source(traceback: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from ..errors import LayoutError, ShapeError, nearest
 from ..ir import Type, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..lowering import Program
-from ..values import Tensor, spec_of
+from ..trace import Tensor, spec_of
 from .blocks import blocks
 from .picture import Picture
 from .programs import MOST, program_picture

@@ -16,7 +16,7 @@ from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..plan import Plan
-from ..values import spec
+from ..trace import spec
 from .anytime import SearchRequest
 from .anytime import search as search_layouts
 from .evaluate import Problem

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checkpoint import processes
 from ..errors import MeshdslError, SaveError, ShapeError, at, caller
-from ..values import Tensor
+from ..trace import Tensor
 from .files import DTYPES, INDEX, SINGLE, header_of, write_header
 from .load import hugging_face_of, rules_of
 from .table import Rule

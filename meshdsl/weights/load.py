@@ -19,7 +19,7 @@ from ..errors import CheckpointError, MeshdslError, ShapeError, at, caller, near
 from ..ir import Type
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..values import Tensor
+from ..trace import Tensor
 from .config import HubConfig
 from .files import Stored, open_directory, read_json
 from .table import HuggingFace, Rule, rule_of

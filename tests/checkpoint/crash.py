@@ -24,7 +24,7 @@ from meshdsl.checkpoint.grid import Box
 from meshdsl.checkpoint.read import ReadRequest, open_step
 from meshdsl.checkpoint.store import Checkpoints
 from meshdsl.errors import CheckpointError
-from meshdsl.values import tensor
+from meshdsl.trace import tensor
 
 SIZES = {"a": 30_000, "b": 7, "c": 1000}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor
 
 from .row import In, Row
 

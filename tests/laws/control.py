@@ -9,7 +9,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.dims import Dim
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor
 
 from .operands import V, W, X
 from .row import INDEX, In, Row

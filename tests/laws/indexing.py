@@ -12,8 +12,7 @@ import scipy.special
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.ops import indexing
-from meshdsl.trace import bind1
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor, bind1
 
 from .operands import INTS, REAL, V, W, X, size_of
 from .row import INDEX, In, Row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor
 
 from .row import In
 

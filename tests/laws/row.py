@@ -14,8 +14,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph, Type
-from meshdsl.trace import trace, tree
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor, trace, tree
 
 SIZES = {"a": 3, "b": 4, "c": 5, "d": 2, "t": 4}
 Sizes = Mapping[str, int] | Callable[[str], int]

@@ -19,7 +19,7 @@ from meshdsl import backend
 from meshdsl.dims import Dim, Shape, names
 from meshdsl.ir import Eqn, Graph
 from meshdsl.passes.unmade import unmade_values
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor
 from tests.laws import INDICES, run
 
 MESHES = [

@@ -25,7 +25,7 @@ from meshdsl.lowering import Program
 from meshdsl.lowering.emit import partition_spec
 from meshdsl.lowering.partition import partition
 from meshdsl.lowering.simulate import poison
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor
 from tests.laws import INDEX, INDICES, Row, rows, run
 from tests.laws import SIZES as NAMES
 from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, same_bits, shrink, tensors, weights

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.attend import Arrays, Sees, Span, plain
 from meshdsl.backend import NumPy
+from meshdsl.backend.attention import Arrays, Sees, Span, plain
 from meshdsl.ops.attention_ops import pairs_seen
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import Dim
-from meshdsl.trace import trace
-from meshdsl.values import Tensor
+from meshdsl.trace import Tensor, trace
 from tests.laws import run
 
 NAN, INF = np.nan, np.inf

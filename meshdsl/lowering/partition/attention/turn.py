@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ....attend import Span
 from ....backend import Block, Local
+from ....backend.attention import Span
 from ....dims import names
 from ....ir import Eqn, Labels, Op, Product, Type
 from ....layouts import Sharding

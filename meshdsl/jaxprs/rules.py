@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..primitives import ELEMENTWISE
 from .factors import Axis, MixesError, dims_of, free, join, plain, regroup, sizes, uniform
+from .primitives import ELEMENTWISE
 
 __all__ = ["FIRST", "JOINT", "PRODUCTS", "RULES", "Equation", "Rule"]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Literal
 
-from ..primitives import inner
 from .factors import Axis, Factor, MixesError, Value, dims_of, free, join, plain, sizes, tied
+from .primitives import inner
 from .rules import RULES, Equation
 
 __all__ = ["REFS", "pallas"]

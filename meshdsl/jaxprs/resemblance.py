@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from ..primitives import inner
 from .dependence import Problem
+from .primitives import inner
 
 __all__ = ["resembles"]
 

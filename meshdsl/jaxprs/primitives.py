@@ -18,7 +18,7 @@ import numpy as np
 from jax import export
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from .errors import Where, users_line
+from ..errors import Where, users_line
 
 __all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "inner", "mixing"]
 

@@ -17,9 +17,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..errors import Where, users_line
-from ..primitives import CALLS, inner
 from .control import CONTROL
 from .factors import Axis, Factor, MixesError, Value, dims_of, plain, sizes, uniform
+from .primitives import CALLS, inner
 from .rules import RULES, Equation
 from .sums import sums_of
 

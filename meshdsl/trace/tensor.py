@@ -1,4 +1,4 @@
-"""Values with named dims: concrete or traced tensors, and specs (dims and dtype only), the arguments of a trace."""
+"""`Tensor`: a value with named dims, concrete (it holds an array) or traced (it is a variable of a trace)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .dims import Dim, DimsLike, Shape, pick, show, size_of, split_items
-from .errors import MeshdslError, ShapeError, TraceError, at, caller
-from .ir import Type
+from ..dims import DimsLike, Shape, size_of
+from ..errors import ShapeError, TraceError, at, caller
+from ..ir import Type
 
-__all__ = ["KEY_WORD", "Tensor", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
-
-KEY_WORD = Dim("key_word", 2)  # of random keys
+__all__ = ["Tensor"]
 
 
 class Tensor:
@@ -289,136 +287,3 @@ class Tensor:
 
 def _in_jax(frame: FrameType | None) -> bool:
     return frame is not None and f"{os.sep}jax{os.sep}" in frame.f_code.co_filename
-
-
-def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
-    """Create a concrete tensor from an array and names for its axes.
-
-    >>> import meshdsl as md
-    >>> md.tensor([[1.0, 2.0]], "batch:1 io:2").dims
-    (batch=1, io=2)
-
-    Sizes in `dims` are optional. A random key of JAX, `jax.random.key(0)`, becomes the equal key of `md.random`. An
-    array that `jax.jit` or `jax.grad` traces becomes a tensor of it.
-
-    Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an array of numbers, and if an
-    integer in it does not fit into the 32 bits that JAX uses by default.
-    """
-    try:
-        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            dims, array = (*split_items(dims), KEY_WORD), key_words(array)
-        values = array if isinstance(array, Tracer) else array_of(array)
-        if not isinstance(values, Tracer):
-            _check_width(values)
-        shape = _dims_for(dims, values.shape)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-    values = jnp.asarray(values)
-    return Tensor(shape, values.dtype, array=values)
-
-
-def key_words(key: jax.Array) -> jax.Array:
-    """The words of a JAX random key; raises `ShapeError` if its implementation is not that of `md.random`."""
-    if key.dtype != jax.random.key(0, impl="threefry2x32").dtype:
-        raise ShapeError(
-            f"got a JAX random key, {key.dtype.name}; md.random has the numbers of threefry2x32\n"
-            "  make one with md.random.key(seed), or jax.random.key(seed, impl='threefry2x32')"
-        )
-    return jax.random.key_data(key)
-
-
-def array_of(x: Any) -> np.ndarray | jax.Array:
-    """An array of numbers or booleans; raises `ShapeError` for anything that would not become one unchanged."""
-    if isinstance(x, Tensor | Type):
-        raise ShapeError(f"an array or a number is needed, got {x!r}, which already has named dims")
-    if isinstance(x, Tracer):
-        raise ShapeError(
-            f"a JAX transformation (jit, grad, vmap) is running: got a traced {x.aval.str_short()}\n"
-            "  name its dims, md.tensor(x, dims), or transform with md.grad and md.compile instead"
-        )
-    if isinstance(x, jax.Array):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            raise ShapeError(f"got a JAX random key, {x.dtype.name}\n  make it a tensor: md.tensor(key)")
-        return x
-    try:
-        values = np.asarray(x)
-    except ValueError:
-        raise ShapeError(f"the rows of {_short(x)} have different lengths or types") from None
-    if values.dtype.kind not in "biufcV" or values.dtype.names is not None:
-        raise ShapeError(
-            f"expected a tensor, or numbers or booleans; got {_short(x)} ({type(x).__name__})\n"
-            "  give an array's dims names with md.tensor(array, dims)"
-        )
-    return values
-
-
-def _check_width(values: np.ndarray | jax.Array) -> None:
-    """Raise `ShapeError` if an integer does not fit into the narrower type that JAX stores without 64-bit types."""
-    kind = jax.dtypes.canonicalize_dtype(values.dtype)
-    if kind != values.dtype and kind.kind in "iu" and values.size:
-        low, high = np.iinfo(kind).min, np.iinfo(kind).max
-        if values.min() < low or values.max() > high:
-            raise ShapeError(
-                f"{values.min()} to {values.max()} does not fit into {kind.name}, which holds {low} to {high}\n"
-                "  switch 64-bit types on with jax.config.update('jax_enable_x64', True), or use smaller integers"
-            )
-
-
-def _short(x: Any) -> str:
-    try:
-        text = " ".join(repr(x).split())
-    except Exception:  # the text of a user's own class
-        text = f"a {type(x).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _dims_for(dims: DimsLike, sizes: tuple[int, ...]) -> Shape:
-    items = split_items(dims)
-    if len(items) != len(sizes):
-        raise ShapeError(f"{len(items)} dims given ({items}) for an array of shape {sizes}; name every axis once")
-    sized = [
-        Dim(item, size) if isinstance(item, str) and ":" not in item else item
-        for item, size in zip(items, sizes, strict=True)
-    ]
-    shape = pick(sized, (), new=True)
-    if tuple(d.size for d in shape) != sizes:
-        raise ShapeError(f"dims {show(shape)} do not fit an array of shape {sizes}; the order is the storage order")
-    return shape
-
-
-def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
-    """The dims and dtype of a tensor, without values. Accepted wherever example arguments are.
-
-    >>> spec("batch:8 io:4", "int32")
-    int32[batch=8 io=4]
-
-    Raises `ShapeError` for a dim without a size, a dim named twice, or an invalid dtype.
-    """
-    try:
-        return Type(pick(dims, (), new=True), dtype_of(dtype))
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-
-
-def dtype_of(dtype: Any) -> np.dtype:
-    """The NumPy dtype of numbers or booleans that a name, a type or a dtype stands for; else raises `ShapeError`."""
-    try:
-        found = None if isinstance(dtype, Tensor | np.ndarray | jax.Array) else np.dtype(jnp.dtype(dtype))
-    except (TypeError, ValueError):
-        found = None
-    if found is None or not (jnp.issubdtype(found, np.number) or found.kind == "b"):
-        raise ShapeError(f"{_short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
-    return found
-
-
-def spec_of(x: Any) -> Type:
-    """The type of an argument, which is a tensor, a spec or a number; raises `ShapeError` for anything else."""
-    if isinstance(x, Type):
-        return x
-    if isinstance(x, Tensor):
-        return x.type
-    if isinstance(x, bool | int | float | complex | np.generic) or (hasattr(x, "shape") and x.shape == ()):
-        return Type((), np.dtype(jnp.result_type(x)))
-    raise ShapeError(
-        f"an argument is a tensor, md.spec or number, got {type(x).__name__}; name its dims with md.tensor(array, dims)"
-    )

@@ -8,9 +8,8 @@ one trace). If a nested function uses a tensor of an enclosing trace, the tensor
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,16 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import backend
-from .dims import Shape
-from .errors import MeshdslError, ShapeError, TraceError, Where, at, caller
-from .ir import Eqn, Fuses, Graph, Op, Type, Var, dce, verify
-from .values import Tensor, array_of
+from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller
+from ..ir import Eqn, Graph, Op, Type, Var, dce, verify
+from .arguments import array_of
+from .eager import run_eagerly
+from .literals import CONSTANT, FULL
+from .tensor import Tensor
 
-__all__ = [
-    "CONSTANT", "FULL", "Traced", "as_tensor", "bind", "bind1", "current", "evaluate", "location", "run_kernel",
-    "trace", "tree",
-]  # fmt: skip
+__all__ = ["Traced", "as_tensor", "bind", "bind1", "current", "evaluate", "location", "trace", "tree"]
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
 
@@ -105,34 +102,6 @@ class _State(threading.local):
 
 _state = _State()
 
-CONSTANT = Op(
-    "constant",
-    type=lambda *, value, shape: Type(shape, value.dtype),
-    kernel=lambda c, *, value, shape: _block_of(c, value),
-    flops=lambda *_, **__: 0,
-    fuses=Fuses.VIEW,
-)
-FULL = Op(
-    "full",
-    type=lambda *, value, shape, dtype: Type(shape, dtype),
-    kernel=lambda c, *, value, shape, dtype: c.xp.full(c.outs[0].sizes, value, dtype),
-    flops=lambda *_, **__: 0,
-    fuses=Fuses.MAP,
-    literal=True,
-)
-
-
-def _block_of(c: backend.Local, value: np.ndarray) -> Any:
-    """This device's block of a constant array; padding is zero."""
-    block = c.outs[0]
-    counts = [c.count(axes) for axes in block.axes]
-    pads = [(0, size * n - real) for size, n, real in zip(block.sizes, counts, value.shape, strict=True)]
-    x = c.xp.asarray(np.pad(value, pads) if any(high for _, high in pads) else value)  # np.pad fails on a 0-d array
-    for i, dim in enumerate(block.shape):
-        if block.axes[i]:
-            x = c.xp.dynamic_slice(x, c.start(block, dim), block.sizes[i], i)
-    return x
-
 
 def current() -> Traced | None:
     """The innermost trace in progress, or None."""
@@ -167,7 +136,9 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
             for x in ins:
                 if x._trace is not None:
                     Traced(None).lift(x)
-            return _eager(op, ins, types, params)
+            if "control" in params:  # the graphs inside run equation by equation
+                return tuple(op.kernel(evaluate, *ins, **params))
+            return run_eagerly(op, ins, types, params)
         ins = tuple(trace.lift(x) for x in ins)
     except MeshdslError as error:
         raise at(error, _where()) from None
@@ -179,52 +150,6 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
 def bind1(op: Op, *ins: Tensor, **params: Any) -> Tensor:
     """`bind` for an operation with one result."""
     return bind(op, *ins, **params)[0]
-
-
-def _eager(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) -> tuple[Tensor, ...]:
-    if "control" in params:
-        values = op.kernel(lambda graph, xs: evaluate(graph, xs), *ins, **params)
-        return tuple(values)
-    arrays = [x.array for x in ins]
-    if len(ins) > 1 and _on_other_devices([x.stored for x in ins]):
-        raise at(
-            ShapeError(
-                f"{op.name} of tensors on different devices: results of functions compiled for "
-                "different meshes\n"
-                "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
-            ),
-            _where(),
-        )
-    shapes, types = tuple(x.dims for x in ins), tuple(types)
-    if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
-        results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
-    else:  # a constant's array has no hash, and a function is a new one in every call
-        results = run_kernel(op, backend.Jax, arrays, shapes, types, params)
-    return tuple(Tensor(t.shape, t.dtype, array=a) for t, a in zip(types, results, strict=True))
-
-
-def _on_other_devices(arrays: Sequence[Any]) -> bool:
-    """True if the arrays are on different sets of devices; inside a JAX transformation they are on none."""
-    placed = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
-    return len({frozenset(a.devices()) for a in placed if a.committed}) > 1
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled_kernel(
-    op: Op, shapes: tuple[Shape, ...], types: tuple[Type, ...], params: tuple[tuple[str, Any], ...]
-) -> Callable[..., list[Any]]:
-    """The kernel of an operation on unsharded arrays, compiled whole and not one primitive at a time."""
-    return jax.jit(lambda *arrays: run_kernel(op, backend.Jax, arrays, shapes, types, dict(params)))
-
-
-def run_kernel(
-    op: Op, xp: Any, arrays: Sequence[Any], shapes: Sequence[Shape], types: Sequence[Type], params: Any
-) -> list[Any]:
-    """Run an operation's kernel on unsharded arrays; returns a list of results."""
-    local = backend.Local(xp, tuple(map(backend.whole, shapes)), tuple(backend.whole(t.shape) for t in types))
-    with np.errstate(all="ignore"):  # NaN, infinities and integer overflow are valid results
-        results = op.kernel(local, *arrays, **params)
-    return list(results) if isinstance(results, tuple | list) else [results]
 
 
 def evaluate(graph: Graph, ins: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,30 @@
+"""Formulas that both array libraries need: letters of an einsum, and windows along a dim."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+
+from ..dims import Shape
+
+__all__ = ["Numbers", "letters", "window_count"]
+
+
+def letters(shapes: Sequence[Shape], out: Shape) -> str:
+    """The einsum formula for operands and a result with named dims, such as "ab,bc->ac"."""
+    table: dict[str, str] = {}
+    for shape in (*shapes, out):
+        for dim in shape:
+            table.setdefault(dim.name, string.ascii_letters[len(table)])
+    side = ["".join(table[d.name] for d in shape) for shape in (*shapes, out)]
+    return f"{','.join(side[:-1])}->{side[-1]}"
+
+
+Numbers = tuple[int, ...]  # one window: size, stride, dilation, base dilation, low and high padding
+
+
+def window_count(n: int, window: Numbers) -> int:
+    """The number of windows that fit into n elements plus padding."""
+    size, stride, dilation, base, low, high = window
+    span, extent = ((m - 1) * apart + 1 if m else 0 for m, apart in ((n, base), (size, dilation)))
+    return max(0, (low + span + high - extent) // stride + 1)

@@ -1,0 +1,164 @@
+"""The functions of kernels in JAX: `jax.numpy`, plus functions that it lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import io_callback
+
+from ..jaxprs.call import call_on_blocks
+from .attention import Arrays, blockwise
+from .formulas import Numbers, window_count
+
+__all__ = ["Jax"]
+
+
+def _at_least(dtype: Any, *xs: Any) -> Any:
+    """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""
+    return dtype if all(_widens(x.dtype, dtype) for x in xs) else None
+
+
+def _widens(of: Any, dtype: Any) -> bool:
+    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
+        return jnp.issubdtype(dtype, jnp.floating)
+    return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
+
+
+class _Jax:
+    """jax.numpy, plus functions that it lacks."""
+
+    erf = staticmethod(lax.erf)
+    erf_inv = staticmethod(lax.erf_inv)
+    rsqrt = staticmethod(lax.rsqrt)
+    logistic = staticmethod(lax.logistic)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jnp, name)
+
+    @staticmethod
+    def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
+        return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
+
+    @staticmethod
+    def bitcast(x: Any, dtype: Any) -> Any:
+        return lax.bitcast_convert_type(x, dtype)
+
+    @staticmethod
+    def scatter_add(rows: int, index: Any, updates: Any) -> Any:
+        """An array of `rows` rows with row j of `updates` added to row index[j]; out-of-range indices are dropped."""
+        return jnp.zeros((rows, *updates.shape[1:]), updates.dtype).at[index].add(updates, mode="drop")
+
+    @staticmethod
+    def scatter_along(rows: int, index: Any, updates: Any) -> Any:
+        """Like `scatter_add` along the last axis, with one row of `index` for each row of `updates`."""
+        *rest, n = index.shape
+        flat = index.reshape(math.prod(rest), n)
+        row = np.arange(flat.shape[0], dtype=np.int32)[:, None]
+        zeros = jnp.zeros((flat.shape[0], rows), updates.dtype)
+        return zeros.at[row, flat].add(updates.reshape(flat.shape), mode="drop").reshape(*rest, rows)
+
+    @staticmethod
+    def barrier(x: Any) -> Any:
+        return lax.optimization_barrier(x)
+
+    @staticmethod
+    def tell_host(function: Callable[..., Any], *xs: Any) -> Any:
+        """The boolean that `function(*xs)` returns, which the host runs when the device gets here."""
+        return io_callback(function, jax.ShapeDtypeStruct((), np.bool_), *jax.tree.map(lax.stop_gradient, xs))
+
+    @staticmethod
+    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+        """Sort all keys in ascending order of the first, then the second, ...; NaN last, -0 equal to 0. Not stable."""
+        return tuple(lax.sort(keys, dimension=axis, is_stable=False, num_keys=len(keys)))
+
+    @staticmethod
+    def top_k(x: Any, k: int) -> Any:
+        """The k largest elements along the last axis and their indices; NaN first, ties in index order."""
+        if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders negative NaN below -inf
+            x = jnp.where(jnp.isnan(x), jnp.asarray(jnp.nan, x.dtype), x)
+        return lax.top_k(x, k)
+
+    @staticmethod
+    def dynamic_slice(x: Any, start: Any, size: int, axis: int) -> Any:
+        return lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    @staticmethod
+    def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
+        return lax.dynamic_update_slice_in_dim(x, update, start, axis)
+
+    @staticmethod
+    def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
+        """Apply f to blocks after casting all to the same varying mesh axes, as `jax.vjp` inside f requires."""
+        axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
+        missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
+        return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
+
+    @staticmethod
+    def blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:
+        """The results of a jaxpr that was traced on arrays of this shape; they vary over these mesh axes."""
+        return call_on_blocks(jaxpr, xs, varying)
+
+    @staticmethod
+    def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
+        """The convolution of x and w; `dims` are lax's dimension numbers of x, w and the result."""
+        _, stride, dilation, base, low, high = zip(*windows, strict=True)
+        spatial = [x.shape[dims[0].index(str(i))] for i in range(len(windows))]
+        spans = [(n - 1) * b + 1 for n, b in zip(spatial, base, strict=True)]
+        if any(-n > span for n, span in zip((*low, *high), (*spans, *spans), strict=True)):
+            by_dim = {str(i): pad for i, pad in enumerate(zip(low, high, (b - 1 for b in base), strict=True))}
+            x = lax.pad(x, np.zeros((), x.dtype), [by_dim.get(d, (0, 0, 0)) for d in dims[0]])
+            low = high = (0,) * len(windows)  # lax.conv rejects negative padding larger than the input
+            base = (1,) * len(windows)
+        return lax.conv_general_dilated(
+            x, w, stride, list(zip(low, high, strict=True)), base, dilation, dims,
+            feature_group_count=groups,
+            preferred_element_type=_at_least(dtype, x),
+        )  # fmt: skip
+
+    @staticmethod
+    def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
+        """The sum or maximum of each window along these axes; NaN propagates."""
+        every = [along.get(axis, (1, 1, 1, 1, 0, 0)) for axis in range(x.ndim)]
+        size, stride, dilation, base, low, high = zip(*every, strict=True)
+        pads = list(zip(low, high, strict=True))
+        return lax.reduce_window(x, np.asarray(fill, x.dtype), getattr(lax, reduce), size, stride, pads, base, dilation)
+
+    @staticmethod
+    def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
+        """The element that each window along an axis reads at its position k; `fill` outside the input."""
+        _, stride, dilation, base, low, high = window
+        n = window_count(x.shape[axis], window)
+        if not n:
+            return jnp.zeros(tuple(0 if i == axis else m for i, m in enumerate(x.shape)), x.dtype)
+        pads = [(low, high, base - 1) if i == axis else (0, 0, 0) for i in range(x.ndim)]
+        x, first = lax.pad(x, np.asarray(fill, x.dtype), pads), k * dilation
+        return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
+
+    @staticmethod
+    def attention(x: Arrays) -> Any:
+        """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
+        return blockwise.forward(Jax, x)
+
+    @staticmethod
+    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
+        """The cotangents of queries, keys, values and bias."""
+        return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+
+    @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        """Apply branch number `index` to the operands; all branches return the same shape."""
+        return lax.switch(index, branches, *xs)
+
+    @staticmethod
+    def outline(f: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a long array function a separate StableHLO function, traced once per shape."""
+        return jax.jit(f)
+
+
+Jax = _Jax()

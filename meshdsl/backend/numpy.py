@@ -1,0 +1,203 @@
+"""The functions of kernels in NumPy, for the simulator: they share the mathematics with JAX, and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.special
+
+from ..jaxprs.call import compiled
+from .attention import Arrays, plain
+from .formulas import Numbers, window_count
+
+__all__ = ["NumPy"]
+
+
+def _wide(x: Any) -> Any:
+    # NumPy's reductions and products of 16- and 8-bit floats are slow and inaccurate
+    x = np.asarray(x)
+    return x.astype(np.float32) if x.dtype.kind == "V" or (x.dtype.kind == "f" and x.dtype.itemsize < 4) else x
+
+
+def _total_order(x: Any) -> Any:
+    """Map to integers with the order of `top_k`: -inf < ... < -0 < 0 < ... < inf < NaN of either sign."""
+    x = np.asarray(x)
+    if x.dtype.kind in "iub":
+        return x
+    x = np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x)
+    bits = np.ascontiguousarray(x).view(f"i{x.dtype.itemsize}")
+    return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
+
+
+class _NumPy:
+    """numpy, plus functions that it lacks; narrow floats are accumulated in float32."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def erf(x: Any) -> Any:
+        return scipy.special.erf(_wide(x)).astype(x.dtype)
+
+    @staticmethod
+    def erf_inv(x: Any) -> Any:
+        return scipy.special.erfinv(_wide(x)).astype(x.dtype)
+
+    @staticmethod
+    def rsqrt(x: Any) -> Any:
+        return (1 / np.sqrt(_wide(x))).astype(x.dtype)
+
+    @staticmethod
+    def logistic(x: Any) -> Any:
+        return (1 / (1 + np.exp(-_wide(x)))).astype(x.dtype)
+
+    @staticmethod
+    def sum(x: Any, axis: Any, dtype: Any = None) -> Any:
+        return np.sum(_wide(x), axis=axis, dtype=None if dtype is None or _wide(x) is not x else dtype).astype(x.dtype)
+
+    @staticmethod
+    def prod(x: Any, axis: Any, dtype: Any = None) -> Any:
+        return np.prod(_wide(x), axis=axis).astype(x.dtype)
+
+    @staticmethod
+    def cumsum(x: Any, axis: int) -> Any:
+        return np.cumsum(_wide(x), axis=axis).astype(x.dtype)
+
+    @staticmethod
+    def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
+        return np.asarray(np.einsum(formula, *(_wide(x) for x in xs), optimize=True)).astype(dtype)
+
+    @staticmethod
+    def bitcast(x: Any, dtype: Any) -> Any:
+        return np.ascontiguousarray(x).view(dtype).reshape(np.shape(x))
+
+    @staticmethod
+    def scatter_add(rows: int, index: Any, updates: Any) -> Any:
+        out = np.zeros((rows, *updates.shape[1:]), _wide(updates).dtype)
+        inside = (index >= 0) & (index < rows)
+        np.add.at(out, index[inside], _wide(updates)[inside])
+        return out.astype(updates.dtype)
+
+    @staticmethod
+    def scatter_along(rows: int, index: Any, updates: Any) -> Any:
+        out = np.zeros((*updates.shape[:-1], rows), _wide(updates).dtype)
+        inside = (index >= 0) & (index < rows)
+        indices = [*np.indices(index.shape, sparse=True)[:-1], index]
+        np.add.at(out, tuple(np.broadcast_to(p, index.shape)[inside] for p in indices), _wide(updates)[inside])
+        return out.astype(updates.dtype)
+
+    @staticmethod
+    def barrier(x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def tell_host(function: Callable[..., Any], *xs: Any) -> Any:
+        return function(*xs)
+
+    @staticmethod
+    def power(x: Any, y: Any) -> Any:
+        """Like jax.numpy, including negative powers of integers, for which NumPy raises."""
+        if x.dtype.kind != "i":
+            return np.power(x, y)
+        inverse = np.where(np.abs(x) == 1, np.where(y % 2 == 0, 1, x), 0).astype(x.dtype)
+        return np.where(y < 0, inverse, np.power(x, np.maximum(y, 0)))
+
+    @staticmethod
+    def floor_divide(x: Any, y: Any) -> Any:
+        """Like XLA, including division of integers by zero, for which NumPy returns 0."""
+        if x.dtype.kind == "i":
+            by_zero = -1 - (x != 0).astype(x.dtype)
+            return np.where(y == 0, by_zero, np.floor_divide(x, np.where(y == 0, 1, y).astype(x.dtype)))
+        if x.dtype.kind == "u":
+            return np.where(y == 0, np.iinfo(x.dtype).max, np.floor_divide(x, np.where(y == 0, 1, y).astype(x.dtype)))
+        return np.floor_divide(x, y)
+
+    @staticmethod
+    def argsort(x: Any, axis: int, stable: bool) -> Any:
+        return np.argsort(_wide(x), axis=axis, kind="stable")
+
+    @staticmethod
+    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+        order = np.lexsort(tuple(_wide(key) for key in reversed(keys)), axis=axis)
+        return tuple(np.take_along_axis(key, order, axis) for key in keys)
+
+    @staticmethod
+    def top_k(x: Any, k: int) -> Any:
+        index = np.argsort(~_total_order(x), axis=-1, kind="stable")[..., :k]
+        return np.take_along_axis(x, index, axis=-1), index.astype(np.int32)
+
+    @staticmethod
+    def dynamic_slice(x: Any, start: Any, size: int, axis: int) -> Any:
+        start = int(np.clip(start, 0, x.shape[axis] - size))
+        return np.take(x, range(start, start + size), axis=axis)
+
+    @staticmethod
+    def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
+        start = int(np.clip(start, 0, x.shape[axis] - update.shape[axis]))
+        out = np.array(x)
+        np.moveaxis(out, axis, 0)[start : start + update.shape[axis]] = np.moveaxis(update, axis, 0)
+        return out
+
+    @staticmethod
+    def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
+        return np.asarray(jax.jit(f)(*xs))
+
+    @staticmethod
+    def blocks(jaxpr: Any, xs: Sequence[Any], varying: Any) -> list[Any]:
+        return [np.asarray(y) for y in compiled(jaxpr)(*xs)]
+
+    @staticmethod
+    def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
+        """Gather every window of x, then compute one matrix product per group."""
+        lhs, rhs, out = dims
+        places = [str(i) for i in range(len(windows))]
+        x = _wide(x).transpose([lhs.index(d) for d in ("N", *places, "C")])
+        w = _wide(w).transpose([rhs.index(d) for d in (*places, "I", "O")])
+        for i, window in enumerate(windows):
+            x = np.stack([_NumPy.window_slice(x, 1 + i, k, window, 0) for k in range(window[0])], -1)
+        x, w = np.moveaxis(x, 1 + len(places), -1), w.reshape(-1, w.shape[-1])
+        y = []
+        for part, kernel in zip(np.split(x, groups, -1), np.split(w, groups, -1), strict=True):
+            y.append(part.reshape(-1, len(kernel)) @ kernel)
+        y = np.concatenate(y, -1).reshape(*x.shape[: 1 + len(places)], -1)
+        return y.transpose([["N", *places, "C"].index(d) for d in out]).astype(dtype)
+
+    @staticmethod
+    def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
+        y = _wide(x)
+        for axis, window in along.items():
+            parts = [_NumPy.window_slice(y, axis, k, window, fill) for k in range(window[0])]
+            y = np.sum(parts, 0, dtype=y.dtype) if reduce == "add" else np.max(parts, 0)
+        return y.astype(x.dtype)
+
+    @staticmethod
+    def window_slice(x: Any, axis: int, k: int, window: Numbers, fill: Any) -> Any:
+        _, stride, dilation, base, low, _ = window
+        n = x.shape[axis]
+        positions = np.arange(window_count(n, window)) * stride - low + k * dilation
+        inside = (positions >= 0) & (positions % base == 0) & (positions // base < n)
+        y = np.full([len(positions) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
+        np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[positions[inside] // base]
+        return y
+
+    @staticmethod
+    def attention(x: Arrays) -> Any:
+        return plain.forward(NumPy, x)
+
+    @staticmethod
+    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
+        return plain.backward(NumPy, x, out, lse, ct, lse_ct)
+
+    @staticmethod
+    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
+        return branches[int(index)](*xs)
+
+    @staticmethod
+    def outline(f: Callable[..., Any]) -> Callable[..., Any]:
+        return f
+
+
+NumPy = _NumPy()

@@ -1,0 +1,12 @@
+"""Tensors and tracing: an operation adds an equation to the running trace, or runs at once on one device."""
+
+from .arguments import KEY_WORD, array_of, dtype_of, key_words, spec, spec_of, tensor
+from .eager import run_kernel
+from .literals import CONSTANT, FULL
+from .tensor import Tensor
+from .trace import Traced, as_tensor, bind, bind1, current, evaluate, location, trace, tree
+
+__all__ = [
+    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "current", "dtype_of",
+    "evaluate", "key_words", "location", "run_kernel", "spec", "spec_of", "tensor", "trace", "tree",
+]  # fmt: skip

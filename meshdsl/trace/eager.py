@@ -1,0 +1,59 @@
+"""Operations outside a trace: the kernel runs at once, on one device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from ..backend import Jax, Local, whole
+from ..dims import Shape
+from ..errors import ShapeError
+from ..ir import Op, Type
+from .tensor import Tensor
+
+__all__ = ["run_eagerly", "run_kernel"]
+
+
+def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) -> tuple[Tensor, ...]:
+    """The results of an operation on concrete tensors; raises `ShapeError` if they are on different devices."""
+    arrays = [x.array for x in ins]
+    if len(ins) > 1 and _on_other_devices([x.stored for x in ins]):
+        raise ShapeError(
+            f"{op.name} of tensors on different devices: results of functions compiled for different meshes\n"
+            "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
+        )
+    shapes, types = tuple(x.dims for x in ins), tuple(types)
+    if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
+        results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
+    else:  # a constant's array has no hash, and a function is a new one in every call
+        results = run_kernel(op, Jax, arrays, shapes, types, params)
+    return tuple(Tensor(t.shape, t.dtype, array=a) for t, a in zip(types, results, strict=True))
+
+
+def _on_other_devices(arrays: Sequence[Any]) -> bool:
+    """True if the arrays are on different sets of devices; inside a JAX transformation they are on none."""
+    placed = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
+    return len({frozenset(a.devices()) for a in placed if a.committed}) > 1
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled_kernel(
+    op: Op, shapes: tuple[Shape, ...], types: tuple[Type, ...], params: tuple[tuple[str, Any], ...]
+) -> Callable[..., list[Any]]:
+    """The kernel of an operation on unsharded arrays, compiled whole and not one primitive at a time."""
+    return jax.jit(lambda *arrays: run_kernel(op, Jax, arrays, shapes, types, dict(params)))
+
+
+def run_kernel(
+    op: Op, xp: Any, arrays: Sequence[Any], shapes: Sequence[Shape], types: Sequence[Type], params: Any
+) -> list[Any]:
+    """Run an operation's kernel on unsharded arrays; returns a list of results."""
+    local = Local(xp, tuple(map(whole, shapes)), tuple(whole(t.shape) for t in types))
+    with np.errstate(all="ignore"):  # NaN, infinities and integer overflow are valid results
+        results = op.kernel(local, *arrays, **params)
+    return list(results) if isinstance(results, tuple | list) else [results]
