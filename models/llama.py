@@ -18,7 +18,7 @@ import meshdsl as md
 from models import causal, rotary
 from models.rotary import Rotary
 
-__all__ = ["Config", "LAYOUTS", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "network"]
+__all__ = ["HUGGING_FACE", "LAYOUTS", "TENSORS", "Config", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "network"]
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,26 @@ TENSORS = {
 }
 
 
-llama = causal.workload(
-    "llama",
-    Config(),
-    network,
-    layouts=LAYOUTS,
-    hugging_face=md.HuggingFace(
-        TENSORS,
-        {
-            "vocab_size": "vocab", "num_hidden_layers": "layers", "hidden_size": "d_model", "head_dim": "d_head",
-            "num_attention_heads": "query_heads", "num_key_value_heads": "heads", "intermediate_size": "d_ff",
-            "rms_norm_eps": "eps", "tie_word_embeddings": "tied",
-        },
-        fixed={"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
-        defaults={
-            "head_dim": lambda hub: hub.size("hidden_size") // hub.size("num_attention_heads"),
-            "num_key_value_heads": lambda hub: hub.size("num_attention_heads"),
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        },
-        settings=rotary.settings,
-        config=rotary.to_hub,
-        base="model",
-        ignored=("*.rotary_emb.inv_freq",),
-        architecture="LlamaForCausalLM",
-    ),
+HUGGING_FACE = md.HuggingFace(
+    TENSORS,
+    {
+        "vocab_size": "vocab", "num_hidden_layers": "layers", "hidden_size": "d_model", "head_dim": "d_head",
+        "num_attention_heads": "query_heads", "num_key_value_heads": "heads", "intermediate_size": "d_ff",
+        "rms_norm_eps": "eps", "tie_word_embeddings": "tied",
+    },
+    fixed={"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    defaults={
+        "head_dim": lambda hub: hub.size("hidden_size") // hub.size("num_attention_heads"),
+        "num_key_value_heads": lambda hub: hub.size("num_attention_heads"),
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+    },
+    settings=rotary.settings,
+    config=rotary.to_hub,
+    base="model",
+    ignored=("*.rotary_emb.inv_freq",),
+    architecture="LlamaForCausalLM",
 )  # fmt: skip
+llama = causal.workload("llama", Config(), network, layouts=LAYOUTS, hugging_face=HUGGING_FACE)
 llama2_7b = llama.replace(
     length=4096, vocab=32000, layers=32, d_model=4096, query_heads=32, heads=32, d_head=128, d_ff=11008
 )

@@ -20,11 +20,13 @@ import pytest
 import meshdsl as md
 from meshdsl.weights.files import header_of, open_directory
 from meshdsl.weights.load import read_params, rules_of
-from models import gpt2, llama
+from models import gpt2, llama, mixtral
 from models.rotary import Rotary
 
 REFERENCES = Path(__file__).parent / "references"
-MODELS: dict[str, md.Workload] = {"llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2}
+MODELS: dict[str, md.Workload] = {
+    "llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2, "mixtral": mixtral.mixtral,
+}  # fmt: skip
 TOLERANCE = 1e-13  # of logits of size 3, and of gradients of size 0.5
 
 
@@ -81,7 +83,7 @@ def errors(name: str, mesh: str, layout: str) -> tuple[float, float]:
 EVERY = [(name, layout) for name in MODELS for layout in MODELS[name].layouts]
 QUICK = [
     ("llama2", "zero"), ("llama2", "sequence"), ("llama2", "context"), ("llama3", "zero_context"),
-    ("gpt2", "data_model"), ("gpt2", "zero_context"),
+    ("gpt2", "data_model"), ("gpt2", "zero_context"), ("mixtral", "expert_model"), ("mixtral", "zero_context"),
 ]  # fmt: skip
 
 
@@ -147,7 +149,10 @@ def continued(name: str, mesh: str, layout: str, *key: md.Tensor) -> np.ndarray:
     return np.asarray(md.simulate(program, *jax.tree.leaves(params), prompt, *key)[0])
 
 
-@pytest.mark.parametrize(("name", "layout"), [("llama3", "zero_context"), ("llama2", "model"), ("gpt2", "sequence")])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("llama3", "zero_context"), ("llama2", "model"), ("gpt2", "sequence"), ("mixtral", "expert_model")],
+)
 def test_greedy_tokens_equal_those_of_transformers(name: str, layout: str):
     np.testing.assert_array_equal(continued(name, *MODELS[name].layouts[layout]), reference(name)["greedy"])
 
@@ -165,8 +170,12 @@ def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), [("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", "")]
-)
+    ("name", "layout"),
+    [
+        ("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", ""),
+        ("mixtral", "expert:a d_ff:b heads:b"),
+    ],
+)  # fmt: skip
 def test_import_and_export_is_bitwise_the_same(name: str, layout: str, tmp_path: Path):
     workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], "a:3 b:2", layout)
     md.export_hugging_face(params, workload, tmp_path / "out", largest_file=6000)

@@ -152,6 +152,7 @@ def test_presets_differ_like_the_published_code():
     np.testing.assert_allclose(routed(x, router="mesh_tf", policy="all").combine[1].sum(), 0.625)
     np.testing.assert_allclose(routed(x, router="tutel").combine[1].sum(), 0.625)
     np.testing.assert_allclose(routed(x, router="v_moe").combine[1].sum(), 0.5)
+    np.testing.assert_allclose(routed(x, router="mixtral").combine[1].sum(), 0.625)
     np.testing.assert_allclose(routed(x, router="deepspeed").combine[1].sum(), 1)
     coins = md.tensor(np.array([0.1, 0.9, 0.3, 0.8, 0.05, 0.5]), "token")
     assert routed(router="gshard", uniforms=coins).dropped.tolist() == [False, False, True, False, False, False]
@@ -159,6 +160,7 @@ def test_presets_differ_like_the_published_code():
 
 def test_capacity_of_formulas():
     at = moe.capacity_of
+    assert at(24, 16, factor=0.1, formula="all") == 24
     assert at(128, 8) == 32 and at(10, 4) == 5 and at(10, 3) == 7  # ceil(2 S / E)
     assert at(128, 8, factor=1.25, formula="mesh_tf") == 20 and at(16, 8, factor=1.0, formula="mesh_tf") == 4
     assert at(100, 8, factor=1.0, k=1, formula="deepspeed") == 13 and at(8, 8, k=1, formula="deepspeed") == 4

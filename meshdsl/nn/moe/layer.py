@@ -60,9 +60,9 @@ def moe_layer(
 
     The gate's product and softmax are computed in at least float32. `router` and `options` are those of
     `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
-    preset's, else "mesh_tf") and `capacity_factor`, or `eval_capacity_factor` if `train` is false. In training with a
-    key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second choices may be rejected at
-    random.
+    preset's, else "mesh_tf"; "all" drops no token) and `capacity_factor`, or `eval_capacity_factor` if `train` is
+    false. In training with a key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second
+    choices may be rejected at random.
 
     Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
     `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are
@@ -153,7 +153,8 @@ def _experts(
         w = md.param(
             name, [experts, input_dim, output_dim], init=init or md.init.lecun(fan_in=input_dim), dtype=precision.param
         )
-        return md.cast(md.prefer(precision.einsum(y, w, out=[*outer, output_dim]), experts), precision.compute)
+        y = precision.einsum(y, w, out=[*outer, output_dim])
+        return md.cast(md.prefer(y, experts, *outer), precision.compute)
 
     y = product(x, "wi", model_dim, hidden)
     y = act(product(x, "wi_gate", model_dim, hidden)) * y if gated else act(y)

@@ -85,6 +85,8 @@ PRESETS: Mapping[str, Preset] = {
     "lancet_prioritised": Preset("batch_prioritised", "switch", {"k": 1}),
     # V-MoE (Riquelme et al., 2021), section 4: raw probabilities, tokens ordered by their largest
     "v_moe": Preset("batch_prioritised", "paper", {"k": 2, "normalize": "none"}),
+    # Mixtral (Jiang et al., 2024), section 2.2: the softmax over the best two, and no token is dropped
+    "mixtral": Preset("top_k", "all", {"k": 2, "normalize": "before"}),
 }
 
 
@@ -143,6 +145,7 @@ _CAPACITY: Mapping[str, tuple[Any, int]] = {
     "deepspeed": (_paper, 4),
     "tutel": (lambda s, e, k, f: k * int(f * math.ceil(s / e)), 1),
     "switch": (lambda s, e, k, f: int(f * math.ceil(s / e)), 1),
+    "all": (lambda s, e, k, f: s, 1),
 }
 
 
@@ -157,7 +160,7 @@ def capacity_of(
 
     Formulas, with S tokens, E experts and the capacity factor f: "paper" ceil(f k S / E) (GShard, where f is 1);
     "mesh_tf" int(f S / E), at least 4; "deepspeed" ceil(f k S / E), at least 4; "tutel" k int(f ceil(S / E));
-    "switch" int(f ceil(S / E)). `minimum` replaces the formula's minimum. If a group is processed in parts, compute the
+    "switch" int(f ceil(S / E)); "all" S, so that nothing is dropped, whatever the factor. `minimum` replaces the formula's minimum. If a group is processed in parts, compute the
     capacity from the tokens of the whole group. Raises `ShapeError` for an unknown formula, and for a factor or k that
     is not positive.
     """

@@ -3,9 +3,13 @@
     python -m venv hf && hf/bin/pip install torch transformers && hf/bin/python tests/models/references/make.py
 
 For each model a folder: `config.json` and the weights as `save_pretrained` writes them, in several files for one model;
-`reference.safetensors` with `tokens` (or `pixels`), the `logits` of the model in float64, and `loss`, the mean cross
-entropy of `targets`; and `gradients.safetensors`, the gradient of that loss by the names of the weights. The weights
-are random numbers that float32 stores exactly. `origin.json` has the versions.
+`reference.safetensors` with the inputs, the `logits` of the model in float64, `loss`, the mean cross entropy of
+`targets`, and the `greedy` tokens of models that generate; and `gradients.safetensors`, the gradient of that loss by
+the names of the weights. The weights are random numbers that float32 stores exactly. `origin.json` has the versions.
+
+The inputs are `tokens`, for a model with an encoder also `source`, or `image`. A model with batch norm is in training
+for logits, loss and gradients; `evaluated` has its logits with the running statistics, and `after/NAME` the statistics
+after the training step.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -17,6 +21,7 @@ import contextlib
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,16 +36,49 @@ LLAMA_3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+MIXTRAL = {"head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+VIT = {
+    "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 8,
+    "patch_size": 2, "num_labels": 7,
+}  # fmt: skip
+RESNET = {"embedding_size": 4, "depths": [2, 2], "num_labels": 7, "num_channels": 3}
+T5 = {
+    "vocab_size": 29, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 3,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
+}  # fmt: skip
 MODELS = {
-    "llama2": (transformers.LlamaConfig, LLAMA | {"head_dim": 4, "rms_norm_eps": 1e-6}),
+    "llama2": (transformers.LlamaForCausalLM, LLAMA | {"head_dim": 4, "rms_norm_eps": 1e-6}),
     "llama3": (
-        transformers.LlamaConfig,
+        transformers.LlamaForCausalLM,
         LLAMA | {"head_dim": 8, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     ),
-    "gpt2": (transformers.GPT2Config, {"vocab_size": 29, "n_layer": 2, "n_embd": 12, "n_head": 3, "n_positions": 16}),
+    "gpt2": (
+        transformers.GPT2LMHeadModel,
+        {"vocab_size": 29, "n_layer": 2, "n_embd": 12, "n_head": 3, "n_positions": 16},
+    ),
+    "mixtral": (transformers.MixtralForCausalLM, LLAMA | MIXTRAL),
+    "vit": (transformers.ViTForImageClassification, VIT),
+    "resnet_basic": (
+        transformers.ResNetForImageClassification,
+        RESNET | {"hidden_sizes": [4, 6], "layer_type": "basic"},
+    ),
+    "resnet_bottleneck": (
+        transformers.ResNetForImageClassification,
+        RESNET | {"hidden_sizes": [8, 16], "layer_type": "bottleneck"},
+    ),
+    "t5": (transformers.T5ForConditionalGeneration, T5),
+    "t5_gated": (
+        transformers.T5ForConditionalGeneration,
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 1},
+    ),
+    "mamba": (
+        transformers.MambaForCausalLM,
+        TEXT | {"hidden_size": 12, "state_size": 4, "time_step_rank": 3},
+    ),
 }  # fmt: skip
 SHARDED = {"llama2": "6KB"}  # largest file
-LENGTH = 9
+BATCH, LENGTH, SOURCE, GREEDY = 2, 9, 7, 6
+SIZES = {"vit": (8, 8), "resnet": (32, 40)}  # of images
 
 
 def randomise(model: torch.nn.Module) -> None:
@@ -51,6 +89,10 @@ def randomise(model: torch.nn.Module) -> None:
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
             scale = 0.3 if p.ndim > 1 else 0.2
             p.copy_(noise * scale + (1.0 if "norm" in name and name.endswith("weight") and p.ndim == 1 else 0.0))
+        for name, b in model.named_buffers():
+            if "running" in name:
+                noise = torch.randn(b.shape, generator=generator, dtype=torch.float32) * 0.2
+                b.copy_(1 + noise.abs() if name.endswith("var") else noise)
 
 
 @contextlib.contextmanager
@@ -69,32 +111,77 @@ def in_float64() -> Iterator[None]:
             setattr(torch, name, dtype)
 
 
+def inputs_of(name: str, config: transformers.PretrainedConfig) -> dict[str, torch.Tensor]:
+    """A batch with its targets."""
+    if config.model_type in SIZES:
+        images = torch.randn(4, config.num_channels, *SIZES[config.model_type], dtype=torch.float32)
+        return {"image": images, "targets": torch.randint(config.num_labels, (4,))}
+    tokens, targets = (torch.randint(config.vocab_size, (BATCH, LENGTH)) for _ in range(2))
+    if config.is_encoder_decoder:
+        return {"source": torch.randint(config.vocab_size, (BATCH, SOURCE)), "tokens": tokens, "targets": targets}
+    return {"tokens": tokens, "targets": targets}
+
+
+def call(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The logits."""
+    if "image" in batch:
+        return model(pixel_values=batch["image"].double()).logits
+    if "source" in batch:
+        return model(input_ids=batch["source"], decoder_input_ids=batch["tokens"]).logits
+    return model(input_ids=batch["tokens"], use_cache=False).logits
+
+
+def greedy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The likeliest tokens after each prompt, one after the other; of a decoder, after its start token."""
+    tokens = torch.zeros(BATCH, 1, dtype=torch.int64) if "source" in batch else batch["tokens"]
+    for _ in range(GREEDY):
+        tokens = torch.cat([tokens, call(model, batch | {"tokens": tokens})[:, -1:].argmax(-1)], 1)
+    return tokens[:, -GREEDY:]
+
+
+def save(model: torch.nn.Module, folder: Path, **options: str) -> None:
+    model.save_pretrained(folder, **options)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def save_gradients(model: torch.nn.Module, file: Path) -> None:
+    """The gradients as a file of the weights' names: those of `save_pretrained`, which may differ from the module's."""
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for p in model.parameters():
+            p.copy_(p.grad)
+        save(model, Path(folder))
+        shutil.copy(Path(folder) / "model.safetensors", file)
+
+
 def write(name: str) -> None:
     kind, sizes = MODELS[name]
     torch.manual_seed(0)
-    config = kind(**sizes)
-    config._attn_implementation = "eager"
-    stored = transformers.AutoModelForCausalLM.from_config(config)
+    config = kind.config_class(**sizes)
+    config._attn_implementation = config._experts_implementation = "eager"
+    stored = kind(config)
     randomise(stored)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
-    stored.save_pretrained(folder, max_shard_size=SHARDED.get(name, "1GB"))
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    tokens, targets = (torch.randint(config.vocab_size, (2, LENGTH)) for _ in range(2))
+    save(stored, folder, max_shard_size=SHARDED.get(name, "1GB"))
+    batch = inputs_of(name, config)
+    results = {}
     with in_float64():
-        model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
-        model.load_state_dict({k: v.double() for k, v in stored.state_dict().items()})
-        logits = model(input_ids=tokens).logits
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, config.vocab_size), targets.reshape(-1))
+        model = kind(config).double().eval()
+        model.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in stored.state_dict().items()})
+        norms = any("running" in name for name, _ in model.named_buffers())
+        if norms:
+            results["evaluated"] = call(model, batch).detach()
+            model.train()
+        logits = call(model, batch)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), batch["targets"].flatten())
         loss.backward()
-        greedy = tokens
-        for _ in range(6):
-            greedy = torch.cat([greedy, model(input_ids=greedy).logits[:, -1:].argmax(-1)], 1)
-    ids = {"tokens": tokens.int(), "targets": targets.int(), "greedy": greedy[:, LENGTH:].int()}
-    results = {"logits": logits.detach(), "loss": loss.detach()}
-    save_file({k: v.contiguous() for k, v in (ids | results).items()}, folder / "reference.safetensors")
-    grads = {k: p.grad.contiguous() for k, p in model.named_parameters()}
-    save_file(grads, folder / "gradients.safetensors")
+        results |= {f"after/{k}": v.clone() for k, v in model.named_buffers() if "running" in k}
+        if "tokens" in batch:
+            results["greedy"] = greedy(model, batch).int()
+        save_gradients(model, folder / "gradients.safetensors")
+    results |= {"logits": logits.detach(), "loss": loss.detach()}
+    results |= {k: v if v.is_floating_point() else v.int() for k, v in batch.items()}
+    save_file({k: v.contiguous() for k, v in results.items()}, folder / "reference.safetensors")
     versions = {"transformers": transformers.__version__, "torch": torch.__version__, "model": type(model).__name__}
     (folder / "origin.json").write_text(json.dumps({"made by": "tests/models/references/make.py", **versions}) + "\n")
 
