@@ -21,6 +21,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "dims": ("Dim", "dims"),
     "trace.tensor": ("Tensor",),
     "trace.arguments": ("spec", "tensor"),
+    "trace.trace": ("eval_shape",),
     "trace.platform": ("platform",),
     "ops.elementwise": (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
@@ -49,16 +50,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
     "ops.printing": ("print",),
-    "autodiff": ("custom_vjp", "grad", "value_and_grad"),
-    "derivatives": ("jvp", "vjp"),
+    "transforms.autodiff": ("custom_vjp", "grad", "value_and_grad"),
+    "transforms.derivatives": ("jvp", "vjp"),
     "control": (
         "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",
         "while_loop",
     ),
     "control.region": ("local",),
-    "params": ("Model", "eval_shape", "model", "param", "scope"),
-    "layers": ("layers",),
-    "vectorise": ("vmap",),
+    "params": ("Model", "model", "param", "scope"),
+    "control.layers": ("layers",),
+    "transforms.vmap": ("vmap",),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
     "report.report": ("Report",),
@@ -68,9 +69,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "compilers.aot": ("Compilation", "CompilerError", "compile_for"),
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
-    "plan": ("Plan",),
+    "compile.plan": ("Plan",),
     "compile": ("Compiled", "compile", "host_devices"),
-    "jaxify": ("jaxify",),
+    "compile.jaxify": ("jaxify",),
     "tune.weight_update": ("WeightUpdate",),
     "tune.overlap.values": ("Overlap",),
     "search": ("search", "search_overrides"),
@@ -79,7 +80,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
 }  # fmt: skip
-_MODULES = {"random": "ops.random", "init": "init", "nn": "nn", "optim": "optim"}  # public names that are modules
+_MODULES = {
+    "random": "ops.random",
+    "init": "params.init",
+    "nn": "nn",
+    "optim": "optim",
+}  # public names that are modules
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll] - names are looked up when used

@@ -1,11 +1,7 @@
 """The public names, for type checkers; generated from `meshdsl/__init__.py` by `python -m tests.stub`."""
 
-from . import init as init
 from . import nn as nn
 from . import optim as optim
-from .autodiff import custom_vjp as custom_vjp
-from .autodiff import grad as grad
-from .autodiff import value_and_grad as value_and_grad
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import Restored as Restored
 from .checkpoint.convert import export_orbax as export_orbax
@@ -15,6 +11,8 @@ from .checkpoint.convert import import_safetensors as import_safetensors
 from .compile import Compiled as Compiled
 from .compile import compile as compile
 from .compile import host_devices as host_devices
+from .compile.jaxify import jaxify as jaxify
+from .compile.plan import Plan as Plan
 from .compilers.aot import Compilation as Compilation
 from .compilers.aot import CompilerError as CompilerError
 from .compilers.aot import compile_for as compile_for
@@ -29,6 +27,7 @@ from .control import name as name
 from .control import scan as scan
 from .control import switch as switch
 from .control import while_loop as while_loop
+from .control.layers import layers as layers
 from .control.region import local as local
 from .cost.machine import Machine as Machine
 from .cost.machine import MachineError as MachineError
@@ -36,8 +35,6 @@ from .cost.machine import machine as machine
 from .cost.memory import Memory as Memory
 from .cost.memory import memory as memory
 from .cost.network import place as place
-from .derivatives import jvp as jvp
-from .derivatives import vjp as vjp
 from .dims import Dim as Dim
 from .dims import dims as dims
 from .errors import CheckpointError as CheckpointError
@@ -47,8 +44,6 @@ from .errors import MeshdslError as MeshdslError
 from .errors import SaveError as SaveError
 from .errors import ShapeError as ShapeError
 from .errors import TraceError as TraceError
-from .jaxify import jaxify as jaxify
-from .layers import layers as layers
 from .layouts import Layout as Layout
 from .layouts import Mesh as Mesh
 from .layouts import Sharding as Sharding
@@ -148,12 +143,11 @@ from .ops.softmax import log_softmax as log_softmax
 from .ops.softmax import logsumexp as logsumexp
 from .ops.softmax import softmax as softmax
 from .params import Model as Model
-from .params import eval_shape as eval_shape
+from .params import init as init
 from .params import model as model
 from .params import param as param
 from .params import scope as scope
 from .pictures.show import show as show
-from .plan import Plan as Plan
 from .report.report import Report as Report
 from .search import search as search
 from .search import search_overrides as search_overrides
@@ -161,9 +155,15 @@ from .trace.arguments import spec as spec
 from .trace.arguments import tensor as tensor
 from .trace.platform import platform as platform
 from .trace.tensor import Tensor as Tensor
+from .trace.trace import eval_shape as eval_shape
+from .transforms.autodiff import custom_vjp as custom_vjp
+from .transforms.autodiff import grad as grad
+from .transforms.autodiff import value_and_grad as value_and_grad
+from .transforms.derivatives import jvp as jvp
+from .transforms.derivatives import vjp as vjp
+from .transforms.vmap import vmap as vmap
 from .tune.overlap.values import Overlap as Overlap
 from .tune.weight_update import WeightUpdate as WeightUpdate
-from .vectorise import vmap as vmap
 from .weights import HubConfig as HubConfig
 from .weights import HuggingFace as HuggingFace
 from .weights import export_hugging_face as export_hugging_face

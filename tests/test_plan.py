@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.knobs import KNOBS
+from meshdsl.compile.knobs import KNOBS
 from models import gpt_moe, mlp, resnet, transformer
 
 VALUES: dict[str, list[Any]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..autodiff import zeros
 from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, at, caller, located
+from ..ops.creation import zeros_like
 from ..ops.elementwise import add
 from ..ops.reshape import unflatten
 from ..trace import evaluate, trace, tree
@@ -59,5 +59,5 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     def add_part(total: list[Any], part: list[Any]) -> tuple[list[Any], None]:
         return [add(a, b) for a, b in zip(total, evaluate(graph, [*captures, *part]), strict=True)], None
 
-    total, _ = scan(add_part, [zeros(v.type) for v in graph.outs], parts, over=step)
+    total, _ = scan(add_part, [zeros_like(v.type) for v in graph.outs], parts, over=step)
     return tree.tree_unflatten(out, total)

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..autodiff import pullback, zeros
 from ..dims import Dim
 from ..ops.contraction import broadcast
+from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add, where
 from ..ops.indexing import iota
 from ..ops.reshape import transpose
 from ..ops.slicing import shift
 from ..trace import Tensor, as_tensor, trace
+from ..transforms.autodiff import pullback
 from .combine import Combine
 from .loops import scan
 
@@ -73,13 +74,13 @@ def _by_scan(
                 matrix[k, j] = shift(slope, dim, 1 if reverse else -1)
     totals = _recurrence(matrix, {i: cts[i] for i in on}, dim, not reverse, run)
     pulled = pull(totals)[1]
-    return [(totals[i], zeros(xs[i]) if g is None else g) for i, g in zip(on, pulled, strict=True)]
+    return [(totals[i], zeros_like(xs[i]) if g is None else g) for i, g in zip(on, pulled, strict=True)]
 
 
 def _recurrence(matrix: Entries, cts: dict[int, Tensor], dim: Dim, reverse: bool, run: Scan) -> dict[int, Tensor]:
     """The running results of the maps c -> ct + matrix c, from `reverse`'s end."""
     entries, rows = sorted(_closed(set(matrix))), sorted(cts)
-    zero = {key: zeros(cts[key[0]]) for key in entries if key not in matrix}
+    zero = {key: zeros_like(cts[key[0]]) for key in entries if key not in matrix}
     elements = [*(cast(matrix.get(key, zero.get(key)), cts[key[0]].dtype) for key in entries), *(cts[k] for k in rows)]
     elements = [_first(x, dim) for x in elements]
 
@@ -94,7 +95,7 @@ def _recurrence(matrix: Entries, cts: dict[int, Tensor], dim: Dim, reverse: bool
                 if (k, j) in new and other in acc:
                     term = cast(new[k, j] * acc[other], new[k, j].dtype)
                     start = term if start is None else add(start, term)
-            return zeros(new[k]) if start is None else start
+            return zeros_like(new[k]) if start is None else start
 
         return [*(product(k, column, None) for k, column in entries), *(product(k, None, new[k]) for k in rows)]
 
@@ -125,10 +126,10 @@ def _by_loop(
         _, back = pullback(graph, [*held, *elements], [i % n in on for i in range(2 * n)])
         by = dict(zip(on, totals, strict=True))
         grads = back([by.get(i) for i in range(n)])
-        made = [zeros((*held, *elements)[i]) if g is None else g for i, g in enumerate(grads)]
+        made = [zeros_like((*held, *elements)[i]) if g is None else g for i, g in enumerate(grads)]
         return [made[i] for i in on], (totals, [made[n + i] for i in on])
 
-    start = [zeros(type(xs[i].type)(tuple(d for d in xs[i].dims if d != dim), xs[i].dtype)) for i in on]
+    start = [zeros_like(type(xs[i].type)(tuple(d for d in xs[i].dims if d != dim), xs[i].dtype)) for i in on]
     _, (totals, pulled) = scan(
         step, start, (list(before), list(xs), [cts[i] for i in on]), over=dim, reverse=not reverse
     )

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..autodiff import pullback, zeros
 from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
 from ..ir import Cond, Graph, Op, Type, While, silent
+from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
+from ..transforms.autodiff import pullback
 from .carry import carried, leaves_of, unused
 from .loops import scan
 from .vmapped import cond_rule, while_rule
@@ -121,13 +122,13 @@ def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
 
 def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) -> list[Tensor | None]:
     (p, *ins), (_, *active) = residuals
-    out_cts = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
+    out_cts = [zeros_like(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
     wrt = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
 
     def branch(graph: Graph) -> Callable[..., Any]:
         def run(*args: Tensor) -> list[Tensor]:
             in_cts = pullback(silent(graph), args[: len(ins)], active)[1](args[len(ins) :])
-            return [zeros(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
+            return [zeros_like(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
 
         return run
 

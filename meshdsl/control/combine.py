@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..batching import batched_function
 from ..dims import Dim, Shape, names
 from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Eqn, Type, walk
 from ..ops.contraction import broadcast
 from ..ops.reshape import transpose
 from ..trace import Tensor, trace
+from ..transforms.batching import batched_function
 from .blockwise import run_on
 
 __all__ = ["Combine", "combine_of"]

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..autodiff import zeros
 from ..dims import Dim, DimLike, find, pick
 from ..errors import ShapeError, at, caller, located
 from ..ir import Op, Scan, Type
+from ..ops.creation import zeros_like
 from ..ops.joining import stack, unstack
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
@@ -37,7 +37,7 @@ def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
         carry, row = control.results(run(control.body, [*consts, *carry, *x]))
         rows.append(row)
     rows = rows[::-1] if control.reverse else rows
-    empty = [zeros(Type((dim, *v.shape), v.dtype)) for v in control.results(control.body.outs)[1]]
+    empty = [zeros_like(Type((dim, *v.shape), v.dtype)) for v in control.results(control.body.outs)[1]]
     return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
@@ -61,7 +61,7 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
     backward, primal_inputs, wrt, primals, saved = residuals
     floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
     types = _scan_type(control=control)
-    out_cts = {i: zeros(types[i]) if cts[i] is None else cts[i] for i in floating}
+    out_cts = {i: zeros_like(types[i]) if cts[i] is None else cts[i] for i in floating}
     n_const_primals = sum(i < consts for i in primal_inputs)
     const_wrt = [i for i in wrt if i < consts]
     carry_wrt = [i for i in wrt if consts <= i < consts + carries]
@@ -80,7 +80,7 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
             [total + by_in[i] for total, i in zip(sums, const_wrt, strict=True)],
         ), [by_in[i] for i in wrt if i >= consts + carries]
 
-    init = ([out_cts[i] for i in carry_cts], [zeros(body.ins[i].type) for i in const_wrt])
+    init = ([out_cts[i] for i in carry_cts], [zeros_like(body.ins[i].type) for i in const_wrt])
     (carried_cts, sums), x_cts = scan(
         step,
         init,

@@ -12,15 +12,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..autodiff import pullback, zeros
 from ..backend import Local
-from ..batching import batched_function
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
 from ..ops.contraction import broadcast, located
+from ..ops.creation import zeros_like
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
+from ..transforms.autodiff import pullback
+from ..transforms.batching import batched_function
 from .blockwise import run_on
 from .jax_blocks import JAX_BLOCKS
 from .jax_local import apply
@@ -89,7 +90,7 @@ def _vjp(
             *xs, ct = args
             graph = _traced(f, [x.type for x in xs])
             grad = pullback(graph, xs, [j == i for j in range(len(xs))])[1]([ct])[i]
-            return zeros(xs[i]) if grad is None else grad
+            return zeros_like(xs[i]) if grad is None else grad
 
         return bind1(LOCAL, *ins, ct, f=pulled, results=(ins[i].dims,), whole=whole, key=key, follows=True)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..autodiff import pullback
 from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.contraction import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
+from ..transforms.autodiff import pullback
 from .carry import leaves_of
 
 __all__ = ["BARRIER", "KEEP", "checkpoint", "name"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..autodiff import vjp_of_graph
 from ..ir import Eqn, Graph, Var, dce
+from ..transforms.autodiff import vjp_of_graph
 
 __all__ = ["split"]
 

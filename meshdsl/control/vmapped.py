@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..batching import batched, batched_graph
 from ..dims import Dim, names
 from ..ir import Cond, Graph, Op, Scan, While
 from ..ops.contraction import any, broadcast, spread
 from ..ops.elementwise import where
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, evaluate, trace
+from ..transforms.batching import batched, batched_graph
 
 __all__ = ["cond_rule", "scan_rule", "while_rule"]
 

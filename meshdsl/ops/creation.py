@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from ..dims import DimLike, DimsLike, pick
+from ..dims import DimLike, DimsLike, Shape, pick
 from ..errors import ShapeError, at, caller, located
+from ..ir import Type
 from ..trace import Tensor, as_tensor
 from .contraction import broadcast
 from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim
 
-__all__ = ["arange", "full", "linspace", "ones", "zeros"]
+__all__ = ["arange", "full", "linspace", "ones", "zeros", "zeros_like"]
 
 
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
@@ -49,6 +50,12 @@ def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     Raises `ShapeError` for a dim without a size.
     """
     return full(dims, 0, dtype)
+
+
+def zeros_like(x: Type | Tensor) -> Tensor:
+    """A tensor of zeros with the dims and dtype of x: a scalar constant and a broadcast."""
+    shape: Shape = x.shape if isinstance(x, Type) else x.dims
+    return broadcast(as_tensor(0, x.dtype), shape)
 
 
 def ones(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..compile import Compiled, compile
+from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
-from ..plan import Plan
 from ..trace import spec
 from .anytime import SearchRequest
 from .anytime import search as search_layouts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 
+from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..errors import LayoutError
-from ..plan import Plan
 from .anytime import SearchRequest
 from .evaluate import Assignment, Entry, evaluate
 from .variants import Variants

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
-from ..plan import Plan
 from ..report.report import Report
 
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]

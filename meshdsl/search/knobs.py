@@ -1,6 +1,6 @@
 """The values that a search tries for each knob of a plan, besides its mesh and its layout.
 
-To search another knob, add its record to `meshdsl.knobs.KNOBS` and its candidates here.
+To search another knob, add its record to `compile.knobs.KNOBS` and its candidates here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..compile.knobs import KNOBS
+from ..compile.plan import Plan
 from ..errors import LayoutError, nearest
-from ..knobs import KNOBS
-from ..plan import Plan
 from ..tune.overlap.values import Overlap
 from ..tune.weight_update import WeightUpdate
 

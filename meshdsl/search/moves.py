@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
+from ..compile.plan import Plan
 from ..errors import LayoutError
 from ..layouts import Layout, Mesh
-from ..plan import Plan
 from .space import Row, Space
 
 __all__ = ["meshes_near", "named_rows", "rows_near"]

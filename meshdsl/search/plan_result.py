@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..knobs import KNOBS
+from ..compile.knobs import KNOBS
 from ..layouts import Mesh
 from .evaluate import Entry
 from .knobs import title

@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..layouts import Mesh
-from ..plan import Plan
 from .anytime import EVERY, ROUNDING, Search, SearchRequest
 from .bound import rule_bound
 from .candidates import Candidates

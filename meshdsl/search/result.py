@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
+from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..display.markup import titled
 from ..display.units import seconds, show_bytes
-from ..plan import Plan
 from ..report.layout_edits import LayoutEdit
 from ..report.schema import SCHEMA_VERSION, plain
 from .evaluate import Entry

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compile import Compiled
+from ..compile.plan import Plan, machine_text, planned
 from ..cost.machine import Machine
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
-from ..plan import Plan, machine_text, planned
 from ..report.report import Report
 from ..trace import tree
 from .evaluate import Assignment, Problem

@@ -24,7 +24,7 @@ from .eager import run_eagerly
 from .literals import CONSTANT, FULL
 from .tensor import Tensor
 
-__all__ = ["Traced", "as_tensor", "bind", "bind1", "current", "evaluate", "location", "trace", "tree"]
+__all__ = ["Traced", "as_tensor", "bind", "bind1", "current", "eval_shape", "evaluate", "location", "trace", "tree"]
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
 
@@ -187,6 +187,29 @@ def trace(
         before.mentions.update(traced.mentions)
     graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), mentions=frozenset(traced.mentions)))
     return verify(graph, "trace"), traced.captures, structure
+
+
+def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The types of f's results, without computing anything.
+
+    >>> import meshdsl as md
+    >>> md.eval_shape(lambda x: md.sum(x, "batch"), md.spec("batch:8 io:4"))
+    float32[io=4]
+
+    Arguments may be tensors or specs; other leaves are passed unchanged.
+    """
+    leaves, structure = tree.tree_flatten((args, kwargs))
+    abstract = [isinstance(x, Tensor | Type) for x in leaves]
+
+    def flat(*xs: Tensor) -> Any:
+        tensors = iter(xs)
+        full = [next(tensors) if on else x for x, on in zip(leaves, abstract, strict=True)]
+        args, kwargs = tree.tree_unflatten(structure, full)
+        return f(*args, **kwargs)
+
+    specs = [x.type if isinstance(x, Tensor) else x for x, on in zip(leaves, abstract, strict=True) if on]
+    graph, _, out = trace(flat, specs)
+    return tree.tree_unflatten(out, [v.type for v in graph.outs])
 
 
 def _result(traced: Traced, leaf: Any) -> Var:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import meshdsl.autodiff
 import meshdsl.control
 import meshdsl.ops
 import meshdsl.trace
+import meshdsl.transforms.autodiff
 from meshdsl import backend
 from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl.trace import run_kernel
@@ -126,7 +126,7 @@ def test_every_operation_has_a_row() -> None:
     lowerings = {"blocks", "index_map", "sorted_blocks"}  # only lowering makes these; the layout law is theirs
     names = {m.name for m in pkgutil.iter_modules(meshdsl.ops.__path__)} - lowerings
     modules = [importlib.import_module(f"meshdsl.ops.{name}") for name in sorted(names)]
-    modules += [meshdsl.autodiff, meshdsl.control, meshdsl.trace]
+    modules += [meshdsl.transforms.autodiff, meshdsl.control, meshdsl.trace]
     there = set().union(*(records(module) for module in modules))
     assert len(there) > 80
     tested = set().union(*(operations(row.graph()) for row in ROWS))

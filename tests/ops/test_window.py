@@ -19,9 +19,9 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl import backend
-from meshdsl.autodiff import vjp_of_graph
 from meshdsl.ops.window import Window, transposed
 from meshdsl.trace import trace
+from meshdsl.transforms.autodiff import vjp_of_graph
 from tests.laws import run
 
 CONVS, POOLS, BATCH, DIFFERENTIATED = 320, 120, 20, 5

@@ -18,11 +18,12 @@ import numpy as np
 from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 
-from .autodiff import pullback, zeros
-from .errors import TraceError
-from .ir import Graph, Var
+from ..errors import TraceError
+from ..ir import Graph, Var
+from ..ops.creation import zeros_like
+from ..trace import Tensor
+from ..transforms.autodiff import pullback
 from .signature import Stages
-from .trace import Tensor
 
 __all__ = ["array_function", "traced_by_jax"]
 
@@ -73,7 +74,9 @@ def _pullback(graph: Graph) -> Callable[..., Any]:
         given = iter(cts)
         _, backward = pullback(graph, xs, [True] * len(xs))
         found = backward([next(given) if _floating(v) else None for v in graph.outs])
-        return [zeros(x) if ct is None else ct for x, v, ct in zip(xs, graph.ins, found, strict=True) if _floating(v)]
+        return [
+            zeros_like(x) if ct is None else ct for x, v, ct in zip(xs, graph.ins, found, strict=True) if _floating(v)
+        ]
 
     return pulled
 

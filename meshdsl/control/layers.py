@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from .autodiff import zeros
-from .control import checkpoint, scan
-from .dims import Dim, DimLike, pick, show
-from .errors import MeshdslError, ShapeError, at, caller
-from .ir import Type
-from .params import Declared, ModelRun, eval_shape, running, running_model, value_of
-from .trace import Tensor, tree
+from ..dims import Dim, DimLike, pick, show
+from ..errors import MeshdslError, ShapeError, at, caller
+from ..ir import Type
+from ..ops.creation import zeros_like
+from ..params import Declared, ModelRun, running, running_model
+from ..params.stacked import declare, declared_inside, weights_of, without
+from ..trace import Tensor, eval_shape, tree
+from .loops import scan
+from .remat import checkpoint
 
 __all__ = ["layers"]
 
@@ -65,7 +67,7 @@ def layers(
                 return layer_step(x, row)[1]
 
         return x, tree.tree_map(
-            lambda t: zeros(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
+            lambda t: zeros_like(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
         )
     weights = weights_of(run, declared)
 
@@ -99,55 +101,6 @@ def _layer_declarations(
             caller(),
         )
     return declared
-
-
-def declared_inside(run: ModelRun, dim: Dim, f: Callable[..., Any], *args: Any) -> tuple[dict[str, Declared], Any]:
-    """The parameters that f declares, with `dim` first; and the types of its results."""
-    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim), compute=run.compute)
-
-    def discover(*args: Any) -> Any:
-        with running(inner):
-            return f(*args)
-
-    return inner.declared, eval_shape(discover, *args)
-
-
-def without(dim: Dim, xs: Any) -> Any:
-    """The types of the tensors of a pytree, without a dim; other leaves unchanged."""
-
-    def one(leaf: Any) -> Any:
-        return Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-    return tree.tree_map(one, xs)
-
-
-def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Tensor]:
-    """The stacked parameters of a run, by path; zeros while parameters are discovered."""
-    found: dict[str, Tensor] = {}
-    for path, d in declared.items():
-        if path in run.slices:
-            found[path] = run.slices[path]
-        elif run.values is None:
-            outer = len(run.stacked)
-            found[path] = zeros(Type(d.dims[outer:], d.dtype))
-        else:
-            found[path] = value_of(run, path, d.type)
-    return found
-
-
-def declare(run: ModelRun, declared: Mapping[str, Declared], inside: str) -> None:
-    """Add declarations to a run; raises `ShapeError` for a path that it already has."""
-    for path, d in declared.items():
-        if path in run.declared:
-            raise at(
-                ShapeError(
-                    f"the parameter {path!r} is created twice\n"
-                    f"  the first is at {run.declared[path].where}, the second inside {inside}\n"
-                    "  put one of them in an md.scope"
-                ),
-                d.where,
-            )
-        run.declared[path] = d
 
 
 def _types(types: list[Type]) -> str:

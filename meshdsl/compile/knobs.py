@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .errors import LayoutError, nearest
-from .layouts import Layout, Mesh
-from .tune.groups import GroupSpec
-from .tune.overlap.values import NO_OVERLAP, Overlap
-from .tune.weight_update import WeightUpdate
+from ..errors import LayoutError, nearest
+from ..layouts import Layout, Mesh
+from ..tune.groups import GroupSpec
+from ..tune.overlap.values import NO_OVERLAP, Overlap
+from ..tune.weight_update import WeightUpdate
 
 __all__ = ["KNOBS", "Knob", "check_microbatches", "check_pipeline", "check_remat", "toml"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from .compile import Compiled
-from .errors import ShapeError, at, caller
-from .lowering.emit import partition_spec
-from .trace import tree
+from ..errors import ShapeError, at, caller
+from ..lowering.emit import partition_spec
+from ..trace import tree
+from . import Compiled
 
 __all__ = ["jaxify"]
 

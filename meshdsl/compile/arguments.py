@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .errors import ShapeError, nearest
+from ..errors import ShapeError, nearest
 
 __all__ = ["Bound", "bind", "static_names"]
 

@@ -12,14 +12,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from .errors import LayoutError, MeshdslError, ShapeError, TraceError
-from .ir import Graph, Type, Var
-from .layouts import Layout, Mesh
-from .lowering import Program
-from .lowering.emit import check_platform, emit, partition_spec
+from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
+from ..ir import Graph, Type, Var
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from ..lowering.emit import check_platform, emit, partition_spec
+from ..trace import Tensor, spec_of, trace, tree
+from ..trace.platform import Target, tracing_for
 from .pipeline import Options, Stage, State, begin, run
-from .trace import Tensor, spec_of, trace, tree
-from .trace.platform import Target, tracing_for
 
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
 

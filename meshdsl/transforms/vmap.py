@@ -7,13 +7,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
+from ..errors import ShapeError, located
+from ..ops.contraction import broadcast
+from ..params import current_run, running
+from ..params.stacked import declare, declared_inside, weights_of, without
+from ..trace import Tensor, as_tensor, tree
 from .batching import batched_function
-from .dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
-from .errors import ShapeError, located
-from .layers import declare, declared_inside, weights_of, without
-from .ops.contraction import broadcast
-from .params import current_run, running
-from .trace import Tensor, as_tensor, tree
 
 __all__ = ["vmap"]
 

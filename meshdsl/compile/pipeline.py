@@ -10,22 +10,22 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .cost.machine import Machine
-from .cost.network import place
-from .errors import LayoutError
-from .ir import Graph, verify
-from .layouts import Layout, Mesh
-from .lowering import Program
-from .lowering.check import check
-from .lowering.partition import partition
-from .passes.simplify import simplify
-from .schedule.order_prints import order_prints
-from .schedule.ragged_exchange import ragged_exchange
-from .schedule.unroll import unroll
-from .tune.groups import RefinedMesh
-from .tune.overlap.plan import plan_overlap
-from .tune.overlap.values import NO_OVERLAP, Overlap, OverlapPlan
-from .tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
+from ..cost.machine import Machine
+from ..cost.network import place
+from ..errors import LayoutError
+from ..ir import Graph, verify
+from ..layouts import Layout, Mesh
+from ..lowering import Program
+from ..lowering.check import check
+from ..lowering.partition import partition
+from ..passes.simplify import simplify
+from ..schedule.order_prints import order_prints
+from ..schedule.ragged_exchange import ragged_exchange
+from ..schedule.unroll import unroll
+from ..tune.groups import RefinedMesh
+from ..tune.overlap.plan import plan_overlap
+from ..tune.overlap.values import NO_OVERLAP, Overlap, OverlapPlan
+from ..tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
 __all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]
 

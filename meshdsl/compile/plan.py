@@ -16,14 +16,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .cost.machine import PACKAGED, Machine, users_folders
-from .display.markup import page_part
-from .errors import LayoutError, nearest
+from ..cost.machine import PACKAGED, Machine, users_folders
+from ..display.markup import page_part
+from ..errors import LayoutError, nearest
+from ..layouts import Layout, Mesh
+from ..report.files import write_text
+from ..tune.overlap.values import NO_OVERLAP, Overlap
+from ..tune.weight_update import WeightUpdate
 from .knobs import KNOBS, check_microbatches, check_pipeline, check_remat, toml
-from .layouts import Layout, Mesh
-from .report.files import write_text
-from .tune.overlap.values import NO_OVERLAP, Overlap
-from .tune.weight_update import WeightUpdate
 
 __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 

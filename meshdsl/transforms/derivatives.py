@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .autodiff import pullback, zeros
-from .errors import ShapeError, at, caller
-from .ir import Graph
-from .ops.dtypes import kind
-from .ops.reshape import transpose
-from .trace import Tensor, as_tensor, evaluate, location, trace, tree
+from ..errors import ShapeError, at, caller
+from ..ir import Graph
+from ..ops.creation import zeros_like
+from ..ops.dtypes import kind
+from ..ops.reshape import transpose
+from ..trace import Tensor, as_tensor, evaluate, location, trace, tree
+from .autodiff import pullback
 
 __all__ = ["jvp", "vjp"]
 
@@ -46,7 +47,7 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
         cts = _like(ct, ys, out, "cotangent", "md.vjp")
         with location(None, backward=True):
             grads = backward([ct if _floating(y) else None for ct, y in zip(cts, ys, strict=True)])[len(captures) :]
-            found = [zeros(x) if g is None and _floating(x) else g for x, g in zip(xs, grads, strict=True)]
+            found = [zeros_like(x) if g is None and _floating(x) else g for x, g in zip(xs, grads, strict=True)]
         return tree.tree_unflatten(structure, found)
 
     return tree.tree_unflatten(out, ys), pull
@@ -61,7 +62,7 @@ def _like(given: Any, wanted: Sequence[Tensor], structure: Any, what: str, name:
     found: list[Tensor] = []
     for x, like in zip(leaves, wanted, strict=True):
         if x is None or not _floating(like):
-            found.append(zeros(like))
+            found.append(zeros_like(like))
             continue
         x = x if isinstance(x, Tensor) else as_tensor(x, like.dtype)
         if set(x.dims) != set(like.dims) or x.dtype != like.dtype:
@@ -94,7 +95,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         floating = [_floating(y) for y in ys]
         rows = _transposed(graph, backward, n, floating, active[n:])
         moved = iter(rows([v for v, on in zip(directions, active[n:], strict=True) if on]))
-        return [*ys, *(next(moved) if on else zeros(y) for y, on in zip(ys, floating, strict=True))]
+        return [*ys, *(next(moved) if on else zeros_like(y) for y, on in zip(ys, floating, strict=True))]
 
     joined, more, _ = trace(pushed, [x.type for x in (*captures, *xs, *vs)])
     results = evaluate(joined, [*more, *captures, *xs, *vs])
@@ -112,14 +113,14 @@ def _transposed(
         rest = iter(cts)
         grads = backward([next(rest) if on else None for on in floating])[captures:]
         ins = graph.ins[captures:]
-        return [zeros(v.type) if g is None else g for v, g, on in zip(ins, grads, active, strict=True) if on]
+        return [zeros_like(v.type) if g is None else g for v, g, on in zip(ins, grads, active, strict=True) if on]
 
     linear, held, _ = trace(pull, types)
-    at_zero = [*held, *(zeros(t) for t in types)]
+    at_zero = [*held, *(zeros_like(t) for t in types)]
     _, back = pullback(linear, at_zero, [False] * len(held) + [True] * len(types))
 
     def push(tangents: Sequence[Tensor]) -> list[Tensor]:
         found = back(list(tangents))[len(held) :]
-        return [zeros(t) if x is None else x for t, x in zip(types, found, strict=True)]
+        return [zeros_like(t) if x is None else x for t, x in zip(types, found, strict=True)]
 
     return push

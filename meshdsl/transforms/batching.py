@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .dims import Dim, show
-from .errors import InternalError, ShapeError, at, caller
-from .ir import Call, Eqn, Graph, Type, Var, walk
-from .ops.contraction import broadcast, spread
-from .ops.reshape import transpose
-from .trace import Tensor, bind, location, trace, tree
+from ..dims import Dim, show
+from ..errors import InternalError, ShapeError, at, caller
+from ..ir import Call, Eqn, Graph, Type, Var, walk
+from ..ops.contraction import broadcast, spread
+from ..ops.reshape import transpose
+from ..trace import Tensor, bind, location, trace, tree
 
 __all__ = ["batched", "batched_function", "batched_graph"]
 

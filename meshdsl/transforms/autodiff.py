@@ -11,27 +11,22 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..dims import Dim
+from ..errors import MeshdslError, ShapeError, TraceError, at, caller
+from ..ir import Call, Eqn, Graph, Op, Var
+from ..ops.contraction import broadcast, sum
+from ..ops.creation import zeros_like
+from ..ops.dtypes import cast, kind
+from ..ops.elementwise import add
+from ..ops.reshape import transpose
+from ..trace import Tensor, as_tensor, bind, location, trace, tree
 from .batching import batched_function, batched_graph
-from .dims import Dim, Shape
-from .errors import MeshdslError, ShapeError, TraceError, at, caller
-from .ir import Call, Eqn, Graph, Op, Type, Var
-from .ops.contraction import broadcast, sum
-from .ops.dtypes import cast, kind
-from .ops.elementwise import add
-from .ops.reshape import transpose
-from .trace import Tensor, as_tensor, bind, location, trace, tree
 
-__all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph", "zeros"]
+__all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph"]
 
 
 def _floating(t: Any) -> bool:
     return kind(t.dtype) in "fc"
-
-
-def zeros(kind: Type | Tensor) -> Tensor:
-    """A tensor of zeros with the type of `kind`: a scalar constant and a broadcast."""
-    shape: Shape = kind.shape if isinstance(kind, Type) else kind.dims
-    return broadcast(as_tensor(0, kind.dtype), shape)
 
 
 def fit(ct: Tensor, primal: Tensor) -> Tensor:
@@ -134,7 +129,7 @@ def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residua
     several = len(outs) > 1
     available = {**eqn.params, "out": outs[0], "outs": outs}
     if several:
-        cts = [zeros(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
+        cts = [zeros_like(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
     return op.vjp(cts if several else cts[0], *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
 
 
@@ -157,7 +152,7 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
         out_cts = iter(args[n:])
         with location(None, backward=True):
             ins = backward([next(out_cts) if on else None for on in floating])
-            return [*outs, *(zeros(graph.ins[i].type) if ins[i] is None else ins[i] for i in wrt)]
+            return [*outs, *(zeros_like(graph.ins[i].type) if ins[i] is None else ins[i] for i in wrt)]
 
     names = [v.name for v in graph.ins] + [""] * len(cts)
     joined, captures, _ = trace(joint, [*(v.type for v in graph.ins), *cts], names)
@@ -215,7 +210,7 @@ def value_and_grad(
         with location(None, backward=True):
             cts = backward([as_tensor(1, outs[0].dtype) if i == value else None for i in range(len(outs))])
             grads = [
-                zeros(x) if on and ct is None else ct
+                zeros_like(x) if on and ct is None else ct
                 for x, ct, on in zip(tensors, cts[len(captures) :], active, strict=True)
             ]
         per_argument = tree.tree_unflatten(structure, [x if on else None for x, on in zip(grads, active, strict=True)])
@@ -293,7 +288,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
             return tree.tree_leaves(result), residuals
 
         def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:
-            full = [zeros(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
+            full = [zeros_like(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
             arg_cts = bwd(residuals, tree.tree_unflatten(out, full))
             if not isinstance(arg_cts, tuple | list) or len(arg_cts) != len(args):
                 count = len(arg_cts) if isinstance(arg_cts, tuple | list) else "no tuple of"

@@ -1,0 +1,143 @@
+"""`md.compile`: a function, a mesh and a layout become one SPMD program; and CPU devices to try it on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..cost.machine import Machine
+from ..cost.machine import machine as machine_named
+from ..errors import LayoutError, MeshdslError, at, caller
+from ..layouts import Layout, Mesh
+from ..tune.groups import group_of
+from ..tune.overlap.values import Overlap
+from ..tune.weight_update import WeightUpdate
+from .arguments import static_names
+from .compiled import Compiled
+from .pipeline import Options
+from .plan import Plan, planned
+
+__all__ = ["compile", "host_devices"]
+
+
+def compile(
+    f: Callable[..., Any],
+    mesh: Mesh | str | None = None,
+    layout: Layout | str | dict[str, Any] = "",
+    *,
+    plan: Plan | None = None,
+    donate: Sequence[int] | int = (),
+    static: Sequence[int | str] | int | str = (),
+    weight_update: str | WeightUpdate = "replicated",
+    overlap: str | Overlap = "none",
+    machine: Machine | str | os.PathLike[str] | None = None,
+    gather_limit: float | None = None,
+    unroll: bool = False,
+) -> Compiled:
+    """Compile `f` to one SPMD program on a mesh, under a layout.
+
+    >>> import meshdsl as md
+    >>> double = md.compile(lambda x: md.sum(x * 2, "batch"), md.Mesh("rows:4"), md.Layout("batch:rows"))
+    >>> double.program(md.spec("batch:8 io:2")).collectives[0].kind
+    'all_reduce'
+
+    Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
+    the results may reuse; such arguments cannot be used afterwards. `static` lists arguments, by name or number, that
+    are Python values with a hash (flags, sizes): each value has a program of its own. If a contraction of two operands
+    would gather one of them to more than `gather_limit` bytes per device, the operand is sent around the devices block
+    by block instead (0: always; None: never).
+
+    `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
+    updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay
+    sharded between steps (Xu et al., 2020). "auto": sharded where that is faster on `machine` (default "tpu-v5e"). A
+    `md.WeightUpdate` also sets groups of devices, buckets of small tensors, and gathering again for the backward pass.
+    `print(compiled.weight_update)` shows the decisions.
+
+    `overlap` is how communication overlaps with computation. "none": no plan. A mode of `md.Overlap`, such as "list"
+    or "halves": that plan. "auto": the fastest of them on `machine` (default "tpu-v5e") that fits its memory.
+    `print(compiled.overlap)` shows the plan.
+
+    `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
+    experts; without it, this is the platform of the devices.
+
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update` and `overlap`, and sets rematerialisation and
+    micro-batches of a step that takes them (`workload.train_step()` does). `plan.machine` is used if no `machine` is
+    given.
+
+    With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
+    and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
+
+    Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
+    nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing, a machine that decides
+    nothing).
+    """
+    try:
+        if gather_limit is not None and not gather_limit >= 0:
+            raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
+        step, unplanned = plan or Plan(), f
+        if plan is not None:
+            _check_alone(mesh, layout, weight_update, overlap)
+            mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
+            machine, f = machine or plan.machine, planned(f, plan)
+        if mesh is None:
+            raise LayoutError(
+                "md.compile needs a mesh, or a plan\n"
+                "  for example md.compile(f, 'rows:2 cols:4', 'batch:rows'), or md.compile(f, plan=plan)"
+            )
+        updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
+        windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
+        cost_machine = None
+        if machine is not None or updates.mode == "auto" or windows.mode != "none":
+            cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+        layout = layout if isinstance(layout, Layout) else Layout(layout)
+        if updates.group is not None:
+            group_of(mesh, updates.group)
+        fixed = static_names(f, static)
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+    donated = (donate,) if isinstance(donate, int) else donate
+    compiled = Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, windows, cost_machine), fixed)
+    compiled.step, compiled.unplanned = step, unplanned
+    return compiled
+
+
+def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any) -> None:
+    """Raise `LayoutError` for options that a plan already has."""
+    given = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
+    given["overlap"] = overlap != "none"
+    twice = [name for name, is_given in given.items() if is_given]
+    if twice:
+        raise LayoutError(
+            f"the call has a plan and also {', '.join(twice)}, which the plan decides\n"
+            f"  change the plan: plan.replace({twice[0]}=...)"
+        )
+
+
+def host_devices(count: int) -> list[Any]:
+    """Create `count` CPU devices on this machine, to try layouts on; returns them.
+
+    >>> import meshdsl as md
+    >>> len(md.host_devices(8))
+    8
+
+    Requires that JAX has not started. Raises `LayoutError` if it has started with fewer devices.
+    """
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if len(jax.devices("cpu")) < count:
+            raise at(
+                LayoutError(
+                    f"JAX has already started with {len(jax.devices('cpu'))} CPU devices, so {count} cannot be made\n"
+                    "  call md.host_devices before the first computation, tensor or jax.devices()"
+                ),
+                caller(),
+            ) from None
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise at(LayoutError(f"asked for {count} CPU devices, JAX made {len(devices)}"), caller())
+    return devices[:count]

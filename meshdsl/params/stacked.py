@@ -1,0 +1,64 @@
+"""Parameters with one more dim: of a function that runs once per layer (`md.layers`) or place (`md.vmap`) of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..dims import Dim
+from ..errors import ShapeError, at
+from ..ir import Type
+from ..ops.creation import zeros_like
+from ..trace import Tensor, eval_shape, tree
+from .param import Declared, ModelRun, running, value_of
+
+__all__ = ["declare", "declared_inside", "weights_of", "without"]
+
+
+def declared_inside(run: ModelRun, dim: Dim, f: Callable[..., Any], *args: Any) -> tuple[dict[str, Declared], Any]:
+    """The parameters that f declares, with `dim` first; and the types of its results."""
+    inner = ModelRun(None, path=run.path, stacked=(*run.stacked, dim), compute=run.compute)
+
+    def discover(*args: Any) -> Any:
+        with running(inner):
+            return f(*args)
+
+    return inner.declared, eval_shape(discover, *args)
+
+
+def without(dim: Dim, xs: Any) -> Any:
+    """The types of the tensors of a pytree, without a dim; other leaves unchanged."""
+
+    def one(leaf: Any) -> Any:
+        return Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+    return tree.tree_map(one, xs)
+
+
+def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Tensor]:
+    """The stacked parameters of a run, by path; zeros while parameters are discovered."""
+    found: dict[str, Tensor] = {}
+    for path, d in declared.items():
+        if path in run.slices:
+            found[path] = run.slices[path]
+        elif run.values is None:
+            outer = len(run.stacked)
+            found[path] = zeros_like(Type(d.dims[outer:], d.dtype))
+        else:
+            found[path] = value_of(run, path, d.type)
+    return found
+
+
+def declare(run: ModelRun, declared: Mapping[str, Declared], inside: str) -> None:
+    """Add declarations to a run; raises `ShapeError` for a path that it already has."""
+    for path, d in declared.items():
+        if path in run.declared:
+            raise at(
+                ShapeError(
+                    f"the parameter {path!r} is created twice\n"
+                    f"  the first is at {run.declared[path].where}, the second inside {inside}\n"
+                    "  put one of them in an md.scope"
+                ),
+                d.where,
+            )
+        run.declared[path] = d

@@ -1,0 +1,1 @@
+"""Transformations of functions and graphs: gradients, products with derivatives, and `md.vmap`."""
