@@ -1,6 +1,23 @@
 """meshdsl: write a model once with named dims; choose how it is split over a mesh of devices; see every collective.
 
 The package loads JAX when the first public name is used, so that `meshdsl --help` answers at once.
+
+A step goes through these folders, in this order:
+
+    trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches
+    params, transforms      models and their parameters; gradients and md.vmap, as graphs of the same operations
+    passes                  graph to graph
+    lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
+    schedule                program to program: buckets, overlap, order
+    compile                 the pipeline of these passes, md.compile and what it returns
+
+    cost, tune, search      the time and memory of a program on a machine, and decisions that need them
+    compilers               the same numbers from StableHLO, the TPU compiler and measurements
+    report, pictures        results for people; display has their units and colours
+
+Below them are errors, dims, layouts (meshes, layouts, shardings), ir (graphs and their equations), backend (the arrays
+that kernels compute with) and jaxprs (checks of JAX functions). nn, optim, train and workload are written in the public
+names alone; checkpoint and weights read and write parameters; cli and commands are the command line.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from ..errors import LayoutError, at
 from ..ir import Because, Cause, Eqn, Op, Var, cse, dce, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
+from ..lowering.blocks import FILLED
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
 from ..lowering.partition.planner import cost, plan
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
-from ..ops.blocks import FILLED
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 

@@ -19,11 +19,11 @@ import numpy as np
 from ..dims import Dim
 from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Op, Var, dce
 from ..layouts.sharding import Axes
+from ..lowering.blocks import RELABEL
 from ..lowering.collectives import AllGather
 from ..lowering.partition.index_map import Exchange
 from ..lowering.partition.ring import TURN
 from ..lowering.program import Program
-from ..ops.blocks import RELABEL
 from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
 from ..ops.reshape import RENAME

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.backend import NumPy
 from meshdsl.backend.attention import Arrays, Sees, Span, plain
-from meshdsl.ops.attention_ops import pairs_seen
+from meshdsl.ops.attention.records import pairs_seen
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -13,12 +13,12 @@ from ...control.region import REGIONS
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops.attention_ops import ATTENTION, ATTENTION_GRAD
-from ...ops.blocks import ON_FIRST
+from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
 from ...ops.reshape import RENAME
 from ...trace import FULL
+from ..blocks import ON_FIRST
 from ..labels import apply, labels_of, vanishing
 from . import placement_ops as views
 from .attention import lower_attention

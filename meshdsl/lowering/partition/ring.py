@@ -20,11 +20,11 @@ from ...dims import Dim, Shape
 from ...ir import NO_CAUSE, Because, Cause, Eqn, Labels, Op, Product, Scan, Type, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops.blocks import RELABEL
 from ...ops.contraction import EINSUM
 from ...ops.index_map import replaced
 from ...ops.indexing import IOTA
 from ...trace import FULL
+from ..blocks import RELABEL
 from ..program import Program
 from .index_map import Exchange
 from .scope import Scope

@@ -24,9 +24,9 @@ from ...dims import Dim
 from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops import sorted_blocks as blocks
 from ...ops.dtypes import CAST
 from ...ops.index_map import ROWS, IndexMap, Piece, replaced
+from .. import sorted_blocks as blocks
 from ..collectives import AllGather, AllToAll, Slice
 from .index_map import Exchange, lower_index_map
 from .scope import Scope

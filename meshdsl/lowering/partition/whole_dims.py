@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
-from ...ops.attention_ops import ATTENTION, ATTENTION_GRAD
+from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ..labels import labels_of
 from .expansions import EXPANSIONS
 

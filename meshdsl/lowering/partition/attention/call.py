@@ -9,8 +9,8 @@ from ....dims import Dim, names
 from ....ir import NO_CAUSE, Because, Cause, Eqn, Labels, Var
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention_blocks import Names, value_dim
-from ....ops.attention_ops import ATTENTION_GRAD, MOVING, attention_labels, own_shardings
+from ....ops.attention.blocks import Names, value_dim
+from ....ops.attention.records import ATTENTION_GRAD, MOVING, attention_labels, own_shardings
 from ...labels import apply
 from ..choose import Claims, choose
 from ..claims import claims_of, settle_conflicts

@@ -16,8 +16,8 @@ from ....dims import Dim, Shape
 from ....ir import Because, Cause, Eqn, Fuses, Labels, Op, Product, Type, Var
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention_blocks import Canonical, Names, wide_dtype
-from ....ops.attention_ops import ATTENTION
+from ....ops.attention.blocks import Canonical, Names, wide_dtype
+from ....ops.attention.records import ATTENTION
 from ...collectives import AllGather
 from .call import AttentionCall
 

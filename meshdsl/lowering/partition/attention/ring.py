@@ -16,7 +16,7 @@ import numpy as np
 from ....control import SCAN
 from ....dims import Dim
 from ....ir import NO_CAUSE, Because, Cause, Eqn, Scan, Var
-from ....ops.attention_blocks import RESIDUALS, wide_dtype
+from ....ops.attention.blocks import RESIDUALS, wide_dtype
 from ....ops.dtypes import CAST
 from ....ops.indexing import IOTA
 from ....trace import FULL

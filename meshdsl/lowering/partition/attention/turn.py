@@ -17,8 +17,8 @@ from ....dims import names
 from ....ir import Eqn, Labels, Op, Product, Type
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention_blocks import Canonical, Names
-from ....ops.attention_ops import MOVING, pairs_seen, products
+from ....ops.attention.blocks import Canonical, Names
+from ....ops.attention.records import MOVING, pairs_seen, products
 
 __all__ = ["ATTENTION_TURN", "ATTENTION_TURN_GRAD", "chunk"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..backend import Block, Local
-from ..backend.attention import Arrays, Sees, Span
-from ..dims import Dim, Shape, names
+from ...backend import Block, Local
+from ...backend.attention import Arrays, Sees, Span
+from ...dims import Dim, Shape, names
 
 __all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim
 from ..ir import Fuses, Labels, Op, Type
-from .index_map import replaced
+from ..ops.index_map import replaced
 
 __all__ = ["BEGIN_SORT", "COLLECT", "DEAL", "JOIN_HALVES", "KEEP_PART", "last"]
 

@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..backend import Local
-from ..dims import Shape, names
-from ..ir import Eqn, Labels, Op, Product, Reduce, Type
-from ..layouts import Sharding
-from ..trace import Tensor, bind
-from .attention_blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
-from .attention_plain import plain_gradient
-from .attention_vmap import vectorised
+from ...backend import Local
+from ...dims import Shape, names
+from ...ir import Eqn, Labels, Op, Product, Reduce, Type
+from ...layouts import Sharding
+from ...trace import Tensor, bind
+from .blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+from .plain import plain_gradient
+from .vmap import vectorised
 
 __all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
 

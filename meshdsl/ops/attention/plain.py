@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..dims import Dim, Shape, find, names
-from ..trace import Tensor, as_tensor
-from .attention_blocks import Names, value_dim
-from .contraction import broadcast, einsum, max, sum
-from .dtypes import cast
-from .elementwise import exp, stop_gradient, where
-from .indexing import iota
-from .reshape import rename, transpose
+from ...dims import Dim, Shape, find, names
+from ...trace import Tensor, as_tensor
+from ..contraction import broadcast, einsum, max, sum
+from ..dtypes import cast
+from ..elementwise import exp, stop_gradient, where
+from ..indexing import iota
+from ..reshape import rename, transpose
+from .blocks import Names, value_dim
 
 __all__ = ["plain_attention", "plain_gradient"]
 

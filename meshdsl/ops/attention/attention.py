@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..dims import Dim, find, names, show
-from ..errors import ShapeError, located
-from ..trace import Tensor, as_tensor, bind
-from .attention_blocks import Names
-from .attention_ops import ATTENTION
-from .attention_plain import plain_attention
-from .dtypes import kind
-from .reshape import dim_name
+from ...dims import Dim, find, names, show
+from ...errors import ShapeError, located
+from ...trace import Tensor, as_tensor, bind
+from ..dtypes import kind
+from ..reshape import dim_name
+from .blocks import Names
+from .plain import plain_attention
+from .records import ATTENTION
 
 __all__ = ["METHODS", "attention"]
 

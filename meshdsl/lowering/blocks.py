@@ -15,8 +15,8 @@ from ..dims import Dim, Shape
 from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
-from .index_map import one_label, replaced
-from .reshape import refill
+from ..ops.index_map import one_label, replaced
+from ..ops.reshape import refill
 
 __all__ = [
     "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "ON_FIRST",

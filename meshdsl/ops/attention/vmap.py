@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from ..dims import Dim
-from ..ir import Op
-from ..trace import Tensor, bind
-from .attention_blocks import RESIDUALS, Names
-from .contraction import broadcast, spread
-from .indexing import iota
+from ...dims import Dim
+from ...ir import Op
+from ...trace import Tensor, bind
+from ..contraction import broadcast, spread
+from ..indexing import iota
+from .blocks import RESIDUALS, Names
 
 __all__ = ["vectorised"]
 
