@@ -15,7 +15,7 @@ from typing import Any
 import meshdsl as md
 
 __all__ = [
-    "Attend", "Attention", "Config", "Empty", "Network", "inputs", "linear", "loss", "stacked",
+    "Attend", "Attention", "Config", "Empty", "Network", "Options", "inputs", "linear", "loss", "stacked",
     "workload",
 ]  # fmt: skip
 
@@ -52,16 +52,12 @@ def linear(
 
 
 @dataclass(frozen=True)
-class Config:
-    """Sizes and options; the defaults fit a laptop."""
+class Options:
+    """Sizes and options of a stack of layers; the defaults fit a laptop."""
 
     batch: int = 8
-    length: int = 64
-    vocab: int = 256
     layers: int = 2
     d_model: int = 64
-    heads: int = 4
-    d_ff: int = 128
     eps: float = 1e-5  # of the norms
     remat: bool | str = False
     learning_rate: float = 3e-4
@@ -74,6 +70,16 @@ class Config:
         """The dtypes as a value."""
         return md.nn.Precision(self.param_dtype, self.compute_dtype, self.reduce_dtype)
 
+
+@dataclass(frozen=True)
+class Config(Options):
+    """Sizes and options of a Transformer for text; the defaults fit a laptop."""
+
+    length: int = 64
+    vocab: int = 256
+    heads: int = 4
+    d_ff: int = 128
+
     def dims(self) -> tuple[md.Dim, md.Dim, md.Dim, md.Dim, md.Dim]:
         """The dims vocab, model, heads, d_ff and layer."""
         sizes = {"vocab": self.vocab, "model": self.d_model, "heads": self.heads, "d_ff": self.d_ff}
@@ -83,7 +89,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal self-attention. `group.size` query heads share each of the `heads` key and value heads."""
+    """Self-attention. `group.size` query heads share each of the `heads` key and value heads."""
 
     model: md.Dim
     heads: md.Dim
@@ -93,6 +99,7 @@ class Attention:
     biases: bool = False
     speeds: Sequence[float] | None = None  # of rotary positions; None: no rotary positions
     window: int | None = None
+    causal: bool = True
 
     def __call__(
         self, x: md.Tensor, cache: Cache | None = None, position: md.Tensor | int = 0
@@ -113,7 +120,7 @@ class Attention:
             if self.speeds is not None:
                 q, k = (md.nn.rotary(y, length, self.head, offset=position, speeds=self.speeds) for y in (q, k))
             if cache is None:
-                y = md.attention(q, k, v, causal=True, window=self.window)
+                y = md.attention(q, k, v, causal=self.causal, window=self.window)
             else:
                 cache = {name: md.nn.write_cache(cache[name], new, position) for name, new in (("k", k), ("v", v))}
                 y = md.attention(q, cache["k"], cache["v"], causal=True, window=self.window, offset=position)

@@ -14,7 +14,7 @@ from ..checkpoint.strict import show
 
 __all__ = ["HubConfig"]
 
-_HARMLESS = (  # of the file, of training from scratch, of text generation, and of classification
+_HARMLESS = (  # of the file, of training from scratch, of text generation, of classification, of unused outputs
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "initializer_factor bos_token_id eos_token_id pad_token_id unk_token_id decoder_start_token_id sep_token_id "
     "max_position_embeddings n_ctx pretraining_tp attention_dropout attn_pdrop embd_pdrop resid_pdrop dropout "
@@ -27,7 +27,8 @@ _HARMLESS = (  # of the file, of training from scratch, of text generation, and 
     "num_beam_groups begin_suppress_tokens suppress_tokens forced_bos_token_id forced_eos_token_id "
     "remove_invalid_values exponential_decay_length_penalty output_scores return_dict_in_generate "
     "cross_attention_hidden_size chunk_size_feed_forward pruned_heads tf_legacy_loss _attn_implementation_autoset "
-    "output_router_logits router_aux_loss_coef router_jitter_noise is_decoder keys_to_ignore_at_inference"
+    "output_router_logits router_aux_loss_coef router_jitter_noise is_decoder keys_to_ignore_at_inference "
+    "encoder_stride pooler_act pooler_output_size out_features out_indices stage_names"
 )
 
 

@@ -20,12 +20,12 @@ import pytest
 import meshdsl as md
 from meshdsl.weights.files import header_of, open_directory
 from meshdsl.weights.load import read_params, rules_of
-from models import gpt2, llama, mixtral
+from models import gpt2, llama, mixtral, vit
 from models.rotary import Rotary
 
 REFERENCES = Path(__file__).parent / "references"
 MODELS: dict[str, md.Workload] = {
-    "llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2, "mixtral": mixtral.mixtral,
+    "llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2, "mixtral": mixtral.mixtral, "vit": vit.vit,
 }  # fmt: skip
 TOLERANCE = 1e-13  # of logits of size 3, and of gradients of size 0.5
 
@@ -42,8 +42,8 @@ def reference(name: str) -> dict[str, np.ndarray]:
 def imported(name: str) -> tuple[md.Workload, dict[str, md.Tensor]]:
     """The workload for the batch of the reference, and its parameters in float64."""
     workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], dtype="float64")
-    batch, length = reference(name)["tokens"].shape
-    return workload.replace(batch=batch, length=length), params
+    shapes = {d.name: d.size for x in batch_of(name).values() for d in x.dims}
+    return workload.replace(**{d: n for d, n in shapes.items() if hasattr(workload.config, d)}), params
 
 
 @functools.cache
@@ -57,7 +57,9 @@ def gradients(name: str) -> dict[str, np.ndarray]:
 
 
 def batch_of(name: str) -> dict[str, md.Tensor]:
-    return {key: md.tensor(reference(name)[key], "batch length") for key in ("tokens", "targets")}
+    dims = {"tokens": "batch length", "source": "batch source", "image": "batch color height width"}
+    dims["targets"] = "batch" if "image" in reference(name) else "batch length"
+    return {key: md.tensor(x, dims[key]) for key, x in reference(name).items() if key in dims}
 
 
 def step_of(workload: md.Workload) -> Any:
@@ -84,6 +86,7 @@ EVERY = [(name, layout) for name in MODELS for layout in MODELS[name].layouts]
 QUICK = [
     ("llama2", "zero"), ("llama2", "sequence"), ("llama2", "context"), ("llama3", "zero_context"),
     ("gpt2", "data_model"), ("gpt2", "zero_context"), ("mixtral", "expert_model"), ("mixtral", "zero_context"),
+    ("vit", "zero"), ("vit", "sequence"), ("vit", "context"),
 ]  # fmt: skip
 
 
@@ -173,7 +176,7 @@ def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
     ("name", "layout"),
     [
         ("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", ""),
-        ("mixtral", "expert:a d_ff:b heads:b"),
+        ("mixtral", "expert:a d_ff:b heads:b"), ("vit", "length:a d_ff:b height_window:b"),
     ],
 )  # fmt: skip
 def test_import_and_export_is_bitwise_the_same(name: str, layout: str, tmp_path: Path):
