@@ -14,7 +14,7 @@ import pytest
 from meshdsl import cli
 from meshdsl.commands import colours, completion
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 COMMANDS = completion.commands_of(cli.parser().commands())
 
 

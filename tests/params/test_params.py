@@ -264,7 +264,7 @@ def test_param_errors_match_golden_text(golden: Callable[[str, str], None]):
         with pytest.raises(md.MeshdslError) as caught:
             mistake()
         message, _, line = str(caught.value).rpartition("\n  at ")
-        assert line.startswith("tests/test_params.py:"), f"{name}: {caught.value}"
+        assert line.startswith("tests/params/test_params.py:"), f"{name}: {caught.value}"
         message = re.sub(r"(test_params.py):[0-9]+", r"\1:LINE", message)
         texts.append(f"{type(caught.value).__name__}: {message}")
     golden("params_mistakes", "\n\n".join(texts))
