@@ -5,11 +5,13 @@
     params, state = optimizer.update(grads, state, params)
 
 The updates of sgd, momentum and Adam are elementwise: they run on each device's shard and send nothing. Adafactor,
-LARS, LAMB and clipping need norms or means over whole weights, so their partial sums are all-reduced.
+LARS, LAMB and clipping need norms or means over whole weights, so their partial sums are all-reduced. Muon multiplies
+matrices.
 """
 
 from .adafactor import adafactor
 from .clipping import clip_by_global_norm, global_norm, with_clipping
+from .muon import muon
 from .optax import from_optax
 from .optimizers import Optimizer, adam, adamw, momentum, sgd
 from .schedules import constant, inverse_sqrt, linear, rsqrt, warmup_cosine
@@ -18,7 +20,7 @@ from .wrappers import with_accumulation, with_average, with_frozen
 
 __all__ = [
     "Optimizer",
-    "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars", "from_optax",
+    "sgd", "momentum", "adam", "adamw", "adafactor", "lamb", "lars", "muon", "from_optax",
     "clip_by_global_norm", "global_norm", "with_clipping", "with_accumulation", "with_average", "with_frozen",
     "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine",
 ]  # fmt: skip

@@ -175,8 +175,8 @@ _INSTEAD = {
 _INSTEAD_OF = {
     "cond of": "use md.optim.with_accumulation(optimizer, steps) for optax.MultiSteps; write other branches with "
     "md.cond in an md.optim.Optimizer",
-    "with a constant array": "optax.contrib.muon multiplies whole matrices: write the products with md.einsum in an "
-    "md.optim.Optimizer, which are right under every layout",
+    "with a constant array": "optax.contrib.muon multiplies whole matrices: use md.optim.muon, which is equal under "
+    "every layout",
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim.per_tensor import norm, rms
+from tests.optim.simulated import simulated
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "optimizers.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
@@ -40,18 +41,6 @@ def of(name: str) -> md.optim.Optimizer:
         min_scale=h.get("eps2", 1e-3),
         **(TINY if h.get("factored", True) else WHOLE),
     )
-
-
-def simulated(f: Callable[..., Any], mesh: str, layout: str) -> Callable[..., Any]:
-    """The compiled function as NumPy runs it on every device: no XLA, so many layouts cost little."""
-
-    def run(*args: Any) -> Any:
-        program = md.compile(f, md.Mesh(mesh), md.Layout(layout)).program(*args)
-        arrays = md.simulate(program, *jax.tree.leaves(args))
-        specs, structure = jax.tree.flatten(md.eval_shape(f, *args))
-        return structure.unflatten([md.tensor(x, spec.shape) for x, spec in zip(arrays, specs, strict=True)])
-
-    return run
 
 
 def problem(name: str) -> tuple[np.ndarray, list[np.ndarray], str]:
@@ -136,6 +125,8 @@ OPTIMIZERS: dict[str, md.optim.Optimizer] = {
     "lamb": md.optim.lamb(0.1),
     "lars": md.optim.lars(0.1, trust=0.1, nesterov=True),
     "lars, norm of sum": md.optim.lars(0.1, weight_decay=0.1, trust=0.1, denominator="norm_of_sum"),
+    "muon": md.optim.muon(0.1),
+    "muon with decay": md.optim.muon(0.1, nesterov=False, rms=0.2, weight_decay=0.1, others=md.optim.sgd(0.1)),
     "clipped lamb": md.optim.with_clipping(md.optim.lamb(0.1), 0.5),
 }
 SHAPES = {
@@ -257,6 +248,7 @@ def test_per_tensor_update_keeps_types(dtype: str, rate: Any):
     for optimizer in (
         md.optim.adafactor(rate, momentum=0.9, **TINY), md.optim.adafactor(rate), md.optim.lamb(rate),
         md.optim.lars(rate), md.optim.lars(rate, denominator="norm_of_sum", nesterov=True),
+        md.optim.muon(rate, rms=0.2, weight_decay=0.1),
     ):  # fmt: skip
         params = {"w": md.spec("a:2 b:3", dtype), "s": md.spec("", dtype)}
         state = md.eval_shape(optimizer.init, params)

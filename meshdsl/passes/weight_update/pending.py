@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...ir import Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
+from ...ops.reshape import RENAME
 
 __all__ = ["ShardedGraph", "Sums", "pending_sums", "stages"]
 
@@ -50,7 +51,7 @@ class Sums:
 
 
 def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
-    """The first pending sums of the same dims from which a value is computed element by element, also through loops."""
+    """The first pending sums from which a value is computed element by element, also through renames and loops."""
     producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     queue, seen = [out], {out}
     sums: list[Var] = []
@@ -58,10 +59,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     while queue:
         v = queue.pop()
         eqn = producers.get(v)
-        same_dims = (
-            [] if eqn is None or eqn.control is not None else [x for x in eqn.ins if set(x.shape) == set(out.shape)]
-        )
-        same_dims = list(dict.fromkeys(same_dims))  # a square reads one value twice
+        same_dims = [] if eqn is None or eqn.control is not None else _same_elements(eqn, v)
         sharding = placed.shardings.get(v, Sharding())
         pending = sharding.partial and sharding.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
@@ -76,6 +74,11 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
         queue += [x for x in same_dims if x not in seen]
         seen.update(same_dims)
     return Sums(_together(placed, graph, sums), tuple(loops))
+
+
+def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
+    """The operands with the dims of a result, or the one operand of a rename."""
+    return [x for x in dict.fromkeys(eqn.ins) if eqn.op is RENAME or set(x.shape) == set(v.shape)]
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
