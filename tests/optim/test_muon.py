@@ -74,7 +74,7 @@ def test_muon_matrices_of_several_dims():
         p, g = ({"w": md.tensor(array, "io hidden")} for array in (x, g))
         return change(md.optim.muon(0.1), p, g)["w"]
 
-    x, g = (tree["attention/q"].numpy().reshape(6, 8) for tree in (params, grads))
+    x, g = [tree["attention/q"].numpy().reshape(6, 8) for tree in (params, grads)]
     np.testing.assert_allclose(found["attention/q"].reshape(6, 8), alone(x, g), rtol=1e-12)
     for expert, step in enumerate(found["moe/in"]):
         x, g = (tree["moe/in"].numpy()[expert] for tree in (params, grads))
@@ -104,3 +104,18 @@ def test_muon_gathers_the_smaller_side_once():
     )
     sent = sorted((c.kind, c.bytes) for c in program.collectives if c.bytes > 8)
     assert sent == [("all_gather", 64 * 64 * 4)] + 5 * [("all_reduce", 64 * 64 * 4)]
+
+
+def test_muon_update_is_sharded():
+    """Each device stores a part of the momentum, although renamed dims are contracted; stacked layers send no more."""
+
+    def step(params: Any, state: Any, x: md.Tensor) -> Any:
+        grads = md.grad(lambda p, x: md.mean(md.square(md.einsum(x, p["w"], out="batch layer hidden"))))(params, x)
+        return optimizer.update(grads, state, params)
+
+    optimizer, params = md.optim.muon(0.1), {"w": md.spec("layer:4 io:64 hidden:256")}
+    compiled = md.compile(step, "rows:4", "batch:rows", weight_update="sharded")
+    program = compiled.program(params, md.eval_shape(optimizer.init, params), md.spec("batch:32 io:64"))
+    assert [d.sharded for d in compiled.weight_update.decisions] == [True]
+    assert [c.kind for c in program.collectives] == ["all_gather", "reduce_scatter"]
+    assert program.local_shape(next(v for v in program.ins if v.name == "state/m/w")) == (1, 64, 256)

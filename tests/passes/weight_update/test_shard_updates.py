@@ -19,6 +19,7 @@ CASES = [
     ("clipped", "x:2 y:4", "batch:x hidden:y"),
     ("lamb", "x:4 y:2", "batch:y,x"),
     ("adafactor", "x:3 y:2", "batch:x next:y"),
+    pytest.param("muon", "x:2 y:4", "batch:x hidden:y", marks=pytest.mark.slow),
 ]
 
 
