@@ -51,7 +51,8 @@ def test_muon_equals_optax(ours: dict[str, Any], theirs: dict[str, Any]):
         md.optim.muon(0.1, nesterov=False, **ours), optax.contrib.muon(0.1, nesterov=False, **theirs)
     )  # fmt: skip
     params = drawn(0, **shapes)
-    state, expected = zero_state(optimizer, params), {path: p.array for path, p in params.items()}
+    state = zero_state(optimizer, params)
+    expected: Any = {path: p.array for path, p in params.items()}
     their_state = reference.init(expected)
     update, their_update = simulated(optimizer.update, "one:1", ""), jax.jit(reference.update)
     for seed in (1, 2, 3):
@@ -71,8 +72,8 @@ def test_muon_matrices_of_several_dims():
     found = change(md.optim.muon(0.1, matrices=rules), params, grads)
 
     def alone(x: np.ndarray, g: np.ndarray) -> np.ndarray:
-        p, g = ({"w": md.tensor(array, "io hidden")} for array in (x, g))
-        return change(md.optim.muon(0.1), p, g)["w"]
+        weight, grad = ({"w": md.tensor(array, "io hidden")} for array in (x, g))
+        return change(md.optim.muon(0.1), weight, grad)["w"]
 
     x, g = [tree["attention/q"].numpy().reshape(6, 8) for tree in (params, grads)]
     np.testing.assert_allclose(found["attention/q"].reshape(6, 8), alone(x, g), rtol=1e-12)
