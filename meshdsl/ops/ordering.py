@@ -82,13 +82,13 @@ TOP_K = Op(
 )
 
 
-def top_k(x: Any, over: DimLike, k: Dim) -> tuple[Tensor, Tensor]:
+def top_k(x: Any, over: DimLike, k: DimLike) -> tuple[Tensor, Tensor]:
     """The k largest elements along a dim, in descending order, and their indices (int32).
 
-    NaN is first; ties are in index order. `k` is the dim that replaces `over`.
+    NaN is first; ties are in index order. `k` is the dim that replaces `over`, as md.Dim("k", 2) or "k:2".
 
     >>> import meshdsl as md
-    >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", md.Dim("k", 2))[1]
+    >>> md.top_k(md.tensor([3.0, 1.0, 2.0], "a"), "a", "k:2")[1]
     tensor(int32[k=2], [0 2])
 
     Raises `ShapeError` for a dim that x lacks, for a k larger than the dim, and for complex numbers.
