@@ -46,7 +46,6 @@ GROUPS = {
     "train": (train, plot, import_, generate, export),
     "shell": (completion,),
 }
-COMMANDS = tuple(module for modules in GROUPS.values() for module in modules)
 
 _EXAMPLES = """\
 examples:

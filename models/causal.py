@@ -1,4 +1,4 @@
-"""What decoder-only models share: their batch, their loss, attention with or without a cache, and decoding.
+"""Parts of decoder-only models: their batch, their loss, attention with or without a cache, and decoding.
 
 A model is a network: a function `(tokens, cache, position) -> (logits, cache)`. Without a cache, it computes the logits
 of every position. With one, `tokens` are a prompt or one token of each sequence, from index `position` on; their keys

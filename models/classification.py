@@ -1,4 +1,4 @@
-"""What image classifiers share: their batch, their loss, and the labels of a Hugging Face config.json."""
+"""Parts of image classifiers: their batch, their loss, and the labels of a Hugging Face config.json."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def leak() -> Any:
 
 
 def misuse() -> dict[str, Callable[[], Any]]:
-    """What a newcomer may write, by the name it has in the golden file."""
+    """Mistakes of newcomers, by their names in the golden file."""
     return {
         "a dim twice in a tensor": lambda: md.tensor(np.ones((2, 2)), "batch batch"),
         "a dim twice, in two sizes": lambda: md.spec("batch:2 batch:3"),

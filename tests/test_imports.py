@@ -90,7 +90,7 @@ def unit_of(module: str, name: str | None) -> str:
 
 
 def package_problems(root: Path) -> list[str]:
-    """What breaks the law in root/meshdsl."""
+    """The imports in root/meshdsl that break the law."""
     found: list[str] = []
     for path in sorted((root / "meshdsl").rglob("*.py")):
         relative = path.relative_to(root)
@@ -139,7 +139,7 @@ def public_problem(item: Import) -> str | None:
 
 
 def public_problems(root: Path) -> list[str]:
-    """What models/ and benchmarks/ import beyond meshdsl's public names; models/ knows no benchmark.
+    """The imports of models/ and benchmarks/ beyond meshdsl's public names; models/ knows no benchmark.
 
     Benchmarks may also import meshdsl.compilers, which reads the texts of compilers.
     """

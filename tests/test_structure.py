@@ -1,4 +1,4 @@
-"""What a reader of the sources may rely on: no cycles between modules, and no operation known by its name.
+"""Laws of the sources: no import cycles between modules, and no operation known by its name.
 
 What others must know of an operation is a field of its record, so a renamed operation, or a new one beside it, changes
 nothing elsewhere.
@@ -27,7 +27,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def edges(root: Path) -> dict[str, set[str]]:
-    """Which module imports which, by statements anywhere in it.
+    """The modules that each module imports, by statements anywhere in it.
 
     The public package re-exports the others, so what is written against it makes no edge to it. Likewise a module
     makes no edge to the package that it is in.
@@ -96,7 +96,7 @@ def known_by_name(source: str) -> Iterator[int]:
 
 
 def _is_name_of_operation(node: ast.expr) -> bool:
-    """Whether an expression is `op.name`, `x.op.name`, `str(op)` and the like."""
+    """True if an expression is `op.name`, `x.op.name`, `str(op)` and the like."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("str", "repr") and node.args:
         return _is_operation(node.args[0])
     return isinstance(node, ast.Attribute) and node.attr == "name" and _is_operation(node.value)

@@ -1,4 +1,4 @@
-"""What a type checker sees of the public names: mistakes in a user's file, and the types that an editor shows."""
+"""Public names under a type checker: mistakes in a user's file, and the types that an editor shows."""
 
 from __future__ import annotations
 

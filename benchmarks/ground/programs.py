@@ -1,4 +1,4 @@
-"""What one device does in a published run, kernel by kernel, and the cost tool's time of it.
+"""The kernels of one device in a published run, and the time that the cost tool predicts for them.
 
 `Programs` traces the train step of a run once and keeps its kernels as arrays, which a refit evaluates thousands of
 times, and the times of `Compiled.cost`. One micro-batch is traced. Of its program, the update and the collectives of

@@ -49,7 +49,7 @@ def code_cells(notebook: Json) -> list[tuple[int, Json]]:
 
 
 def texts(outputs: list[Json]) -> str:
-    """What outputs say as text: printed lines and the text of displayed values."""
+    """The text of outputs: printed lines, and displayed values as text."""
     parts = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
     return "\n".join("".join(part).rstrip("\n") for part in parts)
 

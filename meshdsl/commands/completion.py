@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def commands_of(commands: Any) -> Commands:
-    """What argparse keeps of the subcommands: name, help and options."""
+    """The subcommands as argparse stores them: name, help and options."""
     about = {action.dest: action.help or "" for action in commands._choices_actions}
     return {name: (about[name], _options(parser)) for name, parser in commands.choices.items()}
 

@@ -30,7 +30,7 @@ __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 
 @dataclass(frozen=True, init=False, repr=False)
 class Plan:
-    """How a step runs: mesh, layout, weight update, rematerialisation, micro-batches and overlap.
+    """The choices for one step: mesh, layout, weight update, rematerialisation, micro-batches and overlap.
 
     >>> import meshdsl as md
     >>> plan = md.Plan("rows:2 cols:4", "batch:rows d_ff:cols", weight_update="sharded", microbatches=4)

@@ -74,7 +74,7 @@ def kernel_time(kernel: Kernel, lines: Sequence[Line], program: Program, machine
 
 
 def coverage(ledger: Ledger, machine: Machine) -> Coverage:
-    """How many kernels of a program have a time in the machine's profile."""
+    """The kernels of a program and their seconds, counted by the source of their times."""
     found = Coverage()
     for step in dict.fromkeys(line.step for line in ledger.lines):
         if isinstance(step, Kernel):

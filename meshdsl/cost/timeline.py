@@ -66,7 +66,7 @@ class Timeline:
 
     @property
     def regime(self) -> str:
-        """What the estimate depends on most: "network" if a quarter of the step is exposed communication, "launch" if
+        """The main influence on the estimate: "network" if a quarter of the step is exposed communication, "launch" if
         half of its other seconds are in kernels bound by launches, otherwise "compute"."""
         if self.exposed > 0.25 * self.seconds:
             return "network"

@@ -95,19 +95,17 @@ def axis_pattern(axes: Sequence[str]) -> str:
     return rf"(?:(?<=[/,:+])|(?<=\bover ))({names})(?![\w=])|\b({names})(?=:\d)"
 
 
-def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, more: str = "", opened: bool = True) -> str:
+def page_part(title: str, text: str = "", axes: Iterable[str] = (), *, opened: bool = True) -> str:
     """The `_repr_html_` of an object: a title line, below it monospace text that a click opens or closes.
-
-    `more` is further HTML, shown before the text.
 
     >>> print(page_part("a < b").partition("</style>")[2])
     <div>a &lt; b</div></div>
     """
     axes = list(axes)
     head, body = coloured(title, axes), f"<pre>{coloured(text, axes)}</pre>" if text else ""
-    if body or more:
+    if body:
         state = ' open=""' if opened else ""
-        inner = f"<details{state}><summary>{head}</summary>{more}{body}</details>"
+        inner = f"<details{state}><summary>{head}</summary>{body}</details>"
     else:
         inner = f"<div>{head}</div>"
     return f'<div class="meshdsl"><style>{_STYLE}</style>{inner}</div>'

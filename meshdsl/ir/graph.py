@@ -69,7 +69,7 @@ class Scan:
 
     @property
     def trips(self) -> int:
-        """How often the body runs."""
+        """The number of times that the body runs."""
         return self.dim.size
 
     def inputs(self, xs: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:

@@ -72,7 +72,7 @@ class Linear(StrEnum):
 
 
 class Fuses(StrEnum):
-    """How XLA fuses an operation; the cost model uses it."""
+    """The way in which XLA fuses an operation; the cost model uses it."""
 
     KERNEL = ""  # runs as its own kernel
     VIEW = "view"  # free
@@ -91,7 +91,7 @@ class Product(StrEnum):
 
 
 class Bounded(StrEnum):
-    """How large the elements of a floating-point result can be, if they are not NaN."""
+    """A bound on the magnitude of a floating-point result's elements, NaN aside."""
 
     NO = ""
     BY_ONE = "one"  # at most 1
@@ -99,7 +99,7 @@ class Bounded(StrEnum):
 
 
 class Reduce(StrEnum):
-    """How devices combine their partial results when an operation removes a sharded dim."""
+    """The reduction that combines the devices' partial results when an operation removes a sharded dim."""
 
     NONE = ""
     SUM = "sum"

@@ -1,4 +1,4 @@
-"""How each primitive acts on the axes of its operands: one rule for a family, in a table by name.
+"""Rules for the axes of each primitive's results, from those of its operands: one per family, in a table by name.
 
 A rule takes an equation, at the full sizes and at those of a block, and the axes of its operands. It returns the axes
 of the results, and raises `MixesError` if an element of a result needs elements at other places of a split dim.

@@ -22,7 +22,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one value is sharded over a mesh.
+    """The sharding of one value over a mesh.
 
     >>> Sharding.of({"batch": ("rows",)}, partial=("cols",))
     {batch:rows | sum over cols}

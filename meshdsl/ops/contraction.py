@@ -47,7 +47,7 @@ def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
 
 
 def any_complex(xs: Sequence[Type]) -> bool:
-    """Whether any operand is complex."""
+    """True if any operand is complex."""
     return builtins.any(kind(x.dtype) == "c" for x in xs)
 
 
@@ -286,7 +286,7 @@ def prod(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether any element is true, over one or several dims, or all (default). Nonzero numbers count as true.
+    """True where any element is true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.any(md.tensor([True, False], "a"))
@@ -298,7 +298,7 @@ def any(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
-    """Whether all elements are true, over one or several dims, or all (default). Nonzero numbers count as true.
+    """True where all elements are true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.all(md.tensor([True, False], "a"))

@@ -56,7 +56,7 @@ CONSOLE = _Console()
 
 
 class _Printer:
-    """What one print sends: the block of each shard, and which it is."""
+    """The operands of one print: the block of each shard, and the shard's index."""
 
     def __init__(self, label: str, block: Block, shards: int):
         self.label, self.block, self.shards = label, block, shards

@@ -163,7 +163,7 @@ class _Blocks:
         return "".join([*parts, *self._signs(x, y, j, k)])
 
     def _ranges(self, coords: dict[str, int]) -> Iterator[str]:
-        """Which elements of each sharded dim the device stores."""
+        """The range of elements of each sharded dim that the device stores."""
         for dim in self.var.shape:
             axes = self.var.sharding.axes(dim)
             if not axes:
@@ -186,7 +186,7 @@ class _Blocks:
         return f"device {self.grid.device(coords)}: {', '.join(self._lines(coords))}"
 
     def _signs(self, x: float, y: float, row: int, col: int) -> Iterator[str]:
-        """How this block relates to the next one to the right and below."""
+        """The signs between this block and its neighbours to the right and below."""
         _, down, right = self.grid.axes
         width, height = self.card.width, self.card.height
         if right and col + 1 < len(self.grid.drawn[2]):
@@ -217,7 +217,7 @@ class _Blocks:
     # below
 
     def _legend(self, x: float, y: float) -> tuple[str, float, float]:
-        """What the signs mean, for those that are drawn, and what one device stores; its right and lower edge."""
+        """The legend of the drawn signs, and the block that one device stores; returns its right and lower edge."""
         sharding, mesh = self.var.sharding, self.program.mesh
         entries: list[tuple[str, str, str]] = []  # class of the sign, sign, words
         for axis in (name for name, size in mesh.axes.items() if size > 1):

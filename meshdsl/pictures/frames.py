@@ -67,11 +67,11 @@ class Frame:
         return min(math.prod(self.blocks(dim) for dim in self.deep), SHEETS)
 
     def blocks(self, dim: Dim | None) -> int:
-        """How many blocks a dim is divided into."""
+        """The number of blocks that a dim is divided into."""
         return 1 if dim is None else self.program.mesh.count(self.var.sharding.axes(dim))
 
     def block(self, dim: Dim | None, coords: Mapping[str, int]) -> int:
-        """Which block of a dim the device at these coordinates stores."""
+        """The index of the block of a dim that the device at these coordinates stores."""
         if dim is None:
             return 0
         return index_along(self.program.mesh, dict(coords), self.var.sharding.axes(dim))
@@ -143,7 +143,7 @@ class Frame:
                 yield element("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke_width=1.2 if depth else 2.4, cls=kind)
 
     def _shares(self, dim: Dim | None) -> Iterator[tuple[float, str, int]]:
-        """Where a dim is cut, as a fraction of it, by which axis, and how minor that is; at most `CUTS` blocks."""
+        """The cuts of a dim: position as a fraction, mesh axis, and the axis's depth (0: major); at most `CUTS` blocks."""
         done = 1
         for depth, axis in enumerate(() if dim is None else self.var.sharding.axes(dim)):
             size = self.program.mesh.axes[axis]

@@ -54,12 +54,12 @@ class WholeTensor:
 
     @property
     def height(self) -> float:
-        """Of the drawing, with the notes below it."""
+        """The height of the drawing, with the notes below it."""
         return self.frame.height + 15 * len(self.notes) + 8
 
     @property
     def notes(self) -> list[str]:
-        """What the drawing does not show, in lines of at most `NOTE` characters."""
+        """Notes about the parts that are not drawn, in lines of at most `NOTE` characters."""
         frame, extents = self.frame, self.frame.program.extents
         lines = ["behind one another: " + ", ".join(map(str, frame.deep))] if frame.deep else []
         lines += [

@@ -20,7 +20,7 @@ __all__ = ["Budget", "Rates", "Work", "duration", "machine_of_device", "work_of"
 
 @dataclass(frozen=True)
 class Work:
-    """What one step does: FLOPs of the model's products on all devices, by dtype, and the size of its batch."""
+    """The work of one step: FLOPs of the model's products on all devices, by dtype, and the size of its batch."""
 
     flops: Mapping[str, float]
     amount: int  # of `unit`

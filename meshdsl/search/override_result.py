@@ -64,7 +64,7 @@ class OverrideResult:
 
     @property
     def gap(self) -> float:
-        """How far the choice may be from the best within the limit over the tables, as a fraction of the bound."""
+        """The largest possible distance from the best choice within the limit, as a fraction of the tables' bound."""
         return (self.predicted - self.bound) / self.bound if self.bound else 0.0
 
     @property

@@ -133,7 +133,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How much better than `best` another candidate can be at most, as a fraction; 0: `best` is proven optimal.
+        """The most by which another candidate can be better than `best`, as a fraction; 0: `best` is proven optimal.
 
         Layouts in `left_out` are not candidates.
         """

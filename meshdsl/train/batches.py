@@ -76,7 +76,7 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
 
 
 def described(batches: Batches) -> dict[str, Any] | None:
-    """What the data says about itself by `describe()`, as JSON values; None if it has no such method."""
+    """The result of the data's `describe()` as JSON values; None if it has no such method."""
     describe = getattr(batches, "describe", None)
     return as_json(describe()) if describe is not None else None
 

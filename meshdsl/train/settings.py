@@ -55,13 +55,6 @@ class Saving:
     take_over: bool = False
 
 
-@dataclass(frozen=True)
-class _Place:
-    mesh: str | None = None
-    layout: str | None = None
-    plan: str | None = None
-
-
 _AT_LEAST = {
     "steps": 0,
     "eval_every": 0,

@@ -129,7 +129,7 @@ class TokenFiles:
         return len(self._splits[SPLITS[0]])
 
     def describe(self) -> dict[str, Any]:
-        """What is stored in checkpoints, and compared when a run resumes."""
+        """The description of the data that checkpoints store; it is compared when a run resumes."""
         return {
             "kind": "tokens",
             "dtype": self.dtype,

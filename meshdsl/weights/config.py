@@ -108,7 +108,7 @@ class HubConfig:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What did not fit so far, a line for each."""
+        """The problems so far, one line each."""
         return tuple(dict.fromkeys(self._problems))
 
     def _value(self, key: str, default: Any) -> Any:

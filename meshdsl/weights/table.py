@@ -30,7 +30,7 @@ __all__ = ["HuggingFace", "Rule", "rule_of"]
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """How the parameters and the config of a workload are called in a Hugging Face directory; `Workload.hugging_face`.
+    """The names of a workload's parameters and config in a Hugging Face directory; `Workload.hugging_face`.
 
     `tensors` maps the path of each parameter to the name of its tensor and the dims of that tensor's axes. Lines for
     parameters that a config does not have are left out.

@@ -30,12 +30,12 @@ SIZES = {"a": 30_000, "b": 7, "c": 1000}
 
 
 def values(path: str, step: int) -> np.ndarray:
-    """What a tensor holds at a step."""
+    """The values of a tensor at a step."""
     return np.random.default_rng([step, ord(path)]).integers(0, 2**31, SIZES[path]).astype(np.int32)
 
 
 def save_forever(folder: Path, pipe: int) -> None:
-    """What the child does until it is killed."""
+    """The work of the child process until it is killed."""
     checkpoints = Checkpoints(folder, keep=2, chunk_bytes=8192)
     step = (checkpoints.latest() or 0) + 1
     tensor(values("a", step), "io").block_until_ready()  # JAX takes its time to start

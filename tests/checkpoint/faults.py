@@ -48,7 +48,7 @@ class Bench:
         shutil.copytree(self.pristine, self.work)
 
     def holds(self, found: md.Restored) -> bool:
-        """Whether everything that was restored is what was saved as that step."""
+        """True if all restored tensors equal those saved as that step."""
         values = self.values[found.step]
         return (
             found.config == self.run[found.step]

@@ -240,7 +240,7 @@ def big(draw: random.Random, honest: bytes) -> bytes:
 
 
 class Watch:
-    """What reading a manifest must not do, by Python's own audit events."""
+    """The audit events of Python that reading a manifest must not cause."""
 
     RUNS = ("exec", "compile", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "pickle.find_class")
     RUNS += ("marshal.loads", "ctypes.dlopen", "socket.connect", "import", "os.remove", "os.rename", "os.mkdir")

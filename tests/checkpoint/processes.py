@@ -42,7 +42,7 @@ def layouts(seed: int, devices: Sequence[int]) -> list[tuple[md.Mesh, md.Layout]
 
 
 def compare_here(found: Any, values: Any) -> None:
-    """What lies on this process's devices is what it should be, bit for bit."""
+    """Check that the blocks on this process's devices have the expected bits."""
     for x, wanted in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(values), strict=True):
         for shard in x.stored.addressable_shards:
             real = wanted[tuple(slice(s.start or 0, s.stop) for s in shard.index)]
@@ -75,7 +75,7 @@ def move(source: Path, target: Path, seed: int, mesh: md.Mesh, layout: md.Layout
 
 
 def failures(folder: Path) -> None:
-    """What one process meets, all of them learn; then they go on."""
+    """An error in one process reaches all processes, and they continue."""
     mesh, layout = md.Mesh("a:8"), md.Layout("hidden:a")
     specs = {"w": md.spec("io:4 hidden:16", "int32")}
     values = trees.values_for(specs, 0)

@@ -29,7 +29,7 @@ def test_restore_of_an_untouched_copy(bench: faults.Bench, tmp_path: Path):
 
 
 def test_manifest_detects_every_changed_bit(bench: faults.Bench):
-    """What the chunks' hashes do not cover, the manifest's own does: one bit of each of its bytes."""
+    """The manifest's own hash covers the manifest: one flipped bit in any of its bytes is found."""
     bench.fresh()
     file = bench.step / "manifest.json"
     honest = file.read_bytes()

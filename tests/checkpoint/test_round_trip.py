@@ -1,4 +1,4 @@
-"""What is saved under one mesh and layout is restored under any other, bit for bit, without padding on the disk."""
+"""A checkpoint saved under one mesh and layout is restored under any other, bit for bit; no padding is stored."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def run(words: list[str]) -> tuple[int, str, str]:
 
 
 def problem(words: list[str], code: Any, out: str, err: str) -> str | None:
-    """What is wrong with an answer, if anything."""
+    """The problem of an answer; None if it is right."""
     if code not in (0, 1, 2, 3, 4, 5, 75, 130):
         return f"exit code {code!r}"
     if "Traceback" in err or "Traceback" in out:

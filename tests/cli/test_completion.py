@@ -83,7 +83,7 @@ def test_completion_of_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureF
 
 
 def in_terminal(*arguments: str, **environment: str) -> str:
-    """What the command prints to a terminal."""
+    """The output of the command in a terminal."""
     main, terminal = pty.openpty()
     env = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm", **environment}
     command = [sys.executable, "-m", "meshdsl", *arguments]

@@ -22,7 +22,7 @@ NODES = Network((Level("switch", {"gpu": 8}, 200e9), Level("switch", {"node": 4}
 
 
 def seconds(network: Network, mesh: str, kind: str, axes: str, size: float = V, **how) -> float:
-    """Of one collective over the axes, the launch left out."""
+    """The seconds of one collective over the axes, without its launch."""
     return place(network, md.Mesh(mesh), **how).seconds(kind, axes.split(), size) - network.launch
 
 

@@ -47,7 +47,7 @@ def run(
 
 
 def checked(found: Timeline) -> Timeline:
-    """What is true of every timeline."""
+    """The laws of every timeline."""
     some = 1e-9 * found.seconds + 1e-15
     assert found.lower_bound <= found.seconds + some
     assert found.compute + found.exposed == pytest.approx(found.seconds, rel=1e-9)

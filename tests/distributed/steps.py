@@ -1,4 +1,4 @@
-"""What each of two processes runs: `python -m tests.distributed.steps PORT RANK FILE`.
+"""The program of each of two processes: `python -m tests.distributed.steps PORT RANK FILE`.
 
 The process has four of the eight devices of a mesh. It trains and writes the parts of the results that lie on its own
 devices to FILE. The test runs the same functions in one process with eight devices.

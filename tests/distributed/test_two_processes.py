@@ -24,7 +24,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
-    """What each process wrote."""
+    """The text that each process wrote."""
     folder = tmp_path_factory.mktemp("processes")
     port = str(free_port())
     files = [folder / f"{rank}.npz" for rank in range(2)]

@@ -1,4 +1,4 @@
-"""What md.map takes: functions whose every primitive works element by element, whatever the shape; and nothing else."""
+"""md.map takes only functions in which every primitive works element by element, for every shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sharding means, written from the definition and without meshdsl.lowering: the oracle of its tests.
+"""The definition of shardings in NumPy, without meshdsl.lowering: the oracle of its tests.
 
 A device holds, of every dim, the block whose number its coordinates along the dim's axes spell, major to minor.
 Devices that differ along pending axes hold parts which together make the value. Other devices hold the same.
@@ -76,7 +76,7 @@ def linear(at: dict[str, int], axes: Axes, mesh: Mesh) -> int:
 
 
 def blocks_of(c: Case, s: Sharding, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """What every device holds; parts[k] is the pending part of the devices at place k along the pending axes."""
+    """The block of every device; parts[k] is the pending part of the devices at place k along the pending axes."""
     found: list[np.ndarray] = []
     for at in places(c.mesh):
         block = parts[linear(at, s.partial, c.mesh)]
@@ -108,7 +108,7 @@ def parts_of(value: np.ndarray, count: int, kind: str) -> list[np.ndarray]:
 
 
 def holds(c: Case, target: Sharding, blocks: list[np.ndarray], wanted: np.ndarray) -> bool:
-    """Whether the blocks are the value's under the target, padding aside, and equal wherever they must be."""
+    """True if the blocks are the value's under the target, padding aside, and replicas are equal."""
     if len({block.shape for block in blocks}) > 1:
         return False
     grid = np.stack(blocks).reshape(*c.mesh.axes.values(), *blocks[0].shape)

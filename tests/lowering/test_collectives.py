@@ -265,7 +265,7 @@ def test_wire_dtype():
     ids=str,
 )
 def test_bytes_sent(step: Step, sent: int):
-    """What one device sends around a ring when it holds 100 bytes, in whole bytes."""
+    """The bytes that one device sends around a ring if its block has 100 bytes, rounded up."""
     assert step.bytes_sent(100, Mesh("a:2 b:3 c:2")) == sent
 
 

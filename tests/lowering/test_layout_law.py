@@ -126,7 +126,7 @@ def test_an_operation_gives_the_same_bits_under_every_layout(row: Row) -> None:
 
 
 def has_backward(graph: Graph) -> bool:
-    """Whether an equation of the graph or of its loops is marked as created by differentiation."""
+    """True if an equation of the graph or of its loops is marked as created by differentiation."""
     return any(eqn.backward for eqn, _ in walk(graph))
 
 
@@ -154,7 +154,7 @@ def test_the_table_makes_at_least_four_thousand_comparisons(capsys: pytest.Captu
 
 
 def law_of_programs(seeds: range) -> Counter[str]:
-    """How many programs came out how; fails on the first wrong one, shrunk."""
+    """The number of programs by outcome; fails on the first wrong one, shrunk."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         case = draw(seed)
@@ -211,7 +211,7 @@ ON_DEVICES = ["x:2 y:4", "x:2 y:2 z:2", "x:8", "x:5", "x:2 y:3", "x:7"]
 
 
 def odd(row: Row) -> bool:
-    """Whether NaN and infinities may be among the values on devices.
+    """True if NaN and infinities may be among the values on devices.
 
     XLA for CPU gives two values to one minimum or maximum of NaN and infinities: NaN as a result, and -inf where a
     fusion computes it again. So `ties / sum(ties)` of plain `jnp` is 0 instead of NaN; `jax.jit(lambda x: (x ==

@@ -1,4 +1,4 @@
-"""What a program looks like: its printed form, which collectives there are and which are not, and where values lie."""
+"""Programs: their printed form, their collectives, and the shardings of their values."""
 
 from __future__ import annotations
 

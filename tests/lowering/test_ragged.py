@@ -29,7 +29,7 @@ def ragged_all_to_all(
     *,
     axis_name: Any,
 ) -> Any:
-    """What JAX documents of `lax.ragged_all_to_all`, for CPU: rows go where their senders say; -1 for broken rules."""
+    """`lax.ragged_all_to_all` on CPU as JAX documents it: rows move to their senders' offsets; -1 for broken rules."""
 
     def everybodys(a: Any) -> Any:
         return lax.all_gather(a, axis_name)

@@ -1,4 +1,4 @@
-"""What the encoder-decoder Transformer is scored by, and that padding is not read.
+"""The score of the encoder-decoder Transformer; padding is not read.
 
 Decoding is in tests/nn/test_decode.py, layouts in tests/models/test_moe_layouts.py.
 """

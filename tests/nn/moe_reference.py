@@ -189,14 +189,14 @@ def outputs(found: Assignment) -> dict[str, md.Tensor]:
 
 
 def simulated(f: Callable[..., Any], *args: Any, mesh: str = "rows:1", layout: str = "") -> Any:
-    """What a function returns under a layout, as arrays; every device is run in NumPy, and nothing is compiled."""
+    """The results of a function under a layout, as arrays; every device runs in NumPy, and nothing is compiled."""
     program = md.compile(f, mesh, layout).program(*args)
     structure = jax.tree.structure(md.eval_shape(f, *args), is_leaf=lambda x: hasattr(x, "shape"))
     return jax.tree.unflatten(structure, md.simulate(program, *jax.tree.leaves(args)))
 
 
 def problems(case: dict[str, Any], ours: dict[str, np.ndarray]) -> list[str]:
-    """What differs from the reference, group by group."""
+    """The differences from the reference, group by group."""
     found: list[str] = []
     losses = []
     for g, gates in enumerate(case["gates"]):

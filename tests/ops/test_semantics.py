@@ -1,4 +1,4 @@
-"""What operations mean where a table of ordinary values does not look: NaN, ties, order of derivatives, loops."""
+"""Semantics of operations outside the table of ordinary values: NaN, ties, order of derivatives, loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dtypes enter products: of gradients under mixed precision, and of copies of narrow values."""
+"""The dtypes of products: of gradients under mixed precision, and of copies of narrow values."""
 
 from __future__ import annotations
 

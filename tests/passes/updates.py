@@ -84,7 +84,7 @@ def compiled_with(
 
 
 def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options: Any) -> tuple[Any, md.Compiled]:
-    """What some steps end in, as NumPy arrays, and the step."""
+    """The state after some steps as NumPy arrays, and the step."""
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         value, grads = md.value_and_grad(loss)(params, batch)

@@ -1,4 +1,4 @@
-"""What notebooks show of each object: short text, and well-formed HTML that escapes names and colours axes."""
+"""Objects in notebooks: short text, and well-formed HTML that escapes names and colours axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between two layouts is what their programs send, and nothing else."""
+"""The differences between two layouts are the differences between the collectives of their programs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
 
 
 def queued(program: Program) -> bool:
-    """Whether a collective starts while another one on its axes has not been waited for."""
+    """True if a collective starts before another one on its axes has been waited for."""
     axes_of = {eqn.outs[0]: eqn.op.axes for eqn in program.eqns if isinstance(eqn.op, Start)}
     flying: set[tuple[str, ...]] = set()
     for eqn in program.eqns:
@@ -64,7 +64,7 @@ def queued(program: Program) -> bool:
 
 
 def law(seeds: range) -> Counter[str]:
-    """What the variants of so many random programs hold; fails on the first wrong bit."""
+    """Counts of the variants of so many random programs; fails on the first wrong bit."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         case = draw(seed)

@@ -121,7 +121,7 @@ def test_where_nothing_fits_the_least_memory_is_named(reports: Any):
 
 
 def test_more_memory_than_there_is_becomes_less():
-    """Where the layout alone does not fit, overrides make it fit; optimizer state follows its parameter."""
+    """Overrides can make a layout fit into memory; optimizer state follows its parameter."""
     compiled = md.compile(step, "rows:4", "batch:rows", donate=(0, 1))
     whole = compiled.cost(*STEP)
     found = md.search_overrides(compiled, *STEP, mesh="rows:4", layout="batch:rows", limit=0.8 * whole.peak_bytes)
@@ -215,7 +215,7 @@ def test_elimination_is_exact(seed: int):
 
 
 def test_inputs_meet_inside_loops_and_around_them():
-    """Of three products in a layer, the last weight meets the first one only around the loop."""
+    """A layer has three products; the last weight interacts with the first one only around the loop."""
 
     def f(x: Any, w: Any, v: Any, t: Any, u: Any) -> Any:
         def layer(x: Any, weights: Any) -> Any:

@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 
 def train_here(folder: Path, pipe: int, every: int, keep: int | None, slow: str, wait: bool) -> int:
-    """What the child does: train to the end, saying each phase through the pipe. Returns the exit code.
+    """The child process: train to the end, and report each phase through the pipe. Returns the exit code.
 
     A phase in `slow` is made longer, so that a signal meets it.
     """
@@ -116,7 +116,7 @@ class Child:
         os.close(writing)
 
     def wait_for(self, mark: str, seconds: float) -> bool:
-        """Whether the mark comes in time."""
+        """True if the mark comes in time."""
         deadline = time.monotonic() + seconds
         while mark.encode() not in self.said:
             left = deadline - time.monotonic()

@@ -61,7 +61,7 @@ FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "sock
 
 
 class Watch:
-    """What must not happen, by Python's own audit events."""
+    """The audit events of Python that must not happen."""
 
     def __init__(self) -> None:
         self.on, self.seen = False, list[str]()

@@ -34,7 +34,7 @@ Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that
 
 
 def as_given(scope: Scope, v: Var) -> Given:
-    """How a body receives a value that it reads unchanged: unmaterialized, or in a sharding without pending sums."""
+    """The form in which a body receives a value that it only reads: unmaterialized, or sharded without pending sums."""
     if v in scope.unmaterialized:
         return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
     whole = scope.whole_version(v)

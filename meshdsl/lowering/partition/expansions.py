@@ -35,7 +35,7 @@ Assigned = Mapping[str, Axes]
 
 @dataclass(frozen=True)
 class Expansion:
-    """How to lower an operation along a split dim.
+    """The lowering of an operation along a split dim.
 
     `needed` returns whether `build` is required under an assignment of axes to labels; otherwise the equation stays
     unchanged.

@@ -36,7 +36,7 @@ class IllegalError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """How lowering one equation changed its scope."""
+    """The changes that lowering one equation made to its scope."""
 
     eqns: tuple[Eqn, ...]
     values: tuple[tuple[Var, Any], ...]  # states of operands and results after the lowering

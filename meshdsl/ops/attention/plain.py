@@ -59,7 +59,7 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
 def _seen(
     rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, given: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Where queries see keys, with dims among `rest` and the keys; None if everywhere."""
+    """The mask of keys that each query sees, with dims among `rest` and the keys; None if queries see all keys."""
     length = tuple(d for d in rest if d.name == how.length)
     pair = (*length, keys)
     conditions: list[Tensor] = [given["mask"]] if "mask" in given else []

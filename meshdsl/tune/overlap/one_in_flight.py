@@ -36,7 +36,7 @@ def one_in_flight(program: Program, machine: Machine, placement: Placement) -> P
 
 
 def _times(program: Program, machine: Machine, placement: Placement) -> tuple[dict[Eqn, float], dict[Eqn, float]]:
-    """When each kernel begins, by its last equation, and when each started collective is complete."""
+    """The start time of each kernel, by its last equation, and the time at which each started collective completes."""
     found = ledger(program)
     begins: dict[Eqn, float] = {}
     ends: dict[Eqn, float] = {}

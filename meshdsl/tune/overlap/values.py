@@ -17,7 +17,7 @@ SHOWN = 20  # `print` shows this many windows, the longest
 
 @dataclass(frozen=True)
 class Overlap:
-    """How communication overlaps with computation.
+    """The choice of an overlap plan: how communication overlaps with computation.
 
     `mode` is one of
 

@@ -1,4 +1,4 @@
-"""When pending sums are finished: the minimum cut itself, and the programs that come of it."""
+"""Pending sums are reduced where a minimum cut says: the cut itself, and the programs that follow."""
 
 from __future__ import annotations
 

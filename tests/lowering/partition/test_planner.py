@@ -71,7 +71,7 @@ def candidates(c: Case, all_states: list[Sharding]) -> Iterator[Step]:
 
 
 def ring_bytes(name: str, n: int, local: int) -> int:
-    """What one device sends, from the textbook, rounded up to whole bytes."""
+    """The bytes that one device sends by the textbook formula, rounded up."""
     return {
         "slice": 0,
         "all_gather": (n - 1) * local,

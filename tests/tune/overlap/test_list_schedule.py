@@ -195,7 +195,7 @@ def test_branch_and_bound_finds_the_least_of_all_orders() -> None:
 
 
 def gaps(seeds: range) -> list[float]:
-    """How much longer list schedules with insertion moves are than the optimum, as ratios."""
+    """The lengths of list schedules with insertion moves, as ratios to the optimum."""
     found = []
     for seed in seeds:
         tasks = random_tasks(random.Random(seed), 4, 16)

@@ -33,7 +33,7 @@ ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operan
 
 
 def hops(call: AttentionCall) -> int:
-    """How often a block is sent on: n - 1 times, or until no query sees it."""
+    """The number of times that a block is sent on: n - 1, or until no query sees it."""
     n, params = call.count, call.eqn.params
     if not params["causal"] or params["window"] is None or "offset" in call.roles:
         return n - 1
@@ -108,7 +108,7 @@ class _Ring:
         return [now.get(i, v) for i, v in enumerate(ins)]
 
     def zeros(self, outs: Sequence[Var]) -> list[Var]:
-        """What the turns add to: results of no keys, or cotangents of zero, in the wide dtype."""
+        """The initial sums of the turns: results of attention without keys, or zero cotangents, in the wide dtype."""
         sums: list[Var] = []
         for k, v in enumerate(outs):
             made = Var(v.shape, wide_dtype(v.dtype), "", v.sharding)
