@@ -143,7 +143,7 @@ class Frame:
                 yield element("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke_width=1.2 if depth else 2.4, cls=kind)
 
     def _shares(self, dim: Dim | None) -> Iterator[tuple[float, str, int]]:
-        """The cuts of a dim: position as a fraction, mesh axis, and the axis's depth (0: major); at most `CUTS` blocks."""
+        """The cuts of a dim: position as a fraction, mesh axis, and the axis's depth (0: major); `CUTS` at most."""
         done = 1
         for depth, axis in enumerate(() if dim is None else self.var.sharding.axes(dim)):
             size = self.program.mesh.axes[axis]
