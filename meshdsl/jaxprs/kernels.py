@@ -23,7 +23,7 @@ __all__ = ["REFS", "pallas"]
 
 
 class _Window(NamedTuple):
-    """The blocks of one axis under a grid: block size at both traces (0: the kernel has no such axis), and the grid axis."""
+    """The blocks of one axis under a grid: block size at both traces (0 if none), and the grid axis."""
 
     full: int
     block: int
