@@ -25,19 +25,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..control import KEEP
-from ..cost.attention import PLAIN
 from ..cost.machine import Machine
 from ..ir import Eqn, Fuses, Graph, Product, Scan, Var, While, cse, dce, operations
 from ..layouts.layout import matches
 from ..lowering.partition.expansions import EXPANSIONS
 from ..lowering.partition.partition import shard_splits
 from ..ops.placement import PREFER, SHARD
+from .floor import Work, floor, kernel_kind, kernels, least_product
 from .space import Space
 
 __all__ = ["Amounts", "RuleBound", "loops", "rule_bound"]
@@ -58,7 +57,7 @@ class Amounts:
 class _Work:
     """FLOPs of one equation, summed over all devices, and its trip count."""
 
-    kind: str  # matmul, conv, vector
+    kind: str  # matmul, conv, attention, vector
     flops: float
     dtype: np.dtype[Any]
     slow: bool  # transcendental
@@ -76,6 +75,7 @@ class RuleBound:
     donated: frozenset[Var]
     results: tuple[str, ...]
     work: tuple[_Work, ...]
+    kernels: tuple[Work, ...]  # of every program
     makers: int  # top-level equations, without loops and views, that make a result
     pinned: int  # axes that occur in every layout, as bits
     plain: bool  # True if programs are plain `partition` output; otherwise all bounds are `loose`
@@ -96,16 +96,14 @@ class RuleBound:
 
     @cached_property
     def loose(self) -> tuple[float, float]:
-        """Seconds and peak bytes of every layout and every weight update and overlap: products and inputs, divided.
+        """Seconds and peak bytes of every layout and every weight update and overlap: kernels and inputs, divided.
 
         Sharded updates divide the update's elementwise operations and the weights further than the layout does, and
         casts may move out of loops; no pass removes a product or divides it over more devices than there are.
         """
-        ways, launch = self.space.mesh.size, self.machine.launch
-        products = [each for each in self.work if each.kind != "vector"]
-        seconds = sum((_seconds(each, ways, self.machine) + launch) * each.trips for each in products)
+        ways = self.space.mesh.size
         stored = sum(math.prod(d.size for d in v.shape) * v.dtype.itemsize for v in self.graph.ins)
-        return seconds, stored / ways
+        return floor(self.kernels, self.machine, ways), stored / ways
 
     def used(self, row: Sequence[int]) -> int:
         """The axes that occur in a layout, as bits."""
@@ -195,7 +193,7 @@ def rule_bound(
     sure = _certain(graph)
     sure_outs = set(sure.outs)
     makers = sum(_kind(eqn) != "" and not sure_outs.isdisjoint(eqn.outs) for eqn in sure.eqns)
-    return RuleBound(graph, space, machine, given, paths, tuple(_work(sure)), makers, pinned, plain)
+    return RuleBound(graph, space, machine, given, paths, tuple(_work(sure)), kernels(sure), makers, pinned, plain)
 
 
 def _certain(graph: Graph) -> Graph:
@@ -233,10 +231,8 @@ def _work(graph: Graph, trips: int = 1, loop: int | None = None) -> Iterator[_Wo
 
 def _kind(eqn: Eqn) -> str:
     op = eqn.operation
-    if op.product is Product.CONV:
-        return "conv"
-    if op.product is Product.MATMUL:
-        return "matmul" if len(eqn.ins) == 2 else ""
+    if op.product is not Product.NONE:
+        return kernel_kind(eqn)
     plain = op.fuses is Fuses.MAP and op.rule is None and op not in EXPANSIONS
     return "vector" if plain and eqn.ins and eqn.control is None else ""
 
@@ -244,19 +240,8 @@ def _kind(eqn: Eqn) -> str:
 def _seconds(work: _Work, ways: int, machine: Machine) -> float:
     """Minimum seconds of one trip, without launches, if its FLOPs are divided over at most `ways` devices."""
     flops = work.flops / ways
-    vector = flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)
-    if work.kind == "vector":
-        return 0.0 if machine.attention else vector  # in a fused attention kernel, elementwise operations are free
-    curve = (machine.convolution if work.kind == "conv" else ()) or machine.efficiency
-    computing = machine.conv_seconds if work.kind == "conv" else machine.matmul_seconds
-    best = max((y for _, y in curve), default=1.0)
-    product = computing(flops, work.dtype) if _rises(curve) else flops / (machine.peak_of(work.dtype) * best)
-    if machine.attention and work.kind == "matmul":
-        product = min(product, PLAIN * flops / (machine.peak_of(work.dtype) * machine.attention))
-    return min(product, vector)  # a product that sums over one local element is elementwise
-
-
-def _rises(curve: Sequence[tuple[float, float]]) -> bool:
-    """True if efficiency never falls and seconds never fall as FLOPs grow."""
-    pairs = list(pairwise(curve))
-    return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)
+    if work.kind != "vector":
+        return least_product(work.kind, flops, work.dtype, machine)
+    if machine.attention:
+        return 0.0  # in a fused attention kernel, elementwise operations are free
+    return flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)

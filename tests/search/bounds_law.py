@@ -121,14 +121,14 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
     for _ in range(6):
         if checked == 4:
             break
-        knobs: dict[str, Any] = {
-            "weight_update": rng.choice(["sharded", "auto", md.WeightUpdate("sharded", regather=True)])
-        }
-        knobs["overlap"] = rng.choice(["none", "none", "none", "list", "skew"])
+        updates = ["replicated", "sharded", "auto", md.WeightUpdate("sharded", regather=True)]
+        updates.append(md.WeightUpdate("sharded", bucket_bytes=1 << rng.randrange(8, 24)))
+        knobs: dict[str, Any] = {"weight_update": rng.choice(updates)}
+        knobs["overlap"] = rng.choice(["none", "none", "none", "list", "skew", "dw", "halves"])
         if hasattr(f, "train_step"):
             knobs["microbatches"] = rng.choice([1, 2, 4])
         if hasattr(f, "config") and hasattr(f.config, "remat"):
-            knobs["remat"] = rng.choice(["model", "full", "products"])
+            knobs["remat"] = rng.choice(["model", "full", "products", "collectives"])
         plan = variants.canonical(variants.base.replace(**knobs))
         if plan is None:
             continue
