@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..cost.machine import Machine
 from ..cost.network import place
 from ..errors import LayoutError
+from ..errors.deadline import check_deadline
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
@@ -161,6 +162,7 @@ def begin(traced: Graph) -> tuple[Stage, ...]:
     """The stages that need no layout: the traced graph, and the graph after each of `GRAPH_PASSES`."""
     stages = [Stage("trace", traced, True)]
     for name, transform in GRAPH_PASSES:
+        check_deadline()
         before = stages[-1].graph
         graph = verify(transform(before), name)
         stages.append(Stage(name, graph, graph is not before))
@@ -178,6 +180,7 @@ def run(
     state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh))
     stages = list(begun)
     for compiler_pass in PASSES:
+        check_deadline()
         state = compiler_pass.run(state, options)
         current: Graph = state.graph if state.program is None else state.program
         changed = current is not stages[-1].graph

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import Where
+from ..errors.deadline import check_deadline
 from ..ir import Scan, Var
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
@@ -269,6 +270,7 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
     remaining: dict[_Item, float] = {}  # running items: seconds left without slowdown
     clock = 0.0
     while queues:
+        check_deadline()
         for queue in queues.values():
             item = queue[0]
             if item not in remaining and not item.needs and all(queues[lane][0] is item for lane in item.lanes):

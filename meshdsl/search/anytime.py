@@ -52,8 +52,9 @@ class SearchRequest:
     front: bool = False
     tolerance: float = 0.01
     time_limit: float | None = 60.0  # seconds
-    patience: float | None = None  # stop after this many seconds without improvement
+    patience: float | None = None  # stop after this many processor seconds without improvement
     progress: Callable[[Progress], None] | None = None
+    started: float | None = None  # by `time.perf_counter`; default: when the search begins
 
 
 def search(
@@ -99,13 +100,14 @@ class Search:
         request: SearchRequest,
         assignment: Assignment | None,
     ):
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() if request.started is None else request.started
+        self.begun = time.process_time()
         self.machine, self.request = machine, request
         self.objective, self.limit, self.assignment = request.objective, request.limit, assignment
         self.entries: dict[Key, Entry] = {}
         self.refused: dict[Key, str] = {}
         self.stopped = ""  # reason for an early stop
-        self.improved: float | None = None  # time at which the best layout that fits was found
+        self.improved: float | None = None  # processor seconds after which the best layout that fits was found
         self.meshes: list[Candidates] = []
         left_out: list[str] = []
         for problem, mesh in groups:
@@ -121,6 +123,11 @@ class Search:
     @property
     def elapsed(self) -> float:
         return time.perf_counter() - self.started
+
+    @property
+    def worked(self) -> float:
+        """Processor seconds since the start, which other programs on the machine do not change."""
+        return time.process_time() - self.begun
 
     def until_done(self) -> None:
         """Search to the end, the time limit or an interrupt; re-raise an interrupt if no layout is costed yet."""
@@ -147,7 +154,7 @@ class Search:
         limit, patience = self.request.time_limit, self.request.patience
         if limit is not None and self.elapsed > limit and self.entries:
             return f"the time limit of {limit:g} s"
-        if patience is not None and self.improved is not None and self.elapsed > self.improved + patience:
+        if patience is not None and self.improved is not None and self.worked > self.improved + patience:
             return f"{patience:g} s without anything better"
         return ""
 
@@ -283,7 +290,7 @@ class Search:
                 mesh.mark(row, Status.ILLEGAL)
                 return None
             if entry.fits and getattr(entry, self.objective) < self.least():
-                self.improved = self.elapsed
+                self.improved = self.worked
             self.entries[key] = entry
             mesh.mark(row, Status.COSTED)
             self.check(mesh, row, entry)

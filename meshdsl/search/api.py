@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -83,13 +84,15 @@ def search(
     of arguments are split. `left_out` reports this.
 
     The search runs for at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
-    without improvement (None: never), and can be interrupted. The result is then the best so far, and `gap` bounds how
-    much better any other candidate can be. `progress` is called about twice a second. `front` also finds the trade-off
-    of time against memory among all layouts, at any limit, to within the fraction `tolerance`; it can take much longer.
+    of processor time without improvement (None: never), and can be interrupted. The result is then the best so far, and
+    `gap` bounds how much better any other candidate can be. `progress` is called about twice a second. `front` also
+    finds the trade-off of time against memory among all layouts, at any limit, to within the fraction `tolerance`; it
+    can take much longer.
 
     Raises `LayoutError` if no layout is legal or none fits, with the reasons and the smallest memory found; for unknown
     dims and axes; and for a mesh larger than the machine.
     """
+    started = time.perf_counter()
     try:
         compiled, args = _compiled(f, args, donate)
         on = _bounded(machine)
@@ -107,6 +110,7 @@ def search(
             time_limit=time_limit,
             patience=patience,
             progress=progress,
+            started=started,
         )
         tried = _meshes(mesh, devices, most_axes, on)
         turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)

@@ -8,6 +8,7 @@ import time
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..errors import LayoutError
+from ..errors.deadline import OutOfTimeError, deadline
 from .anytime import SearchRequest
 from .evaluate import Assignment, Entry, evaluate
 from .variants import Variants
@@ -16,56 +17,78 @@ __all__ = ["Costed"]
 
 
 class Costed:
-    """The cost of plans, each computed once.
+    """The cost of plans, each computed once. A plan that is not costed when the time is over is given up.
 
-    An overlap plan of a deep model takes seconds to make. Until `finished`, none is begun that may exceed the limit.
+    Patience is processor time, so that other programs on the machine do not change the result.
     """
 
     def __init__(self, variants: Variants, machine: Machine, request: SearchRequest, assignment: Assignment | None):
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() if request.started is None else request.started
+        self.begun = time.process_time()
         self.variants, self.machine, self.request, self.assignment = variants, machine, request, assignment
         self.limit = request.limit
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
-        self.improved = 0.0  # seconds from the start to the last better plan
-        self.slow = 0.0  # seconds of the longest evaluation of an overlap plan
-        self.finished = False
+        self.improved = 0.0  # processor seconds from the start to the last better plan
+        self.unfinished: set[Plan] = set()  # plans that were given up
+        self.left: float | None = None  # seconds left when the search ended; they are for `worth` and `half`
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self.started
 
+    @property
+    def waited(self) -> float:
+        """Processor seconds since something better was found."""
+        return time.process_time() - self.begun - self.improved
+
     def touch(self) -> None:
         """Note that something better was found."""
-        self.improved = self.elapsed
+        self.improved = time.process_time() - self.begun
 
     def time_left(self) -> float:
-        """Seconds to the time limit; infinite without one, and once the search is finished."""
+        """Seconds to the time limit; infinite without one, and until a first plan is costed."""
         limit = self.request.time_limit
-        return math.inf if limit is None or self.finished else limit - self.elapsed
+        if limit is None or not self.entries:
+            return math.inf
+        return limit - self.elapsed if self.left is None else self.left
+
+    def finish(self) -> None:
+        """Keep the time that is left, and at least a second, for what is costed after the search."""
+        self.left = max(self.time_left(), 1.0)
 
     def look(self, plan: Plan) -> Entry | None:
         """The cost of a plan, cached; None if it is illegal."""
-        known = self.variants.canonical(plan)
-        if known is None or known in self.refused:
+        began, known = self.elapsed, plan
+        try:
+            with deadline(self.time_left()):
+                known = self.variants.canonical(plan)
+                return None if known is None else self._costed(known)
+        except LayoutError as error:
+            self.refused[known or plan] = str(error)
+        except OutOfTimeError:
+            self.unfinished.add(known or plan)
+        finally:
+            self.left = None if self.left is None else max(self.left - (self.elapsed - began), 0.0)
+        return None
+
+    def _costed(self, known: Plan) -> Entry | None:
+        if known in self.refused:
             return None
         if known not in self.entries:
-            began, overlapped = self.elapsed, known.overlap.mode != "none"
-            if overlapped and self.time_left() < 2 * self.slow:
-                return None
-            try:
-                problem = self.variants.problem(known)
-                entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment)
-            except LayoutError as error:
-                self.refused[known] = str(error)
-                return None
-            finally:
-                self.slow = max(self.slow, self.elapsed - began) if overlapped else self.slow
+            problem = self.variants.problem(known)
+            entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment)
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
             self.entries[known] = entry
         return self.entries[known]
+
+    def why_not(self, plan: Plan) -> str:
+        """Why a plan has no cost."""
+        if plan in self.unfinished:
+            return f"not costed in the time limit of {self.request.time_limit:g} s"
+        return self.refused.get(plan, "not costed").splitlines()[0]
 
     def score(self, entry: Entry) -> tuple[bool, float, int]:
         """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""

@@ -73,7 +73,7 @@ def _worth(run: PlanSearch, best: Entry) -> tuple[KnobWorth, ...]:
         back = best.plan.replace(**{knob.name: knob.default})
         entry = run.costed.look(back)
         known = run.variants.canonical(back)
-        why = "" if entry is not None or known is None else run.costed.refused.get(known, "not costed").splitlines()[0]
+        why = "" if entry is not None or known is None else run.costed.why_not(known)
         if entry is not best:
             change = f"{knob.title}: {knob.show(getattr(best.plan, knob.name))} -> {knob.show(knob.default)}"
             found.append(KnobWorth(knob.name, change, entry, why))
@@ -89,7 +89,9 @@ def _half(run: PlanSearch, best: Entry) -> Half | None:
     plan = best.plan.replace(mesh=halved, weight_update=type(update)(update.mode, regather=update.regather))
     entry = run.costed.look(plan)
     if entry is None:
-        return Half(halved.size, run.costed.limit, None, None)
+        known = run.variants.canonical(plan)
+        why = "the step cannot be made" if known is None else run.costed.why_not(known)
+        return Half(halved.size, run.costed.limit, None, None, why=why)
     fitting = _fitting(run, entry)
     changes = str(plan.diff(fitting.plan)) if fitting.fits else ""
     return Half(halved.size, run.costed.limit, entry, fitting if fitting.fits else None, changes)

@@ -18,6 +18,7 @@ from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..display.units import show_bytes
 from ..errors import LayoutError
+from ..errors.deadline import OutOfTimeError, deadline
 from ..layouts import Mesh
 from .anytime import EVERY, ROUNDING, Search, SearchRequest
 from .bound import rule_bound
@@ -81,11 +82,13 @@ class PlanSearch:
             if not self.costed.entries:
                 raise
             self.stopped = "an interrupt"
+        except OutOfTimeError:
+            self.stopped = self.out_of_time()
         finally:
             if collecting:
                 gc.enable()
         self.adopt()
-        self.costed.finished = True
+        self.costed.finish()
         if not self.stopped and not self.proven:
             self.stopped = "the end of the improvements, as there are too many plans to prove the best"
 
@@ -94,8 +97,7 @@ class PlanSearch:
         limit, patience = self.request.time_limit, self.request.patience
         if limit is not None and self.costed.elapsed > limit and self.costed.entries:
             return f"the time limit of {limit:g} s"
-        waited = self.costed.elapsed - self.costed.improved if self.turning else 0.0
-        if patience is not None and waited > patience:
+        if patience is not None and self.turning and self.costed.waited > patience:
             return f"{patience:g} s without anything better"
         return ""
 
@@ -107,6 +109,7 @@ class PlanSearch:
         self.turning = True
         for plan in starts[:STARTS]:
             yield from self.raised(plan)
+        yield from self.reordered()
         yield from self.proved()
 
     def descended(self, starts: list[Plan]) -> Iterator[None]:
@@ -144,9 +147,10 @@ class PlanSearch:
     def screened(self, group: Candidates, row: Row, enough: float) -> float:
         """The objective of a layout without sharded updates and overlap; stops early once it reaches `enough`."""
         if group.screen.usable and group.objective != "peak_bytes":
-            return group.screened(row, enough) if enough < math.inf else group.screen.exact(
-                group.space.layout(row), group.objective, enough
-            )  # fmt: skip
+            with deadline(self.costed.time_left()):
+                if enough < math.inf:
+                    return group.screened(row, enough)
+                return group.screen.exact(group.space.layout(row), group.objective, enough)
         if group.by_rules(row)[group.objective] >= enough:
             return enough
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
@@ -159,7 +163,7 @@ class PlanSearch:
         while best is not None:
             before = best
             for turn in self.turns:
-                for value in self.values(turn, best):
+                for value in () if turn.knob == "overlap" else self.values(turn, best):
                     best = self.better(best, best.plan.replace(**{turn.knob: value}))
                     yield
             for near in itertools.chain(
@@ -169,6 +173,15 @@ class PlanSearch:
                 yield
             if best is before:
                 return
+
+    def reordered(self) -> Iterator[None]:
+        """Overlap plans of the best plan, last, because each takes seconds to make for a deep model."""
+        self.costed.touch()
+        for turn in self.turns:
+            best = min(self.costed.entries.values(), key=self.costed.score, default=None)
+            for value in self.values(turn, best) if turn.knob == "overlap" and best is not None else ():
+                self.costed.look(best.plan.replace(overlap=value))
+                yield
 
     def traded(self, best: Entry) -> Iterator[Plan | None]:
         """Plans that spend less time by one knob that saves memory, and more by another, until they fit."""
@@ -214,7 +227,8 @@ class PlanSearch:
         now = 1.1 * group.screen.exact(best.layout, group.objective, math.inf) if exact else math.inf
         amounts: list[tuple[float, Row]] = []
         for near in rows_near(group.space, row):
-            amount = group.screened(near, now) if exact else group.by_rules(near)["peak_bytes"]
+            with deadline(self.costed.time_left()):
+                amount = group.screened(near, now) if exact else group.by_rules(near)["peak_bytes"]
             amounts += [(amount, near)] if amount < now else []
             yield None
         for _, near in sorted(amounts)[:LAYOUT_MOVES]:

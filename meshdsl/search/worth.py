@@ -35,6 +35,7 @@ class Half:
     entry: Entry | None  # as it is
     fitting: Entry | None  # with the fewest of the changes that save memory; None if none fits
     changes: str = ""
+    why: str = ""  # if there is no entry
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -45,7 +46,7 @@ class Half:
     def __str__(self) -> str:
         title = f"on half the devices ({self.devices})"
         if self.entry is None:
-            return f"{title}: the plan is illegal there"
+            return f"{title}: {self.why}"
         amount = f"{seconds(self.entry.seconds)}, {show_bytes(self.entry.peak_bytes)} on each device"
         if self.entry.fits:
             return f"{title} the plan fits: {amount}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from typing import Any
 
 import pytest
 
 import meshdsl as md
+from meshdsl.errors.deadline import OutOfTimeError, deadline
 from meshdsl.search.knobs import TURNS
 from meshdsl.search.space import space
 from models import mlp, transformer
@@ -113,3 +115,25 @@ def test_plan_search_interrupted_keeps_the_best_so_far():
 
     result = md.search(LM, devices=4, progress=interrupt, time_limit=None)
     assert result.stopped == "an interrupt" and result.gap > 0 and str(seen[-1]).count("costed")
+
+
+def test_plan_search_without_time_costs_one_plan():
+    result = md.search(LM, devices=8, machine="h100", time_limit=0.0)
+    assert (result.counts.costed, result.stopped) == (1, "the time limit of 0 s")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1.0, 5.0, 20.0])
+def test_plan_search_keeps_its_time_limit(limit: float):
+    deep = transformer.lm.replace(layers=24, d_model=512, d_ff=2048, batch=64)
+    started = time.perf_counter()
+    result = md.search(deep, devices=64, machine="h100", time_limit=limit)
+    assert result.seconds <= limit + 1
+    assert str(result) and time.perf_counter() - started <= limit + 3
+
+
+def test_plan_search_gives_up_plans_that_are_not_costed_in_time():
+    with deadline(-1.0), pytest.raises(OutOfTimeError):
+        md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100")
+    deadline_is_over = md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x"))
+    assert deadline_is_over.cost(*LM.specs(), machine="h100").seconds > 0

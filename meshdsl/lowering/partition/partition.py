@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...errors import Where
+from ...errors.deadline import check_deadline
 from ...ir import Graph, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
@@ -81,6 +82,7 @@ def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tup
     ins = tuple(add_input(scope, v, scope.setting.layout.for_path(v.name)) for v in graph.ins)
     scope.def_sharding.update(scope.default_sharding)
     for eqn in graph.eqns:
+        check_deadline()
         lower(scope, eqn)
     paths = results or [""] * len(graph.outs)
     return ins, tuple(add_output(scope, v, path) for v, path in zip(graph.outs, paths, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from ...errors.deadline import check_deadline
 from .list_schedule import list_schedule
 from .tasks import Task, Tasks
 
@@ -72,6 +73,7 @@ def insertion_moves(tasks: Tasks, order: Sequence[Task], moves: int = 600) -> li
     while tried < moves and since < (len(best) if len(best) <= SMALL else moves):
         task = tasks.all[turn % len(best)] if len(best) <= SMALL else rng.choice(best)
         turn += 1
+        check_deadline()
         places = _places(best, task)
         if len(best) > SMALL:
             places = rng.sample(places, min(len(places), 3))

@@ -11,6 +11,7 @@ from ...cost.network import Placement
 from ...cost.timeline import timeline
 from ...display.units import seconds
 from ...errors import LayoutError
+from ...errors.deadline import check_deadline
 from ...ir import Eqn
 from ...lowering.collectives import AllToAll
 from ...lowering.program import Program
@@ -86,6 +87,7 @@ class Planner:
             )
 
     def in_order(self, program: Program, schedule: Callable[..., Sequence[Task]]) -> Program:
+        check_deadline()
         tasks = tasks_of(program, self.machine, self.placement)
         return ordered(tasks, schedule(tasks))
 
@@ -105,6 +107,7 @@ class Planner:
         return self.in_order(program, improved_schedule)
 
     def seconds(self, program: Program) -> float:
+        check_deadline()
         return timeline(ledger(program), self.machine, self.placement).seconds
 
     def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
@@ -203,6 +206,7 @@ class Planner:
         unit = sends[len(sends) // 2] if sends else 0.0
 
         def plan(hold: float) -> Program:
+            check_deadline()
             return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0)))
 
         tried = {factor * unit: plan(factor * unit) for factor in STAGGER}
