@@ -3,7 +3,7 @@
 Three phases, each of which improves the best plan so far. First, layouts are descended on a few meshes, with the memo
 of the layout search (`screen`) and without a memory limit. Then the best of them are improved one knob at a time; mesh
 and layout are knobs too. If there are few plans, `anytime.Search` then proves the best one, over every combination.
-Otherwise the gap is measured against the least work of any plan: its products, divided over all devices.
+Otherwise the gap is measured against the least work of any plan (`floor`), divided over all devices.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PlanSearch:
         limit, patience = self.request.time_limit, self.request.patience
         if limit is not None and self.costed.elapsed > limit and self.costed.entries:
             return f"the time limit of {limit:g} s"
-        if patience is not None and self.turning and self.costed.waited > patience:
+        if patience is not None and self.turning and self.costed.waited > patience and self.costed.least() < math.inf:
             return f"{patience:g} s without anything better"
         return ""
 
@@ -107,7 +107,8 @@ class PlanSearch:
         yield from self.descended(starts)
         self.costed.touch()  # patience starts with the knobs
         self.turning = True
-        for plan in starts[:STARTS]:
+        fitting = [entry.plan for entry in self.costed.ranked()[:1]]
+        for plan in list(dict.fromkeys([*fitting, *starts]))[:STARTS]:
             yield from self.raised(plan)
         yield from self.reordered()
         yield from self.proved()
@@ -124,7 +125,11 @@ class PlanSearch:
                 break
             group = self.group(base, mesh)
             row, seconds = (0,) * len(group.space.dims), math.inf
-            rows = [row, *named_rows(group.space, self.hints), *rows_near(group.space, row)]
+            named = list(named_rows(group.space, self.hints))
+            for each in named:  # people's layouts fit where the fastest one does not
+                self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
+                yield
+            rows = [row, *named, *rows_near(group.space, row)]
             while rows:
                 found = row
                 for each in dict.fromkeys(rows):
@@ -296,7 +301,7 @@ class PlanSearch:
         return min(self.costed.least(), self.floor())
 
     def floor(self) -> float:
-        """The least work of any plan: the products of the step that recomputes nothing, divided over all devices."""
+        """The least work of any plan: that of the step that recomputes nothing, divided over all devices."""
         if self._floor is None:
             free = {"remat": "none", "microbatches": 1}
             turned = {turn.knob for turn in self.turns}
