@@ -182,9 +182,9 @@ class PlanSearch:
     def reordered(self) -> Iterator[None]:
         """Overlap plans of the best plan, last, because each takes seconds to make for a deep model."""
         self.costed.touch()
-        for turn in self.turns:
-            best = min(self.costed.entries.values(), key=self.costed.score, default=None)
-            for value in self.values(turn, best) if turn.knob == "overlap" and best is not None else ():
+        best = min(self.costed.entries.values(), key=self.costed.score, default=None)
+        for turn in self.turns if best is not None else ():
+            for value in self.values(turn, best) if turn.knob == "overlap" else ():
                 self.costed.look(best.plan.replace(overlap=value))
                 yield
 
