@@ -25,8 +25,11 @@ class Workload:
 
     `config` is a frozen dataclass of plain values; the other fields are functions of it. `inputs(config)` returns the
     specs of a batch, a dict of tensors. The model takes a batch. `loss(config)` returns a function `(params, batch)` or
-    `(params, batch, key)`, which returns a scalar, or a scalar and a dict of scalar metrics. `layouts` maps names to
-    the text of a mesh and the text of a layout; a model file mentions mesh axes nowhere else.
+    `(params, batch, key)`, which returns a scalar, or a scalar and a dict of scalar metrics. A model whose parameters
+    include running statistics also returns a dict of their new values, by path: a step stores them, so its optimizer
+    should leave them alone (`md.optim.with_frozen`). `eval_loss(config)` is optional: the loss of evaluation, where it
+    differs. `layouts` maps names to the text of a mesh and the text of a layout; a model file mentions mesh axes
+    nowhere else.
 
     `mean_over(config)` is optional. It returns the dim of the batch over which loss and metrics are means of terms that
     do not depend on each other, or None: with batch normalisation, dropout or a weighted mean there is no such dim. A
@@ -78,6 +81,7 @@ class Workload:
     mean_over: Callable[[Any], str | None] | None = None
     hugging_face: md.HuggingFace | None = None
     decoder: Callable[[Any, Callable[..., Any]], Callable[..., md.Tensor]] | None = None
+    eval_loss: Callable[[Any], Callable[..., Any]] | None = None
 
     def replace(self, **changes: Any) -> Workload:
         """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""
@@ -114,8 +118,9 @@ class Workload:
         def train_step(
             params: Any, state: Any, batch: Any, *key: md.Tensor, remat: str = "model", microbatches: int = 1
         ) -> tuple[Any, Any, dict[str, md.Tensor]]:
-            (loss, metrics), grads = self._gradients(remat, microbatches)(params, batch, *key)
-            updated = optimizer.update(grads, state, params)
+            (loss, (metrics, statistics)), grads = self._gradients(remat, microbatches)(params, batch, *key)
+            new, state_after = optimizer.update(grads, state, params)
+            updated = _replaced(new, statistics), state_after
             if not guard:
                 return *updated, {"loss": loss, **metrics}
             non_finite = _non_finite([loss, *jax.tree.leaves(grads)])
@@ -126,14 +131,13 @@ class Workload:
         return train_step
 
     def _gradients(self, remat: str, microbatches: int) -> Callable[..., Any]:
-        """The function `(params, batch[, key]) -> ((loss, metrics), gradients)`."""
+        """The function `(params, batch[, key]) -> ((loss, (metrics, statistics)), gradients)`."""
         workload = self._with_remat(remat)
         loss_of = workload.loss(workload.config)
         over = self._parts_along() if microbatches > 1 else ""
 
-        def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, dict[str, md.Tensor]]:
-            result = loss_of(params, *rest)
-            return result if isinstance(result, tuple) else (result, {})
+        def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, Any]:
+            return _parts(loss_of(params, *rest))
 
         gradients = md.value_and_grad(with_metrics, has_aux=True)
         if microbatches == 1:
@@ -171,14 +175,30 @@ class Workload:
 
     def eval_step(self) -> Callable[..., Any]:
         """The function `step(params, batch[, key]) -> metrics`, which includes the loss and updates nothing."""
-        loss_of = self.loss(self.config)
+        loss_of = (self.eval_loss or self.loss)(self.config)
 
         def eval_step(params: Any, batch: Any, *key: md.Tensor) -> dict[str, md.Tensor]:
-            result = loss_of(params, batch, *key)
-            loss, metrics = result if isinstance(result, tuple) else (result, {})
+            loss, (metrics, _) = _parts(loss_of(params, batch, *key))
             return {"loss": loss, **metrics}
 
         return eval_step
+
+
+def _parts(result: Any) -> tuple[md.Tensor, tuple[dict[str, md.Tensor], dict[str, md.Tensor]]]:
+    """The loss, its metrics and the new running statistics, of what a loss returns."""
+    loss, *more = result if isinstance(result, tuple) else (result,)
+    metrics, statistics = (*more, {}, {})[:2]
+    return loss, (metrics, statistics)
+
+
+def _replaced(params: Any, statistics: Mapping[str, md.Tensor]) -> Any:
+    """The parameters, with new running statistics."""
+    unknown = [path for path in statistics if path not in params]
+    if unknown:
+        raise md.ShapeError(
+            f"the loss returns a running statistic {unknown[0]!r}, which is no parameter; known: {', '.join(params)}"
+        )
+    return {**params, **statistics} if statistics else params
 
 
 def _non_finite(xs: Sequence[md.Tensor]) -> md.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import meshdsl as md
@@ -22,6 +23,7 @@ def batch_norm(
     *,
     training: bool = True,
     momentum: float = 0.9,
+    unbiased: bool = False,
     name: str = "norm",
     eps: float = 1e-5,
     scale: bool = True,
@@ -39,9 +41,10 @@ def batch_norm(
      [ 1.]]), tensor(float32[channels=1], [0.2]))
 
     (Ioffe and Szegedy, 2015.) In training, the batch's own mean and (biased) variance normalise, and the running ones
-    become `momentum * running + (1 - momentum) * batch`. Otherwise the running ones normalise, and stay. The state is a
-    dict with `mean` and `var`, of the dims that are not in `over`; None stands for zeros and ones. It has no gradient.
-    If `over` has a sharded dim, the statistics are those of the whole batch on all devices.
+    become `momentum * running + (1 - momentum) * batch`; with `unbiased`, the batch's variance is multiplied by
+    n / (n - 1) for this, as in PyTorch. Otherwise the running ones normalise, and stay. The state is a dict with `mean`
+    and `var`, of the dims that are not in `over`; None stands for zeros and ones. It has no gradient. If `over` has a
+    sharded dim, the statistics are those of the whole batch on all devices.
     """
     dims = dims_of(x, over)
     kept = [d for d in x.dims if d not in dims]
@@ -50,7 +53,9 @@ def batch_norm(
     if training:
         y = normal(wide, dims, eps, True)
         still = md.stop_gradient(wide)
-        found = {"mean": md.mean(still, dims), "var": md.var(still, dims)}
+        n = math.prod(d.size for d in dims)
+        factor = n / (n - 1) if unbiased and n > 1 else 1.0
+        found = {"mean": md.mean(still, dims), "var": md.var(still, dims) * factor}
         new = {key: momentum * x + (1 - momentum) * md.cast(found[key], x.dtype) for key, x in old.items()}
     else:
         mean, var = (md.cast(md.stop_gradient(old[key]), wide.dtype) for key in ("mean", "var"))

@@ -7,7 +7,7 @@ problems are collected, and reported together with those of the tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..checkpoint.strict import show
@@ -35,6 +35,8 @@ _HARMLESS = (  # of the file, of training from scratch, of text generation, of c
 class HubConfig:
     """The values of a config.json. Each method reads one key; what does not fit is collected in `problems`.
 
+    `tensors` are the names of the directory's tensors.
+
     >>> import meshdsl as md
     >>> config = md.HubConfig({"hidden_size": 64, "hidden_act": "relu", "use_cache": True})
     >>> config.size("hidden_size"), config.size("num_layers")
@@ -46,8 +48,8 @@ class HubConfig:
     hidden_act is 'relu'; this model supports only 'silu'
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = ""):
-        self.values, self.where = dict(values), where
+    def __init__(self, values: Mapping[str, Any], where: str = "", tensors: Collection[str] = ()):
+        self.values, self.where, self.tensors = dict(values), where, frozenset(tensors)
         self._problems: list[str] = []
         self._stands_in: list[str] = []  # keys with a value that stands in for a missing or wrong one
         self._read: set[str] = set()
@@ -58,6 +60,15 @@ class HubConfig:
         if value is _MISSING or (type(value) is int and value > 0):
             return 1 if value is _MISSING else value
         return self._problem(key, value, "a positive integer", 1)
+
+    def sizes(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
+        """A list of positive integers; (1,) if there is a problem."""
+        value = self._value(key, default)
+        if value is _MISSING:
+            return (1,)
+        if isinstance(value, Sequence) and value and all(type(x) is int and x > 0 for x in value):
+            return tuple(value)
+        return self._problem(key, value, "a list of positive integers", (1,))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number; 1 if there is a problem."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from ..lowering import Program
 from ..trace import Tensor
 from .config import HubConfig
 from .files import Stored, open_directory, read_json
-from .table import HuggingFace, Rule, rule_of
+from .table import STACKED, HuggingFace, Rule, rule_of
 
 __all__ = ["hugging_face_of", "import_hugging_face", "read_params", "rules_of"]
 
@@ -59,12 +58,14 @@ def import_hugging_face(
     """
     try:
         table, folder = hugging_face_of(workload), Path(directory)
-        hub = HubConfig(read_json(folder / "config.json"))
-        _check_kind(folder, workload, table, hub)
+        values = read_json(folder / "config.json")
+        _check_kind(folder, workload, table, values)
+        stored = _renamed(open_directory(folder), table.base)
+        hub = HubConfig(values, tensors=stored)
         configured = _configured(workload, table, hub, dtype)
         if not hub.complete:
             _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
-        rules, stored = rules_of(configured, table), _renamed(open_directory(folder), table.base)
+        rules = rules_of(configured, table)
         problems = [*hub.problems, *_mismatches(rules, stored, table)]
         if problems:
             _refuse(folder, workload, problems)
@@ -92,9 +93,9 @@ def _refuse(folder: Path, workload: Any, problems: Sequence[str]) -> NoReturn:
     raise CheckpointError(f"{folder} does not fit {workload.name}\n{listed}")
 
 
-def _check_kind(folder: Path, workload: Any, table: HuggingFace, hub: HubConfig) -> None:
+def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for the directory of another model, of which nothing else would fit either."""
-    kind, known = hub.values.get("model_type"), table.fixed.get("model_type")
+    kind, known = values.get("model_type"), table.fixed.get("model_type")
     if known is not None and kind is not None and kind != known:
         raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")
 
@@ -142,7 +143,7 @@ def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: 
                 problems.append(f"{name} has shape {stored[name].shape}, and {path} needs {rule.stored_shape}")
             elif stored[name].dtype.name not in _FLOATS:
                 problems.append(f"{name} has dtype {stored[name].dtype}, and {path} needs one of {', '.join(_FLOATS)}")
-    unused = [re.sub(r"\{\w+\}", "*", name) for path, (name, _) in table.tensors.items() if path not in rules]
+    unused = [STACKED.sub("*", name) for path, (name, _) in table.tensors.items() if path not in rules]
     ignored = (*table.ignored, *unused)
     unknown = [n for n in stored if n not in known and not any(fnmatch.fnmatchcase(n, p) for p in ignored)]
     return problems + [f"{name} of shape {stored[name].shape} is in the file and not in the table" for name in unknown]

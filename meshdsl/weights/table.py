@@ -1,8 +1,8 @@
 """The table of a model: for each parameter, the tensor of a Hugging Face file and the dims of its axes.
 
 A line is `path: (name, axes)`. Commas separate the axes of the file's tensor, and spaces the dims of ours that one axis
-flattens, major first. `{layer}` in a name stands for an index of the dim `layer`: one tensor for each. `1/3` is the
-second of three equal parts of an axis. So these two lines
+flattens, major first. `{layer}` in a name stands for an index of the dim `layer`: one tensor for each; `{layer+1}` is
+one more. `1/3` is the second of three equal parts of an axis. So these two lines
 
     "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model")
     "layer/attention/wk": ("h.{layer}.attn.c_attn.weight", "model, 1/3 heads head")
@@ -25,7 +25,9 @@ from ..dims import Shape
 from ..errors import ShapeError
 from .config import HubConfig
 
-__all__ = ["HuggingFace", "Rule", "rule_of"]
+__all__ = ["STACKED", "HuggingFace", "Rule", "rule_of"]
+
+STACKED = re.compile(r"\{(\w+)(?:\+(\d+))?\}")  # an index of a stacked dim in a name, and what is added to it
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,11 @@ class Rule:
         start, size = start or [0] * len(self.shape), size or [d.size for d in self.shape]
         at = [[d.name for d in self.shape].index(dim) for dim in self.stacked]
         for index in itertools.product(*(range(start[i], start[i] + size[i]) for i in at)):
-            yield Named(
-                self.name.format(**dict(zip(self.stacked, index, strict=True))), dict(zip(at, index, strict=True))
-            )
+            yield Named(self._named(dict(zip(self.stacked, index, strict=True))), dict(zip(at, index, strict=True)))
+
+    def _named(self, index: Mapping[str, int]) -> str:
+        """The name with the indices of the stacked dims."""
+        return STACKED.sub(lambda found: str(index[found[1]] + int(found[2] or 0)), self.name)
 
     def arranged(self, stored: np.ndarray) -> np.ndarray:
         """A view of the file's tensor with the parameter's dims in its order, without the stacked ones."""
@@ -134,7 +138,7 @@ def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
     ((5, 6), ['h.0.weight', 'h.1.weight'])
     """
     name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
-    stacked = tuple(re.findall(r"\{(\w+)\}", name))
+    stacked = tuple(found[1] for found in STACKED.finditer(name))
     named = [*stacked, *(item for axis in axes for item in axis if "/" not in item)]
     if sorted(named) != sorted(d.name for d in shape):
         raise ShapeError(

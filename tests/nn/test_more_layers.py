@@ -68,6 +68,13 @@ def test_batch_norm_normalises_by_the_batch_and_then_by_its_state() -> None:
     assert after["mean"] is state["mean"] or np.array_equal(after["mean"].numpy(), mean)
 
 
+def test_batch_norm_stores_the_unbiased_variance_if_asked() -> None:
+    x = md.tensor(np.array([[1.0, 2.0], [3.0, 6.0]]), "b c")
+    model, params = made(lambda x: md.nn.batch_norm(x, "b", unbiased=True, momentum=0.5, precision=DOUBLE), x)
+    _, state = model(params, x)
+    np.testing.assert_allclose(state["var"].numpy(), 0.5 + 0.5 * np.array([2.0, 8.0]))
+
+
 def test_the_gradient_of_batch_norm_ignores_its_state_and_is_jaxs() -> None:
     x = RNG.normal(size=(6, 3))
     model, params = made(lambda x, s: md.nn.batch_norm(x, "b", s, precision=DOUBLE), md.tensor(x, "b c"), None)

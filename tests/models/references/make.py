@@ -41,7 +41,7 @@ VIT = {
     "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 8,
     "patch_size": 2, "num_labels": 7,
 }  # fmt: skip
-RESNET = {"embedding_size": 4, "depths": [2, 2], "num_labels": 7, "num_channels": 3}
+RESNET = {"embedding_size": 4, "num_labels": 7, "num_channels": 3}
 T5 = {
     "vocab_size": 29, "d_model": 12, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 3,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 6,
@@ -60,11 +60,11 @@ MODELS = {
     "vit": (transformers.ViTForImageClassification, VIT),
     "resnet_basic": (
         transformers.ResNetForImageClassification,
-        RESNET | {"hidden_sizes": [4, 6], "layer_type": "basic"},
+        RESNET | {"hidden_sizes": [4, 4, 6, 8], "depths": [1, 3, 1, 1], "layer_type": "basic"},
     ),
     "resnet_bottleneck": (
         transformers.ResNetForImageClassification,
-        RESNET | {"hidden_sizes": [8, 16], "layer_type": "bottleneck"},
+        RESNET | {"hidden_sizes": [8, 8, 12, 16], "depths": [2, 1, 1, 1], "layer_type": "bottleneck"},
     ),
     "t5": (transformers.T5ForConditionalGeneration, T5),
     "t5_gated": (
@@ -76,6 +76,7 @@ MODELS = {
         TEXT | {"hidden_size": 12, "state_size": 4, "time_step_rank": 3},
     ),
 }  # fmt: skip
+UNTIED = ("t5_gated",)  # with an output layer of its own, as T5 1.1 has it
 SHARDED = {"llama2": "6KB"}  # largest file
 BATCH, LENGTH, SOURCE, GREEDY = 2, 9, 7, 6
 SIZES = {"vit": (8, 8), "resnet": (32, 40)}  # of images
@@ -139,6 +140,16 @@ def greedy(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tens
     return tokens[:, -GREEDY:]
 
 
+def made(name: str) -> torch.nn.Module:
+    kind, sizes = MODELS[name]
+    config = kind.config_class(**sizes)
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = kind(config)
+    if name in UNTIED:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
 def save(model: torch.nn.Module, folder: Path, **options: str) -> None:
     model.save_pretrained(folder, **options)
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -149,16 +160,16 @@ def save_gradients(model: torch.nn.Module, file: Path) -> None:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for p in model.parameters():
             p.copy_(p.grad)
+        for b in model.buffers():
+            b.zero_()
         save(model, Path(folder))
         shutil.copy(Path(folder) / "model.safetensors", file)
 
 
 def write(name: str) -> None:
-    kind, sizes = MODELS[name]
     torch.manual_seed(0)
-    config = kind.config_class(**sizes)
-    config._attn_implementation = config._experts_implementation = "eager"
-    stored = kind(config)
+    stored = made(name)
+    config = stored.config
     randomise(stored)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -166,7 +177,7 @@ def write(name: str) -> None:
     batch = inputs_of(name, config)
     results = {}
     with in_float64():
-        model = kind(config).double().eval()
+        model = made(name).double().eval()
         model.load_state_dict({k: v.double() if v.is_floating_point() else v for k, v in stored.state_dict().items()})
         norms = any("running" in name for name, _ in model.named_buffers())
         if norms:
