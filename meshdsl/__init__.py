@@ -50,9 +50,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.composed": ("clip", "norm", "tril", "triu"),
     "ops.dtypes": ("cast",),
     "ops.mapping": ("map",),
-    "ops.contraction": (
-        "all", "any", "broadcast", "dot", "einsum", "max", "mean", "min", "prod", "sum", "var",
-    ),
+    "ops.contraction": ("dot", "einsum"),
+    "ops.reductions": ("all", "any", "broadcast", "max", "mean", "min", "prod", "sum", "var"),
     "ops.softmax": ("log_softmax", "logsumexp", "softmax"),
     "ops.attention": ("attention",),
     "ops.extremes": ("argmax", "argmin"),
@@ -67,7 +66,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
     "ops.printing": ("print",),
-    "transforms.autodiff": ("custom_vjp", "grad", "value_and_grad"),
+    "transforms.autodiff": ("grad", "value_and_grad"),
+    "transforms.custom_vjp": ("custom_vjp",),
     "transforms.derivatives": ("jvp", "vjp"),
     "control": (
         "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",

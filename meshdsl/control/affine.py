@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dims import Dim
-from ..ops.contraction import broadcast
 from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add, where
 from ..ops.indexing import iota
+from ..ops.reductions import broadcast
 from ..ops.reshape import transpose
 from ..ops.slicing import shift
 from ..trace import Tensor, as_tensor, trace

@@ -16,9 +16,9 @@ from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError, at, caller, located
 from ..ir import Labels, Op, Type
-from ..ops.contraction import spread
 from ..ops.dtypes import cast
 from ..ops.index_map import replaced
+from ..ops.reductions import spread
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
 from ..trace import Tensor, as_tensor, bind, tree

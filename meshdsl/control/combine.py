@@ -9,7 +9,7 @@ from typing import Any
 from ..dims import Dim, Shape, names
 from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Eqn, Type, walk
-from ..ops.contraction import broadcast
+from ..ops.reductions import broadcast
 from ..ops.reshape import transpose
 from ..trace import Tensor, trace
 from ..transforms.batching import batched_function

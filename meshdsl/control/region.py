@@ -16,8 +16,9 @@ from ..backend import Local
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
-from ..ops.contraction import broadcast, located
+from ..ops.contraction import located
 from ..ops.creation import zeros_like
+from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
 from ..transforms.autodiff import pullback

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ..dims import Dim, names
 from ..ir import Cond, Graph, Op, Scan, While
-from ..ops.contraction import any, broadcast, spread
 from ..ops.elementwise import where
+from ..ops.reductions import any, broadcast, spread
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, evaluate, trace
 from ..transforms.batching import batched, batched_graph

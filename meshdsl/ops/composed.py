@@ -9,10 +9,10 @@ from typing import Any
 from ..dims import DimLike, DimsLike, find
 from ..errors import ShapeError, at, caller, located
 from ..trace import Tensor, as_tensor
-from .contraction import broadcast, max, over_dims, sum
 from .dtypes import cast, check_kind, float_for, kind
 from .elementwise import abs, equal, maximum, minimum, sqrt, square, where
 from .indexing import iota
+from .reductions import broadcast, max, over_dims, sum
 
 __all__ = ["clip", "norm", "tril", "triu"]
 

@@ -13,9 +13,9 @@ from ..dims import DimLike, DimsLike, Shape, pick
 from ..errors import ShapeError, at, caller, located
 from ..ir import Type
 from ..trace import Tensor, as_tensor
-from .contraction import broadcast
 from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim
+from .reductions import broadcast
 
 __all__ = ["arange", "full", "linspace", "ones", "zeros", "zeros_like"]
 

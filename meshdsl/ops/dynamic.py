@@ -13,11 +13,11 @@ from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import broadcast, spread
 from .dtypes import cast, promote
 from .elementwise import maximum, minimum, where
 from .index_map import replaced
 from .indexing import iota, take
+from .reductions import broadcast, spread
 from .reshape import refill, transpose
 from .slicing import clipped
 

@@ -7,10 +7,10 @@ from typing import Any
 from ..dims import DimLike, find
 from ..errors import located
 from ..trace import Tensor, as_tensor
-from .contraction import max, min
 from .dtypes import kind
 from .elementwise import stop_gradient, where
 from .indexing import iota
+from .reductions import max, min
 
 __all__ = ["argmax", "argmin"]
 

@@ -16,9 +16,9 @@ from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import broadcast, spread
 from .dtypes import as_dtype, cast
 from .index_map import replaced
+from .reductions import broadcast, spread
 from .reshape import transpose
 from .slicing import clipped
 

@@ -13,9 +13,9 @@ from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import spread
 from .dtypes import promote
 from .index_map import IndexMap, Piece
+from .reductions import spread
 from .reshape import blocked_kernel, dim_name, transpose
 from .slicing import pad, slice
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..errors import ShapeError, at, caller
 from ..trace import Tensor
-from . import contraction
 from . import elementwise as ops
+from . import reductions
 from .dtypes import cast
 
 
@@ -53,8 +53,8 @@ _OTHERS = {
 }  # fmt: skip
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
-    "all": contraction.all, "any": contraction.any, "astype": cast, "max": contraction.max, "mean": contraction.mean,
-    "min": contraction.min, "prod": contraction.prod, "sum": contraction.sum, "var": contraction.var,
+    "all": reductions.all, "any": reductions.any, "astype": cast, "max": reductions.max, "mean": reductions.mean,
+    "min": reductions.min, "prod": reductions.prod, "sum": reductions.sum, "var": reductions.var,
 }  # fmt: skip
 
 for _name, _function in _ARITHMETIC.items():

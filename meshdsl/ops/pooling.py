@@ -13,10 +13,10 @@ from ..dims import ByDim, Dim, Shape, find
 from ..errors import ShapeError, located
 from ..ir import Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, tensor
-from .contraction import broadcast, sum
 from .dtypes import cast, kind
 from .elementwise import equal
 from .masking import identity
+from .reductions import broadcast, sum
 from .reshape import blocked_kernel, transpose
 from .window import Window, by_name, numbers, numeric, padded, pads_of, pairs, touched, transposed
 

@@ -22,12 +22,12 @@ from ..dims import Dim, DimLike, DimsLike, Shape, pick, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
 from ..trace import KEY_WORD, Tensor, as_tensor, bind1, current, tensor
-from .contraction import spread
 from .dtypes import as_dtype, bitcast, cast, kind
 from .elementwise import erf_inv, log, maximum, minimum, where
 from .indexing import find_one, iota, take
 from .joining import stack, unstack
 from .ordering import argsort
+from .reductions import spread
 from .reshape import refill, transpose
 
 __all__ = [

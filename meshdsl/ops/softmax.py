@@ -9,9 +9,9 @@ from ..dims import DimsLike, Shape
 from ..errors import located
 from ..ir import Call, Op
 from ..trace import Tensor, as_tensor, bind, trace
-from .contraction import max, over_dims, sum
 from .dtypes import as_dtype, cast, kind
 from .elementwise import exp, isfinite, log, stop_gradient, where
+from .reductions import max, over_dims, sum
 
 __all__ = ["log_softmax", "logsumexp", "softmax"]
 

@@ -17,8 +17,8 @@ import numpy as np
 from ..dims import DimsLike, Shape, pick, show, size_of
 from ..errors import MeshdslError, ShapeError, at, caller
 from ..ops import random
-from ..ops.contraction import broadcast
 from ..ops.dtypes import cast
+from ..ops.reductions import broadcast
 from ..trace import Tensor, as_tensor
 
 __all__ = [

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import Eqn, Graph, Linear, Scan, Var, verify
-from ..ops.contraction import BROADCAST
 from ..ops.dtypes import CAST
 from ..ops.elementwise import ADD, SUBTRACT
+from ..ops.reductions import BROADCAST
 from ..trace import CONSTANT, FULL
 
 __all__ = ["running_sum", "sums_begin_with_zero"]

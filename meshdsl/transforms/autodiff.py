@@ -11,18 +11,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
-from ..ir import Call, Eqn, Graph, Op, Var
-from ..ops.contraction import broadcast, sum
+from ..ir import Eqn, Graph, Var
 from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add
+from ..ops.reductions import broadcast, sum
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, bind, location, trace, tree
-from .batching import batched_function, batched_graph
 
-__all__ = ["custom_vjp", "fit", "grad", "pullback", "value_and_grad", "vjp_of_graph"]
+__all__ = ["fit", "grad", "pullback", "value_and_grad", "vjp_of_graph"]
 
 
 def _floating(t: Any) -> bool:
@@ -251,90 +249,3 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
         return with_value(*args)[1]
 
     return gradient
-
-
-def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` with a custom gradient: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.
-
-    >>> import meshdsl as md
-    >>> rounded = md.custom_vjp(md.round, lambda x: (md.round(x), None), lambda _, ct: (ct,))  # straight through
-    >>> md.value_and_grad(lambda x: 3 * rounded(x))(md.tensor(1.7))
-    (tensor(float32[], 6.), tensor(float32[], 3.))
-
-    Arguments, results and residuals are pytrees of tensors. `ct` has the structure of the result; `bwd` returns a
-    tuple with one entry per argument (None for no gradient).
-    """
-
-    def wrapped(*args: Any) -> Any:
-        leaves, structure = tree.tree_flatten(tuple(args))
-        xs = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
-
-        def flat(*xs: Tensor) -> Any:
-            return f(*tree.tree_unflatten(structure, xs))
-
-        graph, captures, out = trace(flat, [x.type for x in xs])
-        n_captures = len(captures)
-
-        def forward(*ins: Tensor, active: Any, control: Call) -> Any:
-            if any(active[:n_captures]):
-                raise at(
-                    TraceError(
-                        "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
-                        "  its bwd says nothing about that tensor; pass it as an argument, or md.stop_gradient of it"
-                    ),
-                    caller(),
-                )
-            result, residuals = fwd(*tree.tree_unflatten(structure, ins[n_captures:]))
-            return tree.tree_leaves(result), residuals
-
-        def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:
-            full = [zeros_like(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
-            arg_cts = bwd(residuals, tree.tree_unflatten(out, full))
-            if not isinstance(arg_cts, tuple | list) or len(arg_cts) != len(args):
-                count = len(arg_cts) if isinstance(arg_cts, tuple | list) else "no tuple of"
-                raise at(
-                    ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"),
-                    caller(),
-                )
-            flat_cts: list[Tensor | None] = []
-            for arg, ct in zip(args, arg_cts, strict=True):
-                n = len(tree.tree_leaves(arg))
-                flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
-            for v, ct in zip(control.graph.ins[n_captures:], flat_cts, strict=True):
-                if ct is not None and set(as_tensor(ct).dims) != set(v.shape):
-                    raise at(
-                        ShapeError(
-                            f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
-                        ),
-                        caller(),
-                    )
-            return [None] * n_captures + flat_cts
-
-        op = _call(forward, backward)
-        return tree.tree_unflatten(out, bind(op, *captures, *xs, control=Call(graph)))
-
-    return wrapped
-
-
-def _call(forward: Callable[..., Any], backward: Callable[..., Any]) -> Op:
-    """The operation that runs a graph and has this gradient."""
-
-    def vectorised(*ins: Tensor, new: Dim, control: Call) -> Any:
-        def fwd(*xs: Tensor, active: Any, control: Call) -> Any:
-            return batched_function(lambda *xs: forward(*xs, active=active, control=original), new)(*xs)
-
-        def bwd(cts: Any, residuals: Any, control: Call) -> Any:
-            return batched_function(lambda cts, residuals: backward(cts, residuals, original), new)(cts, residuals)
-
-        original = control
-        graph = batched_graph(control.graph, [new in x.dims for x in ins], new)
-        return bind(_call(fwd, bwd), *ins, control=Call(graph))
-
-    return Op(
-        "call",
-        type=lambda *_, control: tuple(v.type for v in control.graph.outs),
-        kernel=lambda run, *ins, control: run(control.graph, ins),
-        fwd=forward,
-        vjp=backward,
-        vmap=vectorised,
-    )

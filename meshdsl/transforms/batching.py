@@ -14,7 +14,7 @@ from typing import Any
 from ..dims import Dim, show
 from ..errors import InternalError, ShapeError, at, caller
 from ..ir import Call, Eqn, Graph, Type, Var, walk
-from ..ops.contraction import broadcast, spread
+from ..ops.reductions import broadcast, spread
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, location, trace, tree
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
 from ..errors import ShapeError, located
-from ..ops.contraction import broadcast
+from ..ops.reductions import broadcast
 from ..params import current_run, running
 from ..params.stacked import declare, declared_inside, weights_of, without
 from ..trace import Tensor, as_tensor, tree

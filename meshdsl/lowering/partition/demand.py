@@ -21,9 +21,9 @@ from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
 from ...layouts import Extents, Layout, Mesh
-from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
+from ...ops.reductions import BROADCAST
 from ...passes.magnitude import magnitudes
 from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values

@@ -14,8 +14,8 @@ from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
-from ...ops.contraction import BROADCAST
 from ...ops.dtypes import CAST
+from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME
 from ...trace import FULL
 from ..blocks import ON_FIRST

@@ -14,13 +14,13 @@ from ...dims import Dim, Shape, names, size_of
 from ...ir import Because, Cause, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
-from ...ops.contraction import PROD
 from ...ops.conv import CONV
 from ...ops.index_map import IndexMap, Piece, replaced
 from ...ops.masking import identity
 from ...ops.ordering import CUMSUM, SORT, TOP_K
 from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
 from ...ops.printing import PRINT
+from ...ops.reductions import PROD
 from ...ops.reshape import RESHAPE, groups
 from .. import blocks
 from ..collectives import AllGather

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from ...dims import Dim, Shape, find, names
 from ...trace import Tensor, as_tensor
-from ..contraction import broadcast, einsum, max, sum
+from ..contraction import einsum
 from ..dtypes import cast
 from ..elementwise import exp, stop_gradient, where
 from ..indexing import iota
+from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
 from .blocks import Names, value_dim
 

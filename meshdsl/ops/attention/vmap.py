@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from ...dims import Dim
 from ...ir import Op
 from ...trace import Tensor, bind
-from ..contraction import broadcast, spread
 from ..indexing import iota
+from ..reductions import broadcast, spread
 from .blocks import RESIDUALS, Names
 
 __all__ = ["vectorised"]
