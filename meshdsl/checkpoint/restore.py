@@ -12,8 +12,7 @@ import numpy as np
 from ..errors import CheckpointError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..ops.random import WORD
-from ..trace import Tensor, spec_of, tensor, tree
+from ..trace import KEY_WORD, Tensor, spec_of, tensor, tree
 from . import processes
 from .device_put import device_put, targets
 from .directory import lost_newest, step_numbers, unfinished
@@ -101,6 +100,6 @@ def _read(reader: StepReader, request: RestoreRequest) -> Restored:
     check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
     targets_by_path = targets(leaves, request.mesh, request.layout, request.program)
     restored = [device_put(reader, stored.tensors[path], target) for path, target in targets_by_path.items()]
-    key = None if header.key is None else tensor(np.array(header.key, np.uint32), (WORD,))
+    key = None if header.key is None else tensor(np.array(header.key, np.uint32), (KEY_WORD,))
     restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
     return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read)

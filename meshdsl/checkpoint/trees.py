@@ -12,8 +12,7 @@ import numpy as np
 
 from ..errors import CheckpointError, ShapeError, nearest
 from ..ir import Type
-from ..ops.random import WORD
-from ..trace import Tensor, as_tensor, tree
+from ..trace import KEY_WORD, Tensor, as_tensor, tree
 from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
 from .strict import plain
 
@@ -96,7 +95,7 @@ def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
 
 def key_words(key: Any) -> tuple[int, ...]:
     """The words of a random key. Raises `ShapeError` for anything else."""
-    if not isinstance(key, Tensor) or key.dims != (WORD,) or key.dtype != np.uint32:
+    if not isinstance(key, Tensor) or key.dims != (KEY_WORD,) or key.dtype != np.uint32:
         got = key.type if isinstance(key, Tensor) else type(key).__name__
         raise ShapeError(f"key= must be a random key, as from md.random.key(seed), got {got}")
     return tuple(key.numpy().tolist())

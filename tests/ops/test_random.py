@@ -12,8 +12,8 @@ import pytest
 import meshdsl as md
 from meshdsl.backend import Block, Local, NumPy, whole
 from meshdsl.dims import Dim, dims
-from meshdsl.ops import random
-from meshdsl.trace import trace
+from meshdsl.ops.random.keys import BITS
+from meshdsl.trace import KEY_WORD, trace
 
 KEY = md.random.key(11)
 THEIRS = jax.random.key(11)
@@ -151,8 +151,8 @@ def test_beyond_32_bits_of_index() -> None:
     block = Block(shape, (2, 3, 2), (("x",), ("y",), ()))
     places: dict[tuple[str, ...], int] = {("x",): 30011, ("y",): 21845}
     key = np.array([123, 4567], np.uint32)
-    c = Local(NumPy, (whole((random.WORD,)),), (block,), index=lambda axes: places[axes])
-    got = random._BITS.kernel(c, key, shape=shape, dtype=np.dtype("uint32"))
+    c = Local(NumPy, (whole((KEY_WORD,)),), (block,), index=lambda axes: places[axes])
+    got = BITS.kernel(c, key, shape=shape, dtype=np.dtype("uint32"))
     for i, j, k in np.ndindex(2, 3, 2):
         index = ((2 * 30011 + i) * 65537 + 3 * 21845 + j) * 65521 + k
         assert got[i, j, k] == reference((123, 4567), index)
@@ -164,8 +164,8 @@ def test_blocks_are_cut_from_the_whole() -> None:
     whole_bits = md.random.bits(KEY, shape).numpy()
     for place in range(3):
         block = Block(shape, (5, 3), ((), ("x",)))
-        c = Local(NumPy, (whole((random.WORD,)),), (block,), index=lambda axes, place=place: place)
-        part = random._BITS.kernel(c, KEY.numpy(), shape=shape, dtype=np.dtype("uint32"))
+        c = Local(NumPy, (whole((KEY_WORD,)),), (block,), index=lambda axes, place=place: place)
+        part = BITS.kernel(c, KEY.numpy(), shape=shape, dtype=np.dtype("uint32"))
         real = min(3, 7 - 3 * place)
         np.testing.assert_array_equal(part[:, :real], whole_bits[:, 3 * place : 3 * place + real])
 

@@ -1,0 +1,15 @@
+"""Random numbers that depend only on the key and on an element's global index, so they are equal under every layout.
+
+The bits of element i, in row-major order of the given dims, are Threefry-2x32 of the key and i (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011). Each device generates its own block from its offsets. All
+numbers equal those of `jax.random` with `jax.random.key(seed)`, bit for bit, for the same sizes and dtype. A key is
+an ordinary uint32 tensor with the single dim key_word=2: it can be passed, stacked and scanned over.
+"""
+
+from .distributions import bernoulli, gumbel, normal, permutation, randint, truncated_normal, uniform
+from .keys import bits, fold_in, key, split
+
+__all__ = [
+    "bernoulli", "bits", "fold_in", "gumbel", "key", "normal", "permutation", "randint", "split", "truncated_normal",
+    "uniform",
+]  # fmt: skip

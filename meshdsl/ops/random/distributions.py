@@ -1,0 +1,207 @@
+"""Draws from distributions, in the shape of the given dims: equal to `jax.random`'s, bit for bit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...dims import Dim, DimLike, DimsLike, Shape, pick
+from ...errors import ShapeError, at, caller, located
+from ...ir import Type
+from ...trace import Tensor, as_tensor, current
+from ..dtypes import bitcast, cast
+from ..elementwise import erf_inv, log, maximum, minimum, where
+from ..indexing import find_one, iota, take
+from ..ordering import argsort
+from ..reshape import transpose
+from .keys import UNSIGNED, as_key, bits, dtype_of_kind, new_dims, split
+from .threefry import LOW_32
+
+__all__ = ["bernoulli", "gumbel", "normal", "permutation", "randint", "truncated_normal", "uniform"]
+
+
+@functools.lru_cache(maxsize=1024)
+def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tuple[tuple[str, Any], ...]) -> Any:
+    def run(*arrays: Any) -> Any:
+        ins = (Tensor(k.shape, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True))
+        return function(*ins, **dict(options)).stored
+
+    return jax.jit(run)
+
+
+def _draw(
+    function: Callable[..., Tensor], key: Tensor | jax.Array, *others: Tensor, shape: Shape, dtype: Any, name: str
+) -> Tensor:
+    """Call `function(key, *others, shape=, dtype=)`; outside a trace, as one compiled program.
+
+    XLA rounds once when it fuses a product and a sum. Separately executed operations would differ in the last bit from
+    `jax.random` and from the same function under `md.compile`.
+    """
+    ins = (as_key(key), *others)
+    dtype = located(lambda: _float(name, dtype))
+    if current() is not None or any(x._trace is not None for x in ins):
+        return function(*ins, shape=shape, dtype=dtype)
+    options = (("dtype", dtype), ("shape", shape))
+    return Tensor(shape, dtype, array=_fused(function, tuple(x.type for x in ins), options)(*(x.array for x in ins)))
+
+
+def _float(name: str, dtype: Any) -> np.dtype:
+    return dtype_of_kind(name, dtype, "f", "floats")
+
+
+def _uniform(key: Tensor | jax.Array, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    """Random mantissa bits with the exponent of 1, minus 1, scaled; from 8 random bits if the mantissa has fewer."""
+    info = jnp.finfo(dtype)
+    width = info.bits if info.nmant >= 8 else 8
+    pattern = cast(bits(key, shape, UNSIGNED[width]), UNSIGNED[info.bits])
+    one = int(np.ones((), dtype).view(UNSIGNED[info.bits]))
+    unit = bitcast(pattern >> (width - info.nmant) | one, dtype) - 1
+    return maximum(unit * (high - low) + low, low)
+
+
+def uniform(
+    key: Tensor | jax.Array, dims: DimsLike = (), low: Any = 0, high: Any = 1, dtype: Any = "float32"
+) -> Tensor:
+    """Draw from the uniform distribution on [low, high).
+
+    >>> import meshdsl as md
+    >>> md.random.uniform(md.random.key(7), "a:2")
+    tensor(float32[a=2], [0.6741 0.9746])
+    """
+    kind = located(lambda: _float("uniform", dtype))
+    ends = (cast(x, kind) if isinstance(x, Tensor) else as_tensor(x, kind) for x in (low, high))
+    return _draw(_uniform, key, *ends, shape=new_dims(dims), dtype=dtype, name="uniform")
+
+
+def _normal(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    low = float(np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype))
+    return float(np.array(math.sqrt(2), dtype)) * erf_inv(uniform(key, shape, low, 1, dtype))
+
+
+def normal(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Draw from the standard normal distribution.
+
+    >>> import meshdsl as md
+    >>> md.random.normal(md.random.key(7), "a:2")
+    tensor(float32[a=2], [0.4512 1.9535])
+    """
+    return _draw(_normal, key, shape=new_dims(dims), dtype=dtype, name="normal")
+
+
+def truncated_normal(
+    key: Tensor | jax.Array, low: float, high: float, dims: DimsLike = (), dtype: Any = "float32"
+) -> Tensor:
+    """Draw from the standard normal distribution truncated to (`low`, `high`), which are numbers.
+
+    >>> import meshdsl as md
+    >>> drawn = md.random.truncated_normal(md.random.key(7), -1.0, 1.0, "a:1000")
+    >>> (md.max(md.abs(drawn)) <= 1).item()
+    True
+
+    The results equal those of `jax.random.truncated_normal`.
+    """
+    dtype = located(lambda: _float("truncated_normal", dtype))
+    root = np.array(math.sqrt(2), dtype)
+    with jax.ensure_compile_time_eval():
+        erf = jax.jit(lambda x: jax.lax.erf(x / root))
+        ends = [float(erf(jnp.asarray(x, dtype))) for x in (low, high)]
+    towards = ((low, np.inf), (high, -np.inf))
+    inside = [float(np.nextafter(np.array(x, dtype), np.array(to, dtype))) for x, to in towards]
+    sample = float(root) * erf_inv(uniform(key, dims, *ends, dtype=dtype))
+    return minimum(maximum(sample, inside[0]), inside[1])
+
+
+def _gumbel(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    return -log(-log(uniform(key, shape, float(jnp.finfo(dtype).tiny), 1, dtype)))
+
+
+def gumbel(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Draw from the standard Gumbel distribution, -log(-log(u)).
+
+    With it, `md.argmax(logits + noise, over)` samples categories with probabilities softmax(logits).
+
+    >>> import meshdsl as md
+    >>> logits = md.log(md.tensor([0.9, 0.1], "category"))
+    >>> noise = md.random.gumbel(md.random.key(7), "draw:1000 category:2")
+    >>> (md.argmax(logits + noise, "category") == 0).numpy().sum()
+    np.int64(898)
+    """
+    return _draw(_gumbel, key, shape=new_dims(dims), dtype=dtype, name="gumbel")
+
+
+def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:
+    """Draw booleans that are true with probability `p`, a floating number or tensor, over `dims` (default: p's dims).
+
+    >>> import meshdsl as md
+    >>> md.random.bernoulli(md.random.key(7), 0.9, "a:2")
+    tensor(bool[a=2], [ True False])
+    """
+    p = as_tensor(p)
+    return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
+
+
+def randint(
+    key: Tensor | jax.Array, dims: DimsLike, low: Tensor | int, high: Tensor | int, dtype: Any = "int32"
+) -> Tensor:
+    """Draw uniform integers from `low` (inclusive) to `high` (exclusive).
+
+    >>> import meshdsl as md
+    >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
+    tensor(int32[a=4], [9 2 0 7])
+
+    Raises `ShapeError` if two numbers leave no integer between them. Where tensors do, the result is `low`.
+    """
+    if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and not low < high:
+        raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
+    shape, dtype = new_dims(dims), located(lambda: dtype_of_kind("randint", dtype, "i", "integers"))
+    sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
+    unsigned, info = np.dtype(UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
+    beyond = high > int(np.iinfo(sampled).max)
+    least, most = int(info.min), int(info.max) + (dtype != sampled)
+    low, high = (_clipped(x, least, most, sampled) for x in (low, high))
+    nonempty = high > low
+    span = where(nonempty, cast(high - low, unsigned), 1)
+    span = where(nonempty & beyond, span + 1, span)  # a span of 0 means all 2**bits integers
+
+    def rest(x: Tensor) -> Tensor:
+        return x % span if beyond is False else where(span == 0, x, x % span)
+
+    half = rest(as_tensor(1 << sampled.itemsize * 4, unsigned))
+    first, second = (bits(k, shape, unsigned) for k in split(key))
+    offset = rest(rest(first) * rest(half * half) + rest(second))
+    return cast(low + cast(offset, sampled), dtype)
+
+
+def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
+    if not isinstance(x, Tensor):
+        return as_tensor(max(least, min(most, int(x))), dtype)
+    limits = np.iinfo(x.dtype)
+    return cast(minimum(maximum(x, max(least, int(limits.min))), min(most, int(limits.max))), dtype)
+
+
+def permutation(key: Tensor | jax.Array, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
+    """The slices of `x` along `over` in random order. If `x` is a dim, the dim's indices in random order.
+
+    >>> import meshdsl as md
+    >>> md.random.permutation(md.random.key(7), "n:5")
+    tensor(int32[n=5], [4 2 3 0 1])
+    """
+    if isinstance(x, str | Dim):
+        return _shuffled(key, new_dims(x)[0])
+    dim = located(lambda: find_one(x.dims if over is None else pick(over, x.dims)))
+    return transpose(take(x, _shuffled(key, dim), dim), x.dims)
+
+
+def _shuffled(key: Tensor | jax.Array, dim: Dim) -> Tensor:
+    """The dim's indices sorted by random words, in enough rounds that a tie in all rounds is unlikely."""
+    order = iota(dim)
+    for _ in range(math.ceil(3 * math.log(max(1, dim.size)) / math.log(LOW_32))):
+        key, subkey = split(key)
+        order = take(order, argsort(bits(subkey, dim), dim), dim)
+    return order
