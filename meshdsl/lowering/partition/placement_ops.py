@@ -13,7 +13,7 @@ from ...ops.placement import PREFER, SHARD
 from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
 from ...passes.weight_update.pending import stages
-from ...passes.weight_update.shard_updates import RESHARD_TO_PRIVATE_DIM
+from ...passes.weight_update.rewrite import RESHARD_TO_PRIVATE_DIM
 from .scope import Scope
 
 __all__ = ["PLACEMENTS", "padded_otherwise", "rename_first"]

@@ -1,0 +1,184 @@
+"""The graph in which chosen updates are computed on one shard: weights and states enter it cut, and leave it cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ...control import BARRIER
+from ...dims import Shape
+from ...errors import InternalError
+from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Type, Var
+from ...layouts import Sharding
+from ...ops.reshape import RENAME
+from .pending import ShardedGraph
+from .regions import Format, UpdateRegion, renamed
+from .updates import Update
+
+__all__ = ["RESHARD_TO_PRIVATE_DIM", "rewrite_updates", "update_cause"]
+
+
+def _renamed_type(x: Type, *, shape: Shape, split: Any) -> Type:
+    return Type(shape, x.dtype)
+
+
+def _unreachable_kernel(*_: Any, **__: Any) -> Any:
+    raise InternalError("partition replaces a cut by a rename and a collective")
+
+
+RESHARD_TO_PRIVATE_DIM = Op(
+    "cut", type=_renamed_type, kernel=_unreachable_kernel
+)  # a sum under private names, scattered over the axes of `split`
+
+
+def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
+    """The graph with the chosen updates on private dims; `pairs` are inputs with the outputs that replace them."""
+    split_inputs = {v for update in chosen for v in update.carried}
+    sharded_outs = {out for v, out in pairs if v in split_inputs}
+    parts = [(update.format, update.part) for update in chosen]
+    return _Rewrite(placed.graph, parts, placed.shardings, split_inputs, sharded_outs, placed.regather).graph()
+
+
+class _Rewrite:
+    """Rewrites a graph: its updates on private dims, with renames where values enter and leave the updates."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        parts: Sequence[tuple[Format, UpdateRegion]],
+        shardings: Mapping[Var, Sharding],
+        carried: Collection[Var] = (),
+        sharded_outs: Collection[Var] = (),
+        regather: bool = False,
+    ):
+        self.old, self.shardings = graph, shardings
+        self.of = {eqn: pair for pair in parts for eqn in pair[1].eqns}
+        self.sums = {v: form for form, part in parts for v in part.sums}
+        self.owner = {v: form for form, part in parts for v in part.inner}
+        self.loops: dict[Eqn, list[tuple[int, Format, UpdateRegion]]] = defaultdict(list)
+        for form, part in parts:
+            for eqn, i, inner in part.loops:
+                self.loops[eqn].append((i, form, inner))
+        self.carried = set(carried)  # inputs that are split
+        self.sharded_outs = set(sharded_outs)  # results that are split
+        self.regather = regather
+        self.eqns: list[Eqn] = []
+        self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
+        self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
+        self.regathered: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
+
+    def graph(self) -> Graph:
+        old = self.old
+        ins = tuple(self.define(v) if v in self.carried else v for v in old.ins)
+        for eqn in old.eqns:
+            if eqn in self.of:
+                form, _ = self.of[eqn]
+                new_eqn = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+                for v, new in zip(eqn.outs, new_eqn.outs, strict=True):
+                    if v in self.owner:
+                        self.inside[v, form] = new
+                    else:
+                        self.outside[v] = new
+                self.eqns.append(new_eqn)
+            else:
+                if eqn in self.loops:
+                    eqn = eqn.with_control(body=self.body(eqn))
+                inside = self.by_layer(eqn, eqn.control) if self.regather and isinstance(eqn.control, Scan) else {}
+                ins_ = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
+                eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
+                outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
+                self.eqns.append(eqn.replace(ins=ins_, outs=outs))
+        outs = [self.result(v, old.eqns[-1]) for v in old.outs]
+        return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
+
+    def result(self, v: Var, last: Eqn) -> Var:
+        if v not in self.sharded_outs:
+            return self.leave(v, last)
+        return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
+
+    def define(self, v: Var) -> Var:
+        """Split an input, or a loop's stacked result, under its private dims."""
+        form = self.owner[v]
+        self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
+        return self.inside[v, form]
+
+    def body(self, loop: Eqn) -> Graph:
+        body = _scan_of(loop).body
+        parts = [(form, part) for _, form, part in self.loops[loop]]
+        return _Rewrite(
+            body, parts, self.shardings, sharded_outs=[body.outs[i] for i, _, _ in self.loops[loop]]
+        ).graph()
+
+    def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
+        """A value as an update reads it: a pending sum is scattered, a replicated value is sliced."""
+        if not form.cuts(v):
+            return self.leave(v, eqn)
+        if (v, form) not in self.inside:
+            x, shape = self.leave(v, eqn), form.renamed(v.shape)
+            cause = update_cause(Because.UPDATE, v.name, v.shape, shape)
+            if self.sums.get(v) == form:
+                split = {to.name: axes for _, to, axes in form.dims}
+                split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
+                params = {"shape": shape, "split": tuple(split.items())}
+                self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)
+            else:
+                self.inside[v, form] = self.rename(x, shape, eqn, cause)
+        return self.inside[v, form]
+
+    def leave(self, v: Var, eqn: Eqn) -> Var:
+        """A value as the rest of the graph reads it: gathered over the group."""
+        if self.regather and eqn.backward and v in self.owner:
+            if v not in self.regathered:
+                source = self.inside[v, self.owner[v]]
+                copy = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
+                cause = update_cause(Because.WEIGHT_AGAIN, v.name, v.shape, copy.shape)
+                self.regathered[v] = self.rename(copy, v.shape, eqn, cause)
+            return self.regathered[v]
+        if v in self.owner and v not in self.outside:
+            source = self.inside[v, self.owner[v]]
+            cause = update_cause(Because.WEIGHT_READ, v.name, v.shape, source.shape)
+            self.outside[v] = self.rename(source, v.shape, eqn, cause)
+        return self.outside.get(v, v)
+
+    def by_layer(self, loop: Eqn, scan: Scan) -> dict[int, Var]:
+        """The stacked operands that a loop takes split, to gather them one layer at a time inside."""
+        first, dim = scan.consts + scan.carries, scan.dim
+        stacks = {i: v for i, v in enumerate(loop.ins) if i >= first and v in self.owner}
+        return {
+            i: self.inside[v, self.owner[v]]
+            for i, v in stacks.items()
+            if dim in self.inside[v, self.owner[v]].shape  # the layer dim itself is not split
+        }
+
+    def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: Cause) -> Var:
+        return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})
+
+    def add(self, op: Op, v: Var, to: Shape, eqn: Eqn, cause: Cause, params: Mapping[str, Any]) -> Var:
+        result = Var(to, v.dtype, v.name)
+        self.eqns.append(Eqn(op, (v,), (result,), params, eqn.where, eqn.backward, cause))
+        return result
+
+
+def update_cause(kind: Because, weight: str, whole: Shape, cut: Shape) -> Cause:
+    """The cause of a split or gather of a weight, with the dims that have a private name."""
+    return Cause(kind, dims=tuple(d.name for d in whole if d not in cut), tensors=(weight,))
+
+
+def _scan_of(eqn: Eqn) -> Scan:
+    assert isinstance(eqn.control, Scan)
+    return eqn.control
+
+
+def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
+    """A loop body that takes rows of these split stacks, and gathers them first."""
+    scan = _scan_of(loop)
+    body = scan.body
+    ins, eqns = list(body.ins), list[Eqn]()
+    for i, stack in cut.items():
+        row = Var(tuple(d for d in stack.shape if d != scan.dim), stack.dtype, stack.name)
+        cause = update_cause(Because.WEIGHT_IN_LAYER, stack.name, ins[i].shape, row.shape)
+        eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
+        ins[i] = row
+    return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))
