@@ -13,9 +13,9 @@ from .compile import compile as compile
 from .compile import host_devices as host_devices
 from .compile.jaxify import jaxify as jaxify
 from .compile.plan import Plan as Plan
-from .compilers.aot import Compilation as Compilation
-from .compilers.aot import CompilerError as CompilerError
 from .compilers.aot import compile_for as compile_for
+from .compilers.compilation import Compilation as Compilation
+from .compilers.compilation import CompilerError as CompilerError
 from .compilers.verify import Verification as Verification
 from .compilers.verify import verify as verify
 from .control import accumulate as accumulate

@@ -55,6 +55,7 @@ TITLES = {
     "search": "Cost",
     "cost.memory": "Memory",
     "compilers.verify": "Verification",
+    "compilers.compilation": "The TPU compiler",
     "compilers.aot": "The TPU compiler",
     "cost.machine": "Machines",
     "cost.network": "Placement of meshes on hardware",

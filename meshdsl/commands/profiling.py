@@ -20,7 +20,7 @@ def profile(options: argparse.Namespace) -> int:
     """Measure every kernel of the step, and of the step under each overlap plan; extend or write the profile."""
     import jax
 
-    from ..compilers.calibrate import QUICK, Plan
+    from ..compilers.bench import QUICK, BenchPlan
     from ..compilers.profiler import measure
     from ..report.files import write_text
 
@@ -31,7 +31,9 @@ def profile(options: argparse.Namespace) -> int:
     _devices(plan.mesh)
     before = _existing(target, jax.devices()[0], jax.__version__)
     programs = list(_programs(options, workload, plan, overlaps))
-    found = measure(programs, QUICK if options.quick else Plan(), lambda text: print(text, file=sys.stderr, flush=True))
+    found = measure(
+        programs, QUICK if options.quick else BenchPlan(), lambda text: print(text, file=sys.stderr, flush=True)
+    )
     merged = found if before is None else before.merged(found)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, merged.to_toml())

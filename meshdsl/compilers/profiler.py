@@ -31,14 +31,14 @@ from ..cost.profile import Form, Point, Profile
 from ..ir import Eqn, Fuses, Var, walk
 from ..lowering.emit import run_equations
 from ..lowering.program import Program
-from .calibrate import Plan, per_trip
+from .bench import BenchPlan, per_trip
 
 __all__ = ["measure"]
 
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 
 
-def measure(programs: Iterable[Program], plan: Plan, say: Callable[[str], None]) -> Profile:
+def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> Profile:
     """A profile of all kernels of these programs that read something.
 
     `say` is called with a line of text before each kernel. Requires as many CPU devices as the mesh has, or any other

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from meshdsl.compilers import calibrate as module
-from meshdsl.compilers.calibrate import Plan, _Bench, calibrate
+from meshdsl.compilers.bench import Bench, BenchPlan
+from meshdsl.compilers.calibrate import calibrate
 from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
 
-TINY = Plan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
+TINY = BenchPlan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_an_interrupted_calibration_leaves_the_old_file(tmp_path: Path, monkeypa
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Bench, "seconds", interrupt)
+    monkeypatch.setattr(Bench, "seconds", interrupt)
     with pytest.raises(KeyboardInterrupt):
         calibrate(path, lambda _: None, quick=True)
     monkeypatch.undo()
