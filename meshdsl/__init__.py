@@ -36,9 +36,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
     "dims": ("Dim", "dims"),
-    "trace.tensor": ("Tensor",),
+    "trace.tensors": ("Tensor",),
     "trace.arguments": ("spec", "tensor"),
-    "trace.trace": ("eval_shape",),
+    "trace.tracing": ("eval_shape",),
     "trace.platform": ("platform",),
     "ops.elementwise": (
         "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",

@@ -154,8 +154,8 @@ from .search import search_overrides as search_overrides
 from .trace.arguments import spec as spec
 from .trace.arguments import tensor as tensor
 from .trace.platform import platform as platform
-from .trace.tensor import Tensor as Tensor
-from .trace.trace import eval_shape as eval_shape
+from .trace.tensors import Tensor as Tensor
+from .trace.tracing import eval_shape as eval_shape
 from .transforms.autodiff import grad as grad
 from .transforms.autodiff import value_and_grad as value_and_grad
 from .transforms.custom_vjp import custom_vjp as custom_vjp

@@ -8,10 +8,10 @@ from typing import Any
 import meshdsl as md
 
 TITLES = {
-    "trace.tensor": "Values",
+    "trace.tensors": "Values",
     "trace.arguments": "Values",
     "dims": "Dims",
-    "trace.trace": "Parameters",
+    "trace.tracing": "Parameters",
     "trace.platform": "Programs",
     "ops.creation": "Making tensors",
     "ops.elementwise": "Elementwise operations",

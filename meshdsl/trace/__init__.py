@@ -3,8 +3,8 @@
 from .arguments import KEY_WORD, array_of, dtype_of, key_words, spec, spec_of, tensor
 from .eager import run_kernel
 from .literals import CONSTANT, FULL
-from .tensor import Tensor
-from .trace import Traced, as_tensor, bind, bind1, current, eval_shape, evaluate, location, trace, tree
+from .tensors import Tensor
+from .tracing import Traced, as_tensor, bind, bind1, current, eval_shape, evaluate, location, trace, tree
 
 __all__ = [
     "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "current", "dtype_of",

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from ..dims import Dim, DimsLike, Shape, pick, show, split_items
 from ..errors import MeshdslError, ShapeError, at, caller
 from ..ir import Type
-from .tensor import Tensor
+from .tensors import Tensor
 
 __all__ = ["KEY_WORD", "array_of", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
 

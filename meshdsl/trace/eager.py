@@ -14,7 +14,7 @@ from ..backend import Jax, Local, whole
 from ..dims import Shape
 from ..errors import ShapeError
 from ..ir import Op, Type
-from .tensor import Tensor
+from .tensors import Tensor
 
 __all__ = ["run_eagerly", "run_kernel"]
 

@@ -22,7 +22,7 @@ from ..ir import Eqn, Graph, Op, Type, Var, dce, verify
 from .arguments import array_of
 from .eager import run_eagerly
 from .literals import CONSTANT, FULL
-from .tensor import Tensor
+from .tensors import Tensor
 
 __all__ = ["Traced", "as_tensor", "bind", "bind1", "current", "eval_shape", "evaluate", "location", "trace", "tree"]
 
