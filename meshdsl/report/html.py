@@ -1,4 +1,4 @@
-"""One HTML page about one or more layouts: self-contained, no scripts, no downloads, light and dark mode."""
+"""One HTML page about one or more layouts: self-contained, no downloads, light and dark mode; tables can be sorted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from ..display.units import number, percent, seconds, show_bytes
 from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
 from .compare import compare
 from .report import Report
+from .sortable import POLICY, SCRIPT, Cell, sortable
+from .sortable import STYLE as SORTED
 from .svg import element
 from .tables import line_of
 
@@ -111,11 +113,13 @@ def document(title: str, sections: Sequence[str]) -> str:
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         + element("title", html.escape(title))
-        + element("style", STYLE)
+        + f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        + element("style", STYLE + SORTED)
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n'
         + "\n".join(sections)
+        + element("script", SCRIPT)
         + "\n</body>\n</html>\n"
     )
 
@@ -145,13 +149,19 @@ def _by_line(name: str, report: Report) -> str:
         for i, amount in enumerate((cost.blocking, line.flops * trips, line.hbm_bytes * trips, sent)):
             row[i] += amount
     ranked = sorted(totals.items(), key=lambda item: -item[1][0])
-    rows = [element("tr", *(element("th", cell) for cell in ("line", "time", "of step", "FLOP", "traffic", "sent")))]
-    for where, (took, flops, traffic, sent) in ranked[:LINES]:
-        work = number(flops), show_bytes(traffic), show_bytes(sent)
-        cells = (where, seconds(took), percent(took, report.seconds), *work)
-        rows.append(element("tr", *(element("td", html.escape(cell)) for cell in cells)))
+    rows = [
+        (
+            Cell(where),
+            Cell(seconds(took), took),
+            Cell(percent(took, report.seconds), took),
+            Cell(number(flops), flops),
+            Cell(show_bytes(traffic), traffic),
+            Cell(show_bytes(sent), sent),
+        )
+        for where, (took, flops, traffic, sent) in ranked[:LINES]
+    ]
     more = element("p", f"and {len(ranked) - LINES} more lines") if len(ranked) > LINES else ""
-    table = element("div", element("table", *rows), cls="scroll") + more
+    table = sortable(("line", "time", "of step", "FLOP", "traffic", "sent"), rows) + more
     return element("details", element("summary", html.escape(name)), table) if name else table
 
 
@@ -183,29 +193,29 @@ def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report],
 
 
 def _figures(reports: Mapping[str, Report], best: str | None) -> str:
-    rows = [element("tr", *(element("th", cell) for cell in HEADER))]
-    for name, report in reports.items():
-        low, high = report.interval
-        cells = [
-            name,
-            str(report.layout or "") or "nothing is sharded",
-            str(report.mesh),
-            seconds(report.seconds),
-            f"{seconds(low)} - {seconds(high)}",
-            show_bytes(report.peak_bytes),
-            percent(report.peak_bytes, report.limit),
-            number(report.flops),
-            show_bytes(report.wire_bytes),
-            percent(report.utilisation, 1),
-            percent(report.rates.mfu, 1) if report.rates else "",
-            f"{number(report.rates.per_second, report.rates.unit)}/s" if report.rates else "",
-            report.constraint,
-        ]
-        classes = {1: "rules"} if report.fits else {1: "rules", 5: "bad", 6: "bad"}
-        elements = [element("td", html.escape(cell), cls=classes.get(i, ""))
-                 for i, cell in enumerate(cells)]  # fmt: skip
-        rows.append(element("tr", *elements, cls="best" if name == best and len(reports) > 1 else ""))
-    return element("div", element("table", *rows), cls="scroll")
+    rows = [_figures_of(name, report) for name, report in reports.items()]
+    return sortable(HEADER, rows, ["best" if name == best and len(reports) > 1 else "" for name in reports])
+
+
+def _figures_of(name: str, report: Report) -> list[Cell]:
+    low, high = report.interval
+    bad = "" if report.fits else "bad"
+    rates = report.rates
+    return [
+        Cell(name),
+        Cell(str(report.layout or "") or "nothing is sharded", cls="rules"),
+        Cell(str(report.mesh)),
+        Cell(seconds(report.seconds), report.seconds),
+        Cell(f"{seconds(low)} - {seconds(high)}", high),
+        Cell(show_bytes(report.peak_bytes), report.peak_bytes, bad),
+        Cell(percent(report.peak_bytes, report.limit), report.peak_bytes / report.limit, bad),
+        Cell(number(report.flops), report.flops),
+        Cell(show_bytes(report.wire_bytes), report.wire_bytes),
+        Cell(percent(report.utilisation, 1), report.utilisation),
+        Cell(percent(rates.mfu, 1), rates.mfu) if rates else Cell(""),
+        Cell(f"{number(rates.per_second, rates.unit)}/s", rates.per_second) if rates else Cell(""),
+        Cell(report.constraint),
+    ]
 
 
 def _full(name: str, report: Report) -> str:

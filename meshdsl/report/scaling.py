@@ -10,6 +10,7 @@ from typing import Any
 from ..display.units import number, percent, seconds, show_bytes
 from .html import document
 from .report import Report
+from .sortable import Cell, sortable
 from .svg import axis, decades, element, legend, logarithmic, picture, text
 from .tables import table
 
@@ -74,16 +75,18 @@ class Scaling:
             show_bytes(report.peak_bytes) + ("" if report.fits else " !"),
         )
 
+    def _amounts(self, kind: str, n: int) -> tuple[float | None, ...]:
+        """The numbers by which the cells of a row sort."""
+        report, rates = self.reports[kind][n], self.reports[kind][n].rates
+        assert rates is not None
+        return n, None, report.seconds, rates.per_second, rates.mfu, self.efficiency(kind, n), report.peak_bytes
+
     def page(self) -> str:
         """The tables and the picture as a self-contained HTML page."""
         sections = [element("h1", html.escape(self.title)), element("div", self.picture(), cls="wide")]
         for kind, reports in self.reports.items():
-            head = element("tr", *(element("th", each) for each in HEADER))
-            rows = [element("tr", *(element("td", html.escape(each)) for each in self._row(kind, n))) for n in reports]
-            sections += [
-                element("h2", html.escape(TITLES[kind])),
-                element("div", element("table", head, *rows), cls="scroll"),
-            ]
+            rows = [list(map(Cell, self._row(kind, n), self._amounts(kind, n))) for n in reports]
+            sections += [element("h2", html.escape(TITLES[kind])), sortable(HEADER, rows)]
         return document(self.title, sections)
 
     def picture(self) -> str:

@@ -56,6 +56,7 @@ def search(
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
     knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None] | None = None,
+    start: Plan | None = None,
 ) -> SearchResult:
     """Find the best plans of a function: layouts, meshes and, of a training step, all other knobs.
 
@@ -76,6 +77,8 @@ def search(
     `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap", "all", or a
     mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function. The
     result's `plan` has every choice; pass it to `md.compile(step, plan=plan)`.
+
+    A search of plans costs the plan `start` first and improves it, so that the result is at least as good.
 
     `objective` is "seconds", "peak_bytes" or "wire_bytes". Layouts that need more than `limit` bytes per device
     (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
@@ -115,11 +118,16 @@ def search(
         tried = _meshes(mesh, devices, most_axes, on)
         turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
         if not turns:
+            if start is not None:
+                raise LayoutError(
+                    "start= is a plan, and this is a search for layouts: it turns no knobs\n"
+                    "  name the knobs to search (knobs='all'), or leave start out"
+                )
             return search_layouts(_problem(f, compiled, args), tried, on, request, assignment)
         given = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
         first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in given}
         variants = Variants(compiled, args, _title(f, compiled), on, first)
-        run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment)
+        run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
         run.until_done()
         return plan_result(run)
     except MeshdslError as error:

@@ -52,12 +52,13 @@ class PlanSearch:
         turns: Sequence[Turn],
         hints: Mapping[str, tuple[str, str]],
         assignment: Assignment | None,
+        start: Plan | None = None,
     ):
         check_objective(request.objective)
         self.costed = Costed(variants, machine, request, assignment)
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.hints, self.assignment = turns, hints, assignment
-        self.meshes = list(meshes)
+        self.meshes, self.start = list(meshes), start
         self.proof: Search | None = None
         self.proven = False
         self.stopped = ""
@@ -104,11 +105,14 @@ class PlanSearch:
     def steps(self) -> Iterator[None]:
         """All phases; yields after each evaluation."""
         starts: list[Plan] = []
+        if self.start is not None:
+            self.costed.look(self.start)
+            yield
         yield from self.descended(starts)
         self.costed.touch()  # patience starts with the knobs
         self.turning = True
-        fitting = [entry.plan for entry in self.costed.ranked()[:1]]
-        for plan in list(dict.fromkeys([*fitting, *starts]))[:STARTS]:
+        first = [self.start] * (self.start is not None) + [entry.plan for entry in self.costed.ranked()[:1]]
+        for plan in list(dict.fromkeys([*first, *starts]))[:STARTS]:
             yield from self.raised(plan)
         yield from self.reordered()
         yield from self.proved()
@@ -183,7 +187,9 @@ class PlanSearch:
         """Overlap plans of the best plan, last, because each takes seconds to make for a deep model."""
         self.costed.touch()
         best = min(self.costed.entries.values(), key=self.costed.score, default=None)
-        for turn in self.turns if best is not None else ():
+        if best is None:
+            return
+        for turn in self.turns:
             for value in self.values(turn, best) if turn.knob == "overlap" else ():
                 self.costed.look(best.plan.replace(overlap=value))
                 yield

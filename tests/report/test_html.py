@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -12,6 +16,7 @@ from meshdsl.commands.costing import pictures_of
 from meshdsl.report import charts
 from meshdsl.report.html import page
 from meshdsl.report.report import Report
+from meshdsl.report.sortable import SCRIPT
 from meshdsl.report.svg import CHARACTER
 
 X, W = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
@@ -39,11 +44,60 @@ def test_the_page_is_well_formed_and_self_contained(reports: dict[str, Report]):
     text = page(reports)
     body = re.sub(r"<meta[^>]*>", "", text.partition("\n")[2])
     ET.fromstring(body)
-    assert not re.search(r"https?://|<script|<link|<img|@import|url\(", text)
+    assert not re.search(r"https?://|<link|<img|@import|url\(", text)
     assert text.count("<svg") == 2 + 3 * len(reports)
     assert "prefers-color-scheme: dark" in text
     for name in reports:
         assert name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") in text
+
+
+def test_the_page_has_one_script_which_its_policy_allows_and_which_asks_for_nothing():
+    text = page(ONE)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert text.count("<script") == 1 and not re.search(
+        r"fetch|http|import|eval|innerHTML|src|Function|storage", script
+    )
+    assert not re.search(r"\son\w+=", text)  # no handlers in attributes, which the policy would refuse
+
+
+def test_the_tables_of_the_page_have_headings_and_numbers_to_sort_by():
+    text = page(FIVE)
+    tables = [ET.fromstring(each) for each in re.findall(r"<table.*?</table>", text, re.DOTALL)]
+    assert len(tables) == 1 + len(FIVE)
+    for table in tables:
+        heads, rows = table.findall("thead/tr/th"), table.findall("tbody/tr")
+        assert heads and rows and {len(row) for row in rows} == {len(heads)}
+        for row in rows:
+            assert all(cell.text or "".join(cell.itertext()) == "" for cell in row)
+            amounts = [cell.get("data-sort") for cell in row if cell.get("data-sort") is not None]
+            assert len(amounts) >= 5 and all(float(amount) >= 0 for amount in amounts)
+
+
+FAKE_TABLE = """
+const clicks = [], rows = [["b", "2 ms", "0.002"], ["a", "10 us", "0.00001"], ["c", "1 s", "1"]].map(
+  ([name, text, sort]) => ({cells: [{textContent: name, dataset: {}}, {textContent: text, dataset: {sort}}]}));
+const heads = ["name", "time"].map((textContent) => ({textContent, at: {},
+  replaceChildren(button) { clicks.push(button) },
+  getAttribute(k) { return this.at[k] ?? null }, setAttribute(k, v) { this.at[k] = v },
+  removeAttribute(k) { delete this.at[k] }}));
+const body = {rows, append(...sorted) { this.rows = sorted }};
+const table = {tHead: {rows: [{cells: heads}]}, tBodies: [body]};
+globalThis.document = {querySelectorAll: () => [table],
+  createElement: () => ({addEventListener(event, run) { this.click = run }})};
+"""
+CLICKS = """
+const names = () => body.rows.map((row) => row.cells[0].textContent).join("");
+for (const i of [0, 0, 1, 1]) { clicks[i].click(); console.log(names(), heads[i].at["aria-sort"]) }
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the script of the page")
+def test_the_script_of_the_page_sorts_by_text_and_by_amounts():
+    run = subprocess.run(["node", "-e", FAKE_TABLE + SCRIPT + CLICKS], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["abc ascending", "cba descending", "abc ascending", "cba descending"]
 
 
 def test_the_page_has_the_pictures_of_the_programs():

@@ -117,6 +117,14 @@ def test_plan_search_interrupted_keeps_the_best_so_far():
     assert result.stopped == "an interrupt" and result.gap > 0 and str(seen[-1]).count("costed")
 
 
+def test_plan_search_is_at_least_as_good_as_its_start():
+    start = md.Plan("x:2 y:4", "batch:x,y heads:y", weight_update="sharded", remat="none")
+    result = md.search(LM, devices=8, machine="h100", time_limit=0.0, start=start)
+    assert result.plan == start
+    with pytest.raises(md.LayoutError, match="this is a search for layouts"):
+        md.search(LM, devices=8, machine="h100", knobs=(), start=start)
+
+
 def test_plan_search_without_time_costs_one_plan():
     result = md.search(LM, devices=8, machine="h100", time_limit=0.0)
     assert (result.counts.costed, result.stopped) == (1, "the time limit of 0 s")
