@@ -111,7 +111,8 @@ class PlanSearch:
         yield from self.descended(starts)
         self.costed.touch()  # patience starts with the knobs
         self.turning = True
-        first = [self.start] * (self.start is not None) + [entry.plan for entry in self.costed.ranked()[:1]]
+        first = [] if self.start is None else [self.start]
+        first += [entry.plan for entry in self.costed.ranked()[:1]]
         for plan in list(dict.fromkeys([*first, *starts]))[:STARTS]:
             yield from self.raised(plan)
         yield from self.reordered()
