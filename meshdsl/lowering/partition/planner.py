@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
+from typing import Any, cast
 
 from ...dims import Shape
 from ...errors import LayoutError, nearest
@@ -139,23 +140,17 @@ def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsiz
         for s in (source, target)
     ]
     steps = _search(*ends, tuple((dim[d], n) for d, n in sizes), small, itemsize)
-    dims, axes = {new: d for d, new in dim.items()}, {new: a for a, new in axis.items()}
-    return tuple(_renamed(step, dims, axes) for step in steps)
+    return _renamed(steps, {new: old for old, new in (*dim.items(), *axis.items())})
 
 
-def _renamed(step: Step, dim: Mapping[str, str], axis: Mapping[str, str]) -> Step:
-    def along(axes: Axes) -> Axes:
-        return tuple(axis[a] for a in axes)
-
-    match step:
-        case Permute():
-            return Permute(tuple((dim[d], along(old), along(new)) for d, old, new in step.moves))
-        case AllReduce():
-            return AllReduce(along(step.axes), step.kind)
-        case AllToAll():
-            return AllToAll(dim[step.dim], dim[step.to], along(step.axes))
-        case _:
-            return dataclasses.replace(step, dim=dim[step.dim], axes=along(step.axes))
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A step, or a value of one of its fields, with other names for dims and axes; the kind of a sum has none."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, tuple):
+        return tuple(_renamed(each, names) for each in cast(tuple[Any, ...], value))
+    fields = {field.name: _renamed(getattr(value, field.name), names) for field in dataclasses.fields(value)}
+    return dataclasses.replace(value, **fields)
 
 
 @lru_cache(maxsize=65536)
