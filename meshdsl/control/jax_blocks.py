@@ -113,7 +113,7 @@ def _vjp(
 
 
 def _pulled(f: JaxFunction, count: int, members: Sequence[int], floats: Sequence[int]) -> Callable[..., Any]:
-    """The function of operands and cotangents that returns the cotangents of these operands."""
+    """The function of operands and result cotangents that returns the operands' cotangents, by `jax.vjp`."""
 
     def pulled(*args: Any) -> Any:
         xs, cts = args[:count], args[count:]

@@ -166,7 +166,7 @@ class Eqn:
 
     @property
     def trips(self) -> int:
-        """The trips of the equation's graphs per run of the equation; 1 if unknown (`While`)."""
+        """The number of times that a loop runs its body per run of the equation; 1 if unknown (`While`)."""
         return self.control.trips if isinstance(self.control, Scan) else 1
 
     def graphs(self) -> dict[str, Graph]:

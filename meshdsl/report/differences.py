@@ -47,7 +47,7 @@ class LayoutDiff:
 
     @property
     def what(self) -> str:
-        """ "appears", "disappears", "becomes", "resized" or "same"."""
+        """The kind of difference: "appears", "disappears", "becomes", "resized" or "same"."""
         if self.before is None or self.after is None:
             return "appears" if self.before is None else "disappears"
         if (self.before.kind, self.before.axes) != (self.after.kind, self.after.axes):

@@ -15,11 +15,11 @@ from ..report.tables import table
 from .evaluate import Entry
 from .result import heading
 
-__all__ = ["Made", "OverrideResult"]
+__all__ = ["OverrideCounts", "OverrideResult"]
 
 
 @dataclass(frozen=True)
-class Made:
+class OverrideCounts:
     """Counts of the choices and programs in an override search."""
 
     tensors: int
@@ -59,7 +59,7 @@ class OverrideResult:
     predicted: float
     predicted_bytes: float
     bound: float
-    made: Made
+    counts: OverrideCounts
     seconds: float  # duration of the search
 
     @property
@@ -93,7 +93,7 @@ class OverrideResult:
                 "bound": self.bound,
                 "gap": self.gap,
                 "error": self.error,
-                "counts": vars(self.made),
+                "counts": vars(self.counts),
                 "search_seconds": self.seconds,
             }
         )
@@ -115,7 +115,7 @@ class OverrideResult:
                 "<>>>>",
             ),
             self._rules(),
-            f"tables: {self.made}, {seconds(self.seconds)}\n  {self._sum()}",
+            f"tables: {self.counts}, {seconds(self.seconds)}\n  {self._sum()}",
         ]
         return "\n\n".join(parts)
 

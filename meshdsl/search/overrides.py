@@ -29,7 +29,7 @@ from ..layouts.sharding import Axes
 from .eliminate import Tables
 from .evaluate import Assignment, Entry, Problem, check_objective, evaluate
 from .interacting import interacting_inputs
-from .override_result import Made, OverrideResult
+from .override_result import OverrideCounts, OverrideResult
 from .parameters import Parameter, Rules, overriding, parameters, splits
 
 __all__ = ["overrides"]
@@ -88,7 +88,7 @@ def overrides(
         getattr(before, objective) + cost_of,
         before.peak_bytes + load_of,
         getattr(before, objective) + capped.bound,
-        Made(
+        OverrideCounts(
             tensors=len(found),
             choices=sum(map(len, kept)) - len(kept),
             left_out=sum(map(len, options)) - sum(map(len, kept)) + len(kept) - len(real.illegal & real.single),

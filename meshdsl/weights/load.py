@@ -94,7 +94,7 @@ def _refuse(folder: Path, workload: Any, problems: Sequence[str]) -> NoReturn:
 
 
 def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` for the directory of another model, of which nothing else would fit either."""
+    """Raise `CheckpointError` if config.json names another type of model; no other check would pass either."""
     kind, known = values.get("model_type"), table.fixed.get("model_type")
     if known is not None and kind is not None and kind != known:
         raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")

@@ -139,10 +139,10 @@ def test_tables_that_miss_what_meets_are_found_out(monkeypatch: pytest.MonkeyPat
     f, args, mesh, layout, _, donate = CASES["two layers"]
     compiled = md.compile(f, mesh, "", donate=donate)
     full = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=None, limit=2.5e6)
-    assert full.made.pairs == 1 and full.error == pytest.approx(0, abs=1e-9)
+    assert full.counts.pairs == 1 and full.error == pytest.approx(0, abs=1e-9)
     monkeypatch.setattr(module, "interacting_inputs", lambda *_: set())
     blind = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=None, limit=2.5e6)
-    assert blind.made.pairs == 0 and blind.made.programs < full.made.programs
+    assert blind.counts.pairs == 0 and blind.counts.programs < full.counts.programs
     assert blind.best.fits and full.best.seconds <= blind.best.seconds
     assert blind.chosen is not None and blind.error is not None and abs(blind.error) > 0.05
     assert blind.error == pytest.approx(blind.predicted / blind.chosen.seconds - 1)
@@ -174,7 +174,7 @@ def test_fewer_choices_are_said_to_be_fewer():
     compiled = md.compile(f, mesh, "", donate=donate)
     one = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=1)
     every = md.search_overrides(compiled, *args, mesh=mesh, layout=layout, choices=None)
-    assert one.made.choices == 2 and one.made.choices + one.made.left_out == every.made.choices
+    assert one.counts.choices == 2 and one.counts.choices + one.counts.left_out == every.counts.choices
     assert "left out" in str(one) and "left out" not in str(every)
     assert one.to_dict()["counts"]["programs"] < every.to_dict()["counts"]["programs"]
 
@@ -276,4 +276,4 @@ def test_a_function_that_updates_nothing_has_no_parameter_unless_named():
     with pytest.raises(md.LayoutError, match="no input comes back among the results"):
         md.search_overrides(forward, *args, mesh="rows:2", layout="batch:rows")
     found = md.search_overrides(forward, *args, mesh="rows:2", layout="batch:rows", tensors="w", objective="peak_bytes")
-    assert found.made.tensors == 1 and found.best.peak_bytes <= found.before.peak_bytes
+    assert found.counts.tensors == 1 and found.best.peak_bytes <= found.before.peak_bytes

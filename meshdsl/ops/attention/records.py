@@ -75,7 +75,7 @@ def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: 
 
 
 def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: int | None) -> float:
-    """The pairs that the device with the last queries computes, which has most of them."""
+    """Query-key pairs computed by the device with the last queries, the most on any device."""
     q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
     queries, keys = q.get(how.length, 1), k[how.keys]
     length = next((d.size for d in shapes[0] if d.name == how.length), keys)

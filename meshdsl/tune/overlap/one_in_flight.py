@@ -67,13 +67,13 @@ class _Lanes:
             self.eqns.append(eqn)
 
     def wait(self, eqn: Eqn) -> None:
-        """Wait for everything on the lane up to this wait's collective, unless it is complete."""
+        """Complete the collectives in flight on the lane, in order, up to the one that this equation waits for."""
         start = self.start_of[eqn]
         while start not in self.done:
             self.next(self.lane(start))
 
     def complete(self, now: float) -> None:
-        """Wait for those that are complete by now and keep another one waiting."""
+        """Complete the collectives that have ended by `now` and that delay another one on their lane."""
         for lane, flight in self.flights.items():
             while len(flight) > 1 and self.ends[flight[0]] <= now:
                 self.next(lane)

@@ -18,7 +18,7 @@ __all__ = ["in_order", "in_zigzag"]
 
 
 def _routes(n: int, half: int) -> tuple[tuple[int, int], ...]:
-    """(owner in order, owner in zigzag order) of the half blocks 2 i + half."""
+    """The owners of the half blocks 2 i + half: in order, and in zigzag order."""
     chunks = [2 * i + half for i in range(n)]
     return tuple((i, chunk if chunk < n else 2 * n - 1 - chunk) for i, chunk in enumerate(chunks))
 
