@@ -6,20 +6,25 @@ BIN  := $(VENV)/bin
 PIP   = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 ARGS ?=
+SAMPLE ?= 8
 CASES ?= 20000
 PROGRAMS ?= 1000
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here. Those that need
 # the TPU compiler (tpu_cycles, tpu_memory, update_memory) run in $(AOT): make bench-aot.
 BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables moe_family overlap overlap_dense attention
 
+# Some images set it; then each of the processes that the tests start would compile the package's sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 AOT_BENCH ?= tpu_cycles tpu_memory update_memory
 
-.PHONY: help demo test test-aot docs lint format fuzz bench bench-aot clean
+.PHONY: help demo test test-quick test-aot docs lint format fuzz bench bench-aot clean
 
 help:
 	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
 	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
+	@echo "make test-quick  the laws and the tests of what changed since main, some cases of each, in 90 seconds"
 	@echo "make test-aot the tests that need the TPU compiler, in their own environment, without a TPU"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
 	@echo "make docs     HTML documentation, warnings are errors"
@@ -32,7 +37,11 @@ demo: $(VENV)/.core
 	$(BIN)/python -m meshdsl.demo $(ARGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+
+# tests/quick.py chooses the files.
+test-quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --sample $(SAMPLE) $(ARGS) $$($(BIN)/python -m tests.quick)
 
 # libtpu has an environment of its own, because JAX looks for TPUs on every start where it is installed.
 test-aot: $(AOT)/.aot

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
-if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":  # LLVM's later levels cost a sixth of the CPU time
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+
+# Tests compile thousands of small programs and run each once or twice, so XLA compiles quickly instead of well: this
+# takes a fifth of the CPU time of its defaults, which `make fuzz` uses.
+QUICK_COMPILES = (
+    "--xla_backend_optimization_level=0",  # LLVM does not optimise
+    "--xla_cpu_use_fusion_emitters=false",  # a fusion becomes LLVM code at once, without passes over MLIR
+    "--xla_cpu_parallel_codegen_split_count=1",  # one LLVM module for each program
+)
+if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
+    os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_COMPILES))
 
 import jax
 
@@ -31,16 +40,36 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing")
+    parser.addoption("--sample", type=int, metavar="N", help="run N cases of each parametrized test, evenly spaced")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of the TPU compiler where it is missing; `make test-aot` looks for them in one folder."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--sample` asks to, and skip tests of the TPU compiler where it is missing."""
+    if n := config.getoption("--sample"):
+        kept = sampled((item.nodeid for item in items), n)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
     missing = available()
     for item in (item for item in items if item.get_closest_marker("aot")):
         if item.path.parent.name != "compilers":
             raise pytest.UsageError(f"{item.nodeid} is marked aot: move it to tests/compilers")
         if missing:
             item.add_marker(pytest.mark.skip(reason=missing))
+
+
+def sampled(names: Iterable[str], n: int) -> set[str]:
+    """Of the cases of each test (`test[case]`), `n` that are evenly spaced."""
+    cases: dict[str, list[str]] = {}
+    for name in names:
+        cases.setdefault(name.partition("[")[0], []).append(name)
+    return {group[i * len(group) // n] for group in cases.values() for i in range(n)}
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and never again what is alive now: modules and tests stay until the end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture

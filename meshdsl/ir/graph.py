@@ -141,6 +141,10 @@ class Eqn:
     where: Where = NOWHERE
     backward: bool = False  # created by differentiation
     cause: Cause = NO_CAUSE  # set on collectives
+    control: Control | None = field(init=False, repr=False)  # the loop, branch or call, if the equation is one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "control", self.params.get("control"))
 
     @property
     def collective(self) -> Collective | None:
@@ -158,11 +162,6 @@ class Eqn:
         if isinstance(self.op, Op):
             return self.op
         raise InternalError(f"{self.op} at {self.where} is a collective")
-
-    @property
-    def control(self) -> Control | None:
-        """The loop, branch or call, or None if the equation is neither."""
-        return self.params.get("control")
 
     @property
     def trips(self) -> int:

@@ -83,8 +83,7 @@ def random_programs(wanted: int, seed: int) -> Counter[str]:
     while counts["equal"] + counts["different"] < wanted:
         case = draw(seed)
         seed += 1
-        f, given = case.program()
-        step = md.compile(f, case.mesh, case.layout)
+        step, given = case.compiled()
         try:
             program = step.program(*given)
         except md.LayoutError:

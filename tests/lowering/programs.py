@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,17 @@ class Case:
     def program(self) -> tuple[Callable[..., Any], list[md.Tensor]]:
         """The function and its arguments."""
         return program(self.seed, self.ops, self.mesh)
+
+    def compiled(self) -> tuple[Any, list[md.Tensor]]:
+        """The function under the layout, and its arguments; all layouts of one program share its trace."""
+        compiled, args = _undivided(self.seed, self.ops, self.mesh)
+        return compiled.under(self.mesh, self.layout), args
+
+
+@lru_cache(maxsize=2)
+def _undivided(seed: int, ops: int, mesh: str) -> tuple[Any, list[md.Tensor]]:
+    f, args = program(seed, ops, mesh)
+    return md.compile(f, "", ""), args
 
 
 def draw_layout(rng: Draw, mesh: str, tensors: Sequence[Sequence[str]]) -> Rules:
@@ -472,8 +484,8 @@ def draw(seed: int) -> Case:
     """A case: a mesh, a program of three to eight operations, and a layout over the program's dims."""
     rng = Draw(seed)
     case = Case(seed, rng.randint(3, 8), rng.choice(MESHES), ())
-    f, args = case.program()
-    return replace(case, rules=draw_layout(rng, case.mesh, tensors(md.compile(f, "", "").graph(*args))))
+    compiled, args = _undivided(case.seed, case.ops, case.mesh)
+    return replace(case, rules=draw_layout(rng, case.mesh, tensors(compiled.graph(*args))))
 
 
 def sent_though_unmade(program: Graph) -> list[Eqn]:
@@ -485,8 +497,7 @@ def sent_though_unmade(program: Graph) -> list[Eqn]:
 
 def judge(case: Case) -> str:
     """The verdict: "ok"; "illegal" for the layout; "large" if sums may be inexact; otherwise the failure."""
-    f, args = case.program()
-    compiled = md.compile(f, case.mesh, case.layout)
+    compiled, args = case.compiled()
     arrays = [x.numpy() for x in args]
     wanted = run(compiled.graph(*args), arrays, backend.NumPy)
     if any(x.dtype.kind == "f" and not (np.abs(x) < LIMIT).all() for x in wanted):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -27,6 +28,7 @@ for options in ({}, {"weight_update": "sharded"}, {"overlap": "list"}, {"overlap
 """
 
 
+@cache
 def printed(seed: str) -> str:
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PRINT, seed]

@@ -197,13 +197,11 @@ def placed(program: Program, arrays: list[np.ndarray]) -> list[Tensor]:
     return found
 
 
-def emitted(graph_of: Any, arrays: list[Any], mesh: str, layout: Layout) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def emitted(compiled: Any, arguments: list[md.Tensor]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The results on real devices, arguments placed with poisoned padding, and those of the simulation."""
-    specs = [x if isinstance(x, md.Tensor) else md.tensor(x) for x in arrays]
-    compiled = md.compile(graph_of, mesh, layout)
-    program = compiled.program(*specs)
-    real = jax.tree_util.tree_leaves(compiled(*placed(program, [x.numpy() for x in specs])))
-    return [x.numpy() for x in real], md.simulate(program, *specs)
+    program = compiled.program(*arguments)
+    real = jax.tree_util.tree_leaves(compiled(*placed(program, [x.numpy() for x in arguments])))
+    return [x.numpy() for x in real], md.simulate(program, *arguments)
 
 
 GROUPS = 6
@@ -233,8 +231,8 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
         return [weighted(row)(*xs[a:b]) for row, (a, b) in zip(some, pairwise(counts), strict=True)]
 
     flat = [x for xs in operands for x in xs]
-    graph = md.compile(everything, "", "").graph(*flat)
-    layout = Layout("")
+    compiled = md.compile(everything, "", "")
+    graph, layout = compiled.graph(*flat), Layout("")
     for _ in range(50):
         layout = Layout(dict(draw_layout(rng, mesh, tensors(graph))))
         try:
@@ -243,7 +241,7 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
             continue
         if layout.rules:
             break
-    real, simulated = emitted(everything, flat, mesh, layout)
+    real, simulated = emitted(compiled.under(mesh, layout), flat)
     wrong = [k for k, (a, b) in enumerate(zip(real, simulated, strict=True)) if not same_bits([a], [b])]
     assert not wrong, f"results {wrong} differ on {mesh} under {layout}"
 
@@ -251,9 +249,8 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
 @pytest.mark.parametrize("seed", range(700, 712))
 def test_devices_compute_what_is_simulated_of_random_programs(seed: int) -> None:
     case = draw(seed)
-    f, args = case.program()
     try:
-        real, simulated = emitted(f, args, case.mesh, case.layout)
+        real, simulated = emitted(*case.compiled())
     except md.LayoutError:
         return
     assert same_bits(real, simulated), case

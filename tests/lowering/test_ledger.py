@@ -77,8 +77,7 @@ def test_random_programs_emit_what_they_state(capsys: pytest.CaptureFixture[str]
     sent = cases = 0
     for seed in range(5000, 5020):
         case = draw(seed)
-        f, args = case.program()
-        step = md.compile(f, case.mesh, case.layout)
+        step, args = case.compiled()
         try:
             program = step.program(*args)
         except md.LayoutError:

@@ -41,9 +41,9 @@ def tensor(rng: random.Random) -> tuple[Picture, Any, md.Sharding, md.Mesh]:
 
 def program(seed: int) -> Program | None:
     case = draw(seed)
-    function, arguments = case.program()
+    compiled, arguments = case.compiled()
     try:
-        return md.compile(function, case.mesh, case.layout).program(*arguments)
+        return compiled.program(*arguments)
     except md.MeshdslError:  # some layouts are illegal
         return None
 

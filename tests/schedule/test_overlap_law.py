@@ -68,9 +68,9 @@ def law(seeds: range) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         case = draw(seed)
-        function, arguments = case.program()
+        compiled, arguments = case.compiled()
         try:
-            program = md.compile(function, case.mesh, case.layout).program(*arguments)
+            program = compiled.program(*arguments)
         except md.LayoutError:
             counts["illegal"] += 1
             continue

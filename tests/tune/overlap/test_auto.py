@@ -27,9 +27,9 @@ def law(seeds: range) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         case, machine = draw(seed), MACHINES[seed % len(MACHINES)]
-        function, arguments = case.program()
+        compiled, arguments = case.compiled()
         try:
-            program = md.compile(function, case.mesh, case.layout).program(*arguments)
+            program = compiled.program(*arguments)
         except md.LayoutError:
             continue
         placement = place(machine.network, program.mesh)

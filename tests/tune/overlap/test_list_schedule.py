@@ -49,9 +49,9 @@ def simulated(program: Program) -> float:
 def planned(seed: int) -> Program | None:
     """A random program in the order of its list schedule; None where the layout is illegal."""
     case = draw(seed)
-    function, arguments = case.program()
+    compiled, arguments = case.compiled()
     try:
-        flat = unroll(md.compile(function, case.mesh, case.layout).program(*arguments))
+        flat = unroll(compiled.program(*arguments))
     except md.LayoutError:
         return None
     tasks = tasks_of(flat, MACHINE, place(MACHINE.network, flat.mesh))
