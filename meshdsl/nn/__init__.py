@@ -18,6 +18,8 @@ from .moe import moe_layer
 from .norms import layer_norm, rms_norm
 from .precision import Precision
 from .recurrent import gru, lstm, state_space
+from .relative import relative_bias
+from .selective import selective_scan
 
 attention = md.attention
 
@@ -25,8 +27,8 @@ __all__ = [
     "Precision",
     "dense", "linear", "conv", "embedding", "feed_forward", "learned_positions",
     "layer_norm", "rms_norm", "batch_norm", "group_norm", "dropout",
-    "lstm", "gru", "state_space",
-    "attention", "multi_head_attention", "rotary",
+    "lstm", "gru", "state_space", "selective_scan",
+    "attention", "multi_head_attention", "relative_bias", "rotary",
     "keys_and_values", "attention_to", "cached_attention", "write_cache", "decode",
     "softmax_cross_entropy",
     "moe", "moe_layer",

@@ -28,7 +28,9 @@ _HARMLESS = (  # of the file, of training from scratch, of text generation, of c
     "remove_invalid_values exponential_decay_length_penalty output_scores return_dict_in_generate "
     "cross_attention_hidden_size chunk_size_feed_forward pruned_heads tf_legacy_loss _attn_implementation_autoset "
     "output_router_logits router_aux_loss_coef router_jitter_noise is_decoder keys_to_ignore_at_inference "
-    "encoder_stride pooler_act pooler_output_size out_features out_indices stage_names"
+    "encoder_stride pooler_act pooler_output_size out_features out_indices stage_names expand residual_in_fp32 "
+    "rescale_prenorm_residual time_step_min time_step_max time_step_scale time_step_floor time_step_init_scheme "
+    "use_mambapy use_associative_scan"
 )
 
 

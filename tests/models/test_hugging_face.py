@@ -22,13 +22,14 @@ import meshdsl as md
 from meshdsl.weights.files import header_of, open_directory
 from meshdsl.weights.load import read_params, rules_of
 from meshdsl.weights.table import rule_of
-from models import gpt2, llama, mixtral, resnet_bn, vit
+from models import gpt2, llama, mamba, mixtral, resnet_bn, t5, vit
 from models.rotary import Rotary
 
 REFERENCES = Path(__file__).parent / "references"
 MODELS: dict[str, md.Workload] = {
     "llama2": llama.llama, "llama3": llama.llama, "gpt2": gpt2.gpt2, "mixtral": mixtral.mixtral, "vit": vit.vit,
     "resnet_basic": resnet_bn.resnet_bn, "resnet_bottleneck": resnet_bn.resnet_bn,
+    "t5": t5.t5, "t5_gated": t5.t5, "mamba": mamba.mamba,
 }  # fmt: skip
 TOLERANCE = 1e-13  # of logits of size 3, and of gradients of size 0.5
 
@@ -99,6 +100,8 @@ QUICK = [
     ("llama2", "zero"), ("llama2", "sequence"), ("llama2", "context"), ("llama3", "zero_context"),
     ("gpt2", "data_model"), ("gpt2", "zero_context"), ("mixtral", "expert_model"), ("mixtral", "zero_context"),
     ("vit", "zero"), ("vit", "sequence"), ("vit", "context"), ("resnet_bottleneck", "spatial"),
+    ("t5", "context"), ("t5_gated", "sequence"), ("mamba", "zero"), ("mamba", "sequence"),
+    ("mamba", "context"),
 ]  # fmt: skip
 
 
@@ -184,14 +187,23 @@ def continued(name: str, mesh: str, layout: str, *key: md.Tensor) -> np.ndarray:
     workload, params = imported(name)
     assert workload.decoder is not None
     decode = workload.decoder(workload.config, functools.partial(md.nn.decode.generate, tokens="token:6"))
-    prompt = batch_of(name)["tokens"]
+    batch = batch_of(name)
+    prompt = md.rename(batch["source"], source="length") if "source" in batch else batch["tokens"]
     program = md.compile(decode, mesh, layout).program(params, prompt, *key)
     return np.asarray(md.simulate(program, *jax.tree.leaves(params), prompt, *key)[0])
 
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("llama3", "zero_context"), ("llama2", "model"), ("gpt2", "sequence"), ("mixtral", "expert_model")],
+    [
+        ("llama3", "zero_context"),
+        ("llama2", "model"),
+        ("gpt2", "sequence"),
+        ("mixtral", "expert_model"),
+        ("t5", "model"),
+        ("mamba", "context"),
+        pytest.param("t5_gated", "zero_context", marks=pytest.mark.slow),
+    ],
 )
 def test_greedy_tokens_equal_those_of_transformers(name: str, layout: str):
     np.testing.assert_array_equal(continued(name, *MODELS[name].layouts[layout]), reference(name)["greedy"])
@@ -216,6 +228,7 @@ def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
         ("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", ""),
         ("mixtral", "expert:a d_ff:b heads:b"), ("vit", "length:a d_ff:b height_window:b"),
         ("resnet_bottleneck", "middle2:a stage1:b layer1:a"),
+        ("t5_gated", "heads:a bucket:b d_ff:b"), ("mamba", "inner:a vocab:b"),
     ],
 )  # fmt: skip
 def test_import_and_export_is_bitwise_the_same(name: str, layout: str, tmp_path: Path):
