@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import meshdsl as md
 
@@ -151,9 +151,31 @@ def workload(name: str, config: Any, network: Callable[[Any], tuple[Network, Emp
     )  # fmt: skip
 
 
+class Sizes(Protocol):
+    """What `stacked` reads of a config."""
+
+    @property
+    def remat(self) -> bool | str: ...
+
+    @property
+    def precision(self) -> md.nn.Precision: ...
+
+    def dims(self) -> tuple[md.Dim, md.Dim, md.Dim, md.Dim, md.Dim]:
+        """The dims vocab and model, two others, and layer."""
+        ...
+
+
+class Layer(Protocol):
+    """Attention, or what takes its place: with a cache, it returns the new one."""
+
+    def __call__(self, x: md.Tensor, cache: Any = None, position: Any = 0) -> tuple[md.Tensor, Any]: ...
+
+    def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> Any: ...
+
+
 def stacked(
-    config: Config,
-    attention: Attention,
+    config: Sizes,
+    attention: Layer,
     block: Callable[[md.Tensor, Attend], md.Tensor],
     norm: Callable[[md.Tensor], md.Tensor],
     *,

@@ -12,6 +12,7 @@ reduces (r, b, c) and its result. `context` shards the positions: the scan sends
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,26 +77,28 @@ class Mixer:
         def part(x: md.Tensor, start: int, into: md.Dim) -> md.Tensor:
             return md.rename(md.slice(x, parts, start, into.size), parts=into.name)
 
-        u, z, padding = linear(x, "w_x", model, inner), linear(x, "w_z", model, inner), (config.kernel - 1, 0)
+        padded = config.kernel - 1
+        u, z, padding = linear(x, "w_x", model, inner), linear(x, "w_z", model, inner), (padded, 0)
+        recent, old = None, None
         if cache is not None:
             u, padding = md.concat([md.rename(cache["inputs"], recent="length"), u], "length"), (0, 0)
+            old = cache["state"]
             length = next(d for d in u.dims if d.name == "length")
-            recent = md.slice(u, length, length.size - config.kernel + 1, config.kernel - 1)
+            recent = md.rename(md.slice(u, length, length.size - padded, padded), length="recent")
         u = md.nn.conv(u, {"length": config.kernel}, inner, padding={"length": padding}, precision=precision)
         u = md.silu(u)
         found = linear(u, "w_u", inner, parts)
         r, b, c = part(found, 0, rank), part(found, rank.size, state), part(found, rank.size + state.size, state)
         steps = md.softplus(linear(r, "w_s", rank, inner, "b_s"))
-        a = -md.exp(md.param("log_a", [inner, state], init=_rates, dtype=precision.param))
+        log_a = md.param("log_a", [inner, state], init=_rates, dtype=precision.param)
         d = md.param("d", [inner], init=md.init.ones(), dtype=precision.param)
-        old = None if cache is None else cache["state"]
-        y, h = md.nn.selective_scan(u, steps, a, b, c, old, over=inner, precision=precision)
+        y, h = md.nn.selective_scan(
+            u, steps, -md.exp(md.cast(log_a, precision.reduce)), b, c, old, over=inner, precision=precision
+        )
         y = (y + md.cast(d, u.dtype) * u) * md.silu(z)
-        if cache is not None:
-            cache = {"inputs": md.rename(recent, length="recent"), "state": h}
-        return linear(y, "w_out", inner, model), cache
+        return linear(y, "w_out", inner, model), None if recent is None else {"inputs": recent, "state": h}
 
-    def cache(self, layer: md.Dim, dims: tuple[md.Dim, ...]) -> dict[str, md.Tensor]:
+    def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> dict[str, md.Tensor]:
         """Zeros: the last inputs of the convolution, and the state; the memory's size does not matter."""
         rows, (_, _, inner, state, _), precision = dims[:-1], self.config.dims(), self.config.precision
         recent = md.Dim("recent", self.config.kernel - 1)
