@@ -45,9 +45,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
     parser.add_argument(
         "--objective",
-        choices=["seconds", "peak_bytes", "wire_bytes"],
+        choices=["seconds", "peak_bytes", "wire_bytes", "energy"],
         default="seconds",
-        help="quantity to minimise (default: seconds per step)",
+        help="quantity to minimise (default: seconds per step); energy is that of all devices at their TDP",
     )
     parser.add_argument(
         "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"

@@ -55,6 +55,7 @@ class Machine:
     transcendental: float = 0.0  # operations/s of exp, log, tanh and similar; 0: same as `vector`
     memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); empty: all of it
     convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` of convolutions; empty: as products
+    tdp: float = 0.0  # watts of one device at most, by its data sheet; 0: none is published
     tile: int = 1  # side of a matrix unit, to a multiple of which `padded` sizes are rounded up
     reached: Mapping[str, float] = field(default_factory=dict[str, float])  # dtype -> factor on `efficiency`; default 1
     operation: float = 0.0  # seconds of the host to launch one operation; 0: the program is compiled

@@ -40,12 +40,13 @@ class Budget:
     seconds: float
     device_hours: float
     money: float | None  # None without a price
+    joules: float | None = None  # at the devices' TDP, an upper bound; None if that is not known
 
     def __str__(self) -> str:
         money = "" if self.money is None else f", costs {self.money:,.0f}"
-        return (
-            f"{number(self.amount, self.unit)}: {duration(self.seconds)}, {self.device_hours:,.0f} device hours{money}"
-        )
+        energy = "" if self.joules is None else f", at most {self.joules / 3.6e6:,.0f} kWh"
+        hours = f"{self.device_hours:,.0f} device hours"
+        return f"{number(self.amount, self.unit)}: {duration(self.seconds)}, {hours}{money}{energy}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -69,6 +70,12 @@ class Rates:
     unit: str
     mfu: float  # model FLOP utilisation, as a fraction of the peak
     hardware: float  # hardware FLOP utilisation
+    watts: float = 0.0  # of all devices, at their TDP; 0: not known
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of one step if every device takes its TDP, an upper bound; None if the TDP is not known."""
+        return self.watts * self.seconds if self.watts else None
 
     @property
     def per_second(self) -> float:
@@ -79,15 +86,17 @@ class Rates:
         """The time and money to `amount` tokens or samples; `price` is that of one device for an hour."""
         seconds = amount / self.per_second
         hours = seconds * self.devices / 3600
-        return Budget(amount, self.unit, seconds, hours, None if price is None else hours * price)
+        money, joules = None if price is None else hours * price, self.watts * seconds if self.watts else None
+        return Budget(amount, self.unit, seconds, hours, money, joules)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**vars(self), "per_second": self.per_second}
+        return {**vars(self), "per_second": self.per_second, "joules": self.joules}
 
     def __str__(self) -> str:
         rate = f"{number(self.per_second, self.unit)}/s"
-        return f"{rate}; MFU {percent(self.mfu, 1)}, hardware {percent(self.hardware, 1)}"
+        energy = "" if self.joules is None else f"; at most {number(self.joules, 'J')} a step"
+        return f"{rate}; MFU {percent(self.mfu, 1)}, hardware {percent(self.hardware, 1)}{energy}"
 
 
 def work_of(graph: Graph, specs: Mapping[str, Any]) -> Work:

@@ -92,7 +92,9 @@ class Report:
             return None
         devices = self.mesh.size
         mfu = self.work.peak_seconds(self.machine, devices) / self.seconds
-        return Rates(self.seconds, devices, self.work.amount, self.work.unit, mfu, self.utilisation)
+        return Rates(
+            self.seconds, devices, self.work.amount, self.work.unit, mfu, self.utilisation, self.machine.tdp * devices
+        )
 
     @property
     def flops(self) -> float:

@@ -80,11 +80,12 @@ def search(
 
     A search of plans costs the plan `start` first and improves it, so that the result is at least as good.
 
-    `objective` is "seconds", "peak_bytes" or "wire_bytes". Layouts that need more than `limit` bytes per device
-    (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`; `dims` and
-    `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`. If a mesh has too
-    many layouts and neither option was given, each dim takes one axis at most; if there are still too many, only dims
-    of arguments are split. `left_out` reports this.
+    `objective` is "seconds", "peak_bytes", "wire_bytes", or "energy": seconds times devices times their TDP, for
+    meshes of several sizes (`LayoutError` if the machine's file has no TDP). Layouts that need more than `limit` bytes
+    per device (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`;
+    `dims` and `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`. If a
+    mesh has too many layouts and neither option was given, each dim takes one axis at most; if there are still too
+    many, only dims of arguments are split. `left_out` reports this.
 
     The search runs for at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
     of processor time without improvement (None: never), and can be interrupted. The result is then the best so far, and

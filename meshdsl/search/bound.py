@@ -36,6 +36,7 @@ from ..layouts.layout import matches
 from ..lowering.partition.expansions import EXPANSIONS
 from ..lowering.partition.partition import shard_splits
 from ..ops.placement import PREFER, SHARD
+from .evaluate import watts
 from .floor import Work, floor, kernel_kind, kernels, least_product
 from .space import Space
 
@@ -51,6 +52,7 @@ class Amounts:
     seconds: np.ndarray
     peak_bytes: np.ndarray
     wire_bytes: np.ndarray
+    energy: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,17 @@ class RuleBound:
     def of(self, rows: np.ndarray) -> Amounts:
         """The bounds of layouts given as rows of option numbers; -1 for an undecided dim."""
         if not self.plain:
-            seconds, peak = self.loose
-            return Amounts(np.full(len(rows), seconds), np.full(len(rows), peak), np.zeros(len(rows)))
+            return self._amounts(*(np.full(len(rows), amount) for amount in self.loose))
         used = np.full(len(rows), self.pinned, np.int64)
         for masks, options in zip(self._masks, rows.T, strict=True):
             used |= masks[options]
         kinds, which = np.unique(used, return_inverse=True)
         seconds = np.array([self.least(int(mask))[0] for mask in kinds])[which]
         ways = np.array([self.ways(int(mask)) for mask in kinds])[which]
-        return Amounts(seconds, self._memory(rows, ways), np.zeros(len(rows)))
+        return self._amounts(seconds, self._memory(rows, ways))
+
+    def _amounts(self, seconds: np.ndarray, peak: np.ndarray) -> Amounts:
+        return Amounts(seconds, peak, np.zeros(len(seconds)), seconds * watts(self.machine, self.space.mesh))
 
     @cached_property
     def loose(self) -> tuple[float, float]:

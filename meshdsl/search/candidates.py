@@ -12,7 +12,7 @@ import numpy as np
 from ..cost.machine import Machine
 from ..cost.network import Placement
 from .bound import UNDECIDED, rule_bound
-from .evaluate import Problem
+from .evaluate import Problem, watts
 from .result import Counts
 from .screen import ILLEGAL, Screen
 from .space import Row, Space
@@ -72,16 +72,30 @@ class Candidates:
         bound = self.bounded.get(row)
         if bound is None:
             alone = self.by_rules(row)
-            layout = self.space.layout(row)
-            bound = self.screen.bound(layout, self.rules, self.rules.used(row), self.objective, enough)
+            name, unit = self._timed
+            bound = unit * self.screen.bound(
+                self.space.layout(row), self.rules, self.rules.used(row), name, enough / unit
+            )
             if bound < enough < math.inf and self.screen.usable and self.objective != "peak_bytes":
-                bound = max(bound, self.screen.exact(layout, self.objective, enough))
+                bound = max(bound, self.exact(row, enough))
             bound = self.bounded[row] = max(alone[self.objective], bound)
         if i is not None:
             self.bounds[i] = bound
             if bound == ILLEGAL:
                 self.status[i] = Status.ILLEGAL
         return bound
+
+    def exact(self, row: Row, enough: float) -> float:
+        """The objective of a layout's program, or a lower bound if that already reaches `enough`."""
+        name, unit = self._timed
+        return unit * self.screen.exact(self.space.layout(row), name, enough / unit)
+
+    @property
+    def _timed(self) -> tuple[str, float]:
+        """The objective as the screen computes it, and its unit: energy is seconds times the power of the mesh."""
+        if self.objective != "energy":
+            return self.objective, 1.0
+        return "seconds", watts(self.rules.machine, self.space.mesh)
 
     def by_rules(self, row: Row) -> dict[str, float]:
         """The bounds of one layout from rules alone, by objective."""

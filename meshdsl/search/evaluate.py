@@ -17,7 +17,7 @@ from ..report.report import Report
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
 
 Assignment = Mapping[str, str | Sequence[str]]  # mesh axes -> hardware axes
-OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes")
+OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes", "energy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,7 @@ class Entry:
     fits: bool
     plan: Plan
     parts: Mapping[str, float]  # seconds by kind of instruction
+    energy: float  # joules of all devices at their TDP, an upper bound; 0 if the machine has none
     _cost: Callable[[], Report] = field(repr=False)
 
     @cached_property
@@ -68,6 +69,7 @@ class Entry:
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
             "wire_bytes": self.wire_bytes,
+            "joules": self.energy or None,
             "fits": self.fits,
         }
 
@@ -82,10 +84,21 @@ def evaluate(
 
     r = report()
     plan = problem.plan.replace(mesh=mesh, layout=layout)
-    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, report)
+    energy = r.seconds * watts(machine, mesh)
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, report)
 
 
-def check_objective(objective: str) -> None:
-    """Raise `LayoutError` for an unknown objective."""
+def check_objective(objective: str, machine: Machine) -> None:
+    """Raise `LayoutError` for an unknown objective, and for energy if the machine's power is not known."""
     if objective not in OBJECTIVES:
         raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
+    if objective == "energy" and not machine.tdp:
+        raise LayoutError(
+            f"nothing can be searched for by energy on {machine.name}: its file has no power, as none is published\n"
+            f"  add tdp = WATTS of one device to {machine.file or 'the machine'}, or search by seconds"
+        )
+
+
+def watts(machine: Machine, mesh: Mesh) -> float:
+    """Power of all devices of a mesh at their TDP."""
+    return machine.tdp * mesh.size

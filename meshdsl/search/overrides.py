@@ -52,7 +52,12 @@ def overrides(
 ) -> OverrideResult:
     """The best overrides of a layout for a problem; see `md.search_overrides`."""
     started = time.perf_counter()
-    check_objective(objective)
+    check_objective(objective, machine)
+    if objective == "energy":
+        raise LayoutError(
+            "search_overrides takes no objective 'energy': it compares layouts of one mesh, whose energy is "
+            "in proportion to their seconds\n  use objective='seconds'"
+        )
     if choices is not None and choices < 1:
         raise LayoutError(f"each tensor needs at least 1 choice besides staying as it is; got choices={choices}")
     real = _Programs(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..display.units import show_bytes
@@ -54,7 +56,7 @@ class PlanSearch:
         assignment: Assignment | None,
         start: Plan | None = None,
     ):
-        check_objective(request.objective)
+        check_objective(request.objective, machine)
         self.costed = Costed(variants, machine, request, assignment)
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.hints, self.assignment = turns, hints, assignment
@@ -160,7 +162,7 @@ class PlanSearch:
             with deadline(self.costed.time_left()):
                 if enough < math.inf:
                     return group.screened(row, enough)
-                return group.screen.exact(group.space.layout(row), group.objective, enough)
+                return group.exact(row, enough)
         if group.by_rules(row)[group.objective] >= enough:
             return enough
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
@@ -236,7 +238,7 @@ class PlanSearch:
         except ValueError:
             return
         exact = group.screen.usable and best.fits and group.objective != "peak_bytes"
-        now = 1.1 * group.screen.exact(best.layout, group.objective, math.inf) if exact else math.inf
+        now = 1.1 * group.exact(row, math.inf) if exact else math.inf
         amounts: list[tuple[float, Row]] = []
         for near in rows_near(group.space, row):
             with deadline(self.costed.time_left()):
@@ -314,10 +316,11 @@ class PlanSearch:
             turned = {turn.knob for turn in self.turns}
             least = self._base().replace(**{name: value for name, value in free.items() if name in turned})
             problem = self.variants.problem(self.variants.canonical(least) or self._base())
-            most = max(self.meshes, key=lambda mesh: mesh.size)
-            seconds, peak = rule_bound(problem.graph, space(problem.graph, most), self.machine, plain=False).loose
-            amounts = {"seconds": seconds, "peak_bytes": peak}
-            self._floor = amounts.get(self.request.objective, 0.0) * (1 - ROUNDING)
+            by_size = {mesh.size: mesh for mesh in self.meshes}.values()
+            bounds = [rule_bound(problem.graph, space(problem.graph, m), self.machine, plain=False) for m in by_size]
+            undecided = [bound.of(np.zeros((1, len(bound.space.dims)), np.int64)) for bound in bounds]
+            amounts = [float(getattr(amounts, self.request.objective)[0]) for amounts in undecided]
+            self._floor = min(amounts) * (1 - ROUNDING)
         return self._floor
 
     def progress(self) -> Progress:

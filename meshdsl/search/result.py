@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..display.markup import titled
-from ..display.units import seconds, show_bytes
+from ..display.units import number, seconds, show_bytes
 from ..report.layout_edits import LayoutEdit
 from ..report.schema import SCHEMA_VERSION, plain
 from .evaluate import Entry
@@ -93,6 +93,8 @@ class Progress:
 
 def amount(n: float, objective: str) -> str:
     """A quantity of an objective as text."""
+    if objective == "energy":
+        return number(n, "J")
     return seconds(n) if objective == "seconds" else show_bytes(n)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..display.units import seconds, show_bytes
+from ..display.units import number, seconds, show_bytes
 from ..report.layout_edits import LayoutEdit, reason_of
 from ..report.tables import table
 from .evaluate import Entry
@@ -51,7 +51,7 @@ def _proof(found: SearchResult) -> str:
 
 def _figures(entry: Entry) -> str:
     over = "" if entry.fits else ", over the limit"
-    sent = f"{show_bytes(entry.wire_bytes)} sent"
+    sent = f"{show_bytes(entry.wire_bytes)} sent" + (f", at most {number(entry.energy, 'J')}" if entry.energy else "")
     return f"{seconds(entry.seconds)} a step, {show_bytes(entry.peak_bytes)} on each device{over}, {sent}"
 
 

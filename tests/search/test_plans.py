@@ -125,6 +125,20 @@ def test_plan_search_is_at_least_as_good_as_its_start():
         md.search(LM, devices=8, machine="h100", knobs=(), start=start)
 
 
+def test_plan_search_by_energy_prefers_few_devices():
+    meshes, knobs = ["x:1", "x:2", "x:8"], {"overlap": ["none"]}
+    every = {mesh: md.search(SMALL, mesh=mesh, machine="h100", knobs=knobs).best for mesh in meshes}
+    found = md.search(SMALL, mesh=meshes, machine="h100", knobs=knobs, objective="energy", time_limit=None)
+    least = min(entry.seconds * 700 * entry.mesh.size for entry in every.values())
+    assert (found.best.energy, found.gap, found.bound) == (pytest.approx(least), 0.0, pytest.approx(least))
+    layouts = md.search(SMALL, mesh=meshes, machine="h100", knobs=(), objective="energy")
+    assert layouts.best.energy == pytest.approx(least) and "J" in str(found)
+    for machine, text in (("tpu-v5e", "its file has no power"), ("h100", "takes no objective 'energy'")):
+        with pytest.raises(md.LayoutError, match=text):
+            search = md.search if machine == "tpu-v5e" else md.search_overrides
+            search(SMALL, mesh="x:2", machine=machine, objective="energy")
+
+
 def test_plan_search_without_time_costs_one_plan():
     result = md.search(LM, devices=8, machine="h100", time_limit=0.0)
     assert (result.counts.costed, result.stopped) == (1, "the time limit of 0 s")
