@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
@@ -12,6 +14,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 import meshdsl as md
+from benchmarks.case_study import DATA
 from meshdsl.report.charts import memory_over_time, time_bars
 from meshdsl.report.html import STYLE
 from models.mlp import mlp
@@ -134,6 +137,22 @@ def charts() -> dict[str, str]:
     return {"cost_time.svg": _alone(time_bars(reports))} | {name: _alone(svg) for name, svg in drawn.items()}
 
 
+def case_study() -> dict[str, str]:
+    """Times of the recipe and of the plan found, by file name, from the data of `benchmarks.case_study`."""
+    drawn: dict[str, str] = {}
+    for name, row in json.loads(DATA.read_text(encoding="utf-8")).items():
+        published = row["published_seconds"] or 0.0
+        bars: dict[str, Any] = {}
+        for which in ("recipe", "found"):
+            cost, seconds = row[which], row[which]["seconds"]
+            interval = [seconds * end / row["recipe"]["seconds"] for end in row["recipe"]["interval"]]
+            bars[which] = SimpleNamespace(
+                seconds=seconds, parts=cost["parts"], interval=interval, lower_bound=published * (which == "recipe")
+            )
+        drawn[f"case_{name.replace('-', '_')}.svg"] = _alone(time_bars(bars, "published"))
+    return drawn
+
+
 def _alone(svg: str) -> str:
     """A chart of a report as a file of its own: with the style of the report's page."""
     font = "svg { font-family: system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif }"
@@ -143,5 +162,5 @@ def _alone(svg: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, svg in (pictures() | charts()).items():
+    for name, svg in (pictures() | charts() | case_study()).items():
         (FOLDER / name).write_text(svg, encoding="utf-8")
