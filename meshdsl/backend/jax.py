@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from ..jaxprs.call import call_on_blocks
-from .attention import Arrays, blockwise
+from .attention import Arrays, blockwise, cudnn, fused
 from .formulas import Numbers, window_count
 
 __all__ = ["Jax"]
@@ -143,12 +143,24 @@ class _Jax:
     @staticmethod
     def attention(x: Arrays) -> Any:
         """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
-        return blockwise.forward(Jax, x)
+        match x.kernel.name:
+            case "blockwise":
+                return blockwise.forward(Jax, x)
+            case "cudnn":
+                return cudnn.forward(x)
+            case _:
+                return fused.forward(x)
 
     @staticmethod
     def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
         """The cotangents of queries, keys, values and bias."""
-        return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+        match x.kernel.name:
+            case "blockwise":
+                return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+            case "cudnn":
+                return cudnn.backward(x, ct, lse_ct)
+            case _:
+                return fused.backward(x, out, lse, ct, lse_ct)
 
     @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:

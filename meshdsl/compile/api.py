@@ -17,6 +17,7 @@ from ..tune.overlap.values import Overlap
 from ..tune.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
+from .knobs import check_kernel
 from .pipeline import Options
 from .plan import Plan, planned
 
@@ -33,6 +34,7 @@ def compile(
     static: Sequence[int | str] | int | str = (),
     weight_update: str | WeightUpdate = "replicated",
     overlap: str | Overlap = "none",
+    attention_kernel: str = "auto",
     machine: Machine | str | os.PathLike[str] | None = None,
     gather_limit: float | None = None,
     unroll: bool = False,
@@ -60,6 +62,10 @@ def compile(
     or "halves": that plan. "auto": the fastest of them on `machine` (default "tpu-v5e") that fits its memory.
     `print(compiled.overlap)` shows the plan.
 
+    `attention_kernel` is how `md.attention` computes scores. "auto": by the fused kernel of the platform ("pallas" on
+    TPUs, "cudnn" on GPUs) if it takes the case, else "blockwise", block by block in JAX, which takes every case. The
+    printed program shows the choice and its reason. A kernel that is named and cannot take a case is an error.
+
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
@@ -79,8 +85,9 @@ def compile(
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         step, unplanned = plan or Plan(), f
         if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap)
+            _check_alone(mesh, layout, weight_update, overlap, attention_kernel)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
+            attention_kernel = plan.attention_kernel
             machine, f = machine or plan.machine, planned(f, plan)
         if mesh is None:
             raise LayoutError(
@@ -97,18 +104,19 @@ def compile(
         if updates.group is not None:
             group_of(mesh, updates.group)
         fixed = static_names(f, static)
+        options = Options(gather_limit, updates, unroll, windows, cost_machine, check_kernel(attention_kernel))
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
-    compiled = Compiled(f, mesh, layout, donated, Options(gather_limit, updates, unroll, windows, cost_machine), fixed)
+    compiled = Compiled(f, mesh, layout, donated, options, fixed)
     compiled.step, compiled.unplanned = step, unplanned
     return compiled
 
 
-def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any) -> None:
+def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str) -> None:
     """Raise `LayoutError` for options that a plan already has."""
     given = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
-    given["overlap"] = overlap != "none"
+    given |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto"}
     twice = [name for name, is_given in given.items() if is_given]
     if twice:
         raise LayoutError(

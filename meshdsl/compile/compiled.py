@@ -18,9 +18,10 @@ from ..cost.machine import machine as machine_named
 from ..cost.network import place
 from ..display.markup import page_part
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
-from ..ir import Graph, Var
+from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..lowering.attention_kernels import is_attention
 from ..report.evaluate import cost as report
 from ..report.report import Report
 from ..trace import Tensor, tree
@@ -49,6 +50,11 @@ class History:
         return {stage.name: stage.graph for stage in self.stages}[name]
 
 
+def _has_choice(options: Options, graph: Graph) -> bool:
+    """True if the machine's platform decides the kernel of an attention."""
+    return options.attention_kernel == "auto" and any(is_attention(eqn) for eqn, _ in walk(graph))
+
+
 def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
     """The platform that a function is traced for; None: JAX's default backend."""
     if machine is not None:
@@ -59,7 +65,9 @@ def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
 def _check_machine(options: Options, traced: Traced) -> None:
     """Raise `LayoutError` if the machine decides nothing."""
     updates, plan = options.weight_update.mode, options.overlap.mode
-    if options.machine is not None and not traced.target.asked and updates != "auto" and plan == "none":
+    if options.machine is None or traced.target.asked or _has_choice(options, traced.begun[-1].graph):
+        return
+    if updates != "auto" and plan == "none":
         raise LayoutError(
             f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"
             "  it decides what 'auto' leaves open and when things overlap, and this model does not ask md.platform()\n"
@@ -227,6 +235,7 @@ class Compiled:
             layout=self.layout,
             weight_update=self.options.weight_update,
             overlap=self.options.overlap,
+            attention_kernel=self.options.attention_kernel,
         )
         machine = self.options.machine
         return plan if machine is None or not plan.needs_machine else plan.replace(machine=machine_text(machine))

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..backend.attention import KERNELS
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
 from ..tune.groups import GroupSpec
 from ..tune.overlap.values import NO_OVERLAP, Overlap
 from ..tune.weight_update import WeightUpdate
 
-__all__ = ["KNOBS", "Knob", "check_microbatches", "check_pipeline", "check_remat", "toml"]
+__all__ = ["KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "toml"]
 
 REMATS = ("model", "none", "full", "products", "collectives")  # or "names:a,b"
 
@@ -46,6 +47,12 @@ def check_microbatches(count: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise LayoutError(f"microbatches={count!r}: a step divides its batch into 1 part or more")
     return count
+
+
+def check_kernel(name: Any) -> str:
+    if name not in KERNELS:
+        raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, KERNELS))}")
+    return name
 
 
 def check_pipeline(axes: Any) -> tuple[str, ...]:
@@ -173,6 +180,7 @@ KNOBS = (
     Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
+    Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
     Knob("pipeline", "pipeline", (), " ".join, list, lambda x: tuple(x) if isinstance(x, list) else x),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

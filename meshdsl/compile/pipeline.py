@@ -10,6 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
+
+from ..backend.attention.kernels import PLATFORMS
 from ..cost.machine import Machine
 from ..cost.network import place
 from ..errors import LayoutError
@@ -17,6 +20,7 @@ from ..errors.deadline import check_deadline
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..lowering.attention_kernels import with_kernels
 from ..lowering.check import check
 from ..lowering.partition import partition
 from ..passes.simplify import simplify
@@ -42,6 +46,8 @@ class Options:
     unroll: bool = False
     overlap: Overlap = NO_OVERLAP
     machine: Machine | None = None  # decides in mode "auto", and the order of an overlap plan
+    attention_kernel: str = "auto"
+    platform: str = ""  # for which the kernels of attentions are chosen; "": that of JAX's default backend
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
 
 
@@ -99,6 +105,13 @@ def _partition(state: State, options: Options) -> State:
     return dataclasses.replace(state, program=program)
 
 
+def _with_kernels(program: Program, options: Options) -> Program:
+    """A kernel that is asked for decides its platform, where none is known yet; the run checks the devices."""
+    asked = options.attention_kernel
+    platform = options.platform or PLATFORMS.get(asked, "") or jax.default_backend()
+    return with_kernels(program, platform, asked)
+
+
 def _unroll(program: Program, options: Options) -> Program:
     if not options.unroll:
         return program
@@ -136,6 +149,10 @@ GRAPH_PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (("simplify", s
 PASSES: tuple[Pass, ...] = (
     Pass("shard weight updates", _shard_weight_updates),
     Pass("partition", _partition),
+    Pass(
+        "choose attention kernels",
+        _on_program(lambda program, state, options: _with_kernels(program, options)),
+    ),
     Pass("exchange filled slots", _on_program(lambda program, state, options: ragged_exchange(program))),
     Pass(
         "bucket collectives",

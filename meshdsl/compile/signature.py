@@ -16,6 +16,7 @@ from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
 from ..ir import Graph, Type, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..lowering.attention_kernels import platform_of, with_kernels
 from ..lowering.emit import check_platform, emit, partition_spec
 from ..trace import Tensor, spec_of, trace, tree
 from ..trace.platform import Target, tracing_for
@@ -63,6 +64,7 @@ class Stages:
         self.mesh, self.layout, self.donate, self.options = mesh, layout, donate, options
         self.structure = traced.structure
         self.begun = traced.begun
+        self.platform = traced.target.platform
         self.result = traced.result
         self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
 
@@ -71,7 +73,7 @@ class Stages:
         """The state after the pipeline, and the stage of every pass."""
         indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
-        options = dataclasses.replace(self.options, donated=self.donated)
+        options = dataclasses.replace(self.options, donated=self.donated, platform=self.platform or "")
         return run(self.begun, self.mesh, self.layout, paths, options)
 
     @property
@@ -109,9 +111,13 @@ class Stages:
         check_platform(self.program, {device.platform for device in self.bound.devices.flat})
         return self.program
 
+    def emitted(self, mesh: Any, platform: str) -> Callable[..., Any]:
+        """The program as a function of arrays, with the attention kernels of the platform that runs it."""
+        return emit(with_kernels(self.program, platform), mesh)
+
     @cached_property
     def executable(self) -> Any:
-        return self.jit(self.bound, self.shardings)
+        return self.jit(self.bound, self.shardings, platform_of(self.bound.devices.flat))
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
@@ -120,25 +126,25 @@ class Stages:
         starts = np.cumsum([0, *counts])
         return tuple(i for n in self.donate for i in range(starts[n], starts[n + 1]))
 
-    def jit(self, mesh: Any, shardings: Sequence[Any]) -> Any:
+    def jit(self, mesh: Any, shardings: Sequence[Any], platform: str) -> Any:
         out = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.outs]
-        return jax.jit(
-            emit(self.program, mesh), in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated
-        )
+        function = self.emitted(mesh, platform)
+        return jax.jit(function, in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated)
 
     def lower(self) -> Any:
         try:
             mesh: Any = self.bound
-            platforms = None
+            platform, platforms = platform_of(mesh.devices.flat), None
         except LayoutError:
             mesh = self.program.mesh.abstract()
-            platforms = (jax.default_backend(),)
+            platform = jax.default_backend()
+            platforms = (platform,)
         shardings = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
         shapes = [
             jax.ShapeDtypeStruct(self.program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
             for v, sharding in zip(self.program.ins, shardings, strict=True)
         ]
-        traced = self.jit(mesh, shardings).trace(*shapes)
+        traced = self.jit(mesh, shardings, platform).trace(*shapes)
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:

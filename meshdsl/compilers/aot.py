@@ -29,6 +29,7 @@ from ..errors import LayoutError
 from ..ir import Var, walk
 from ..lowering import Program
 from ..lowering.asynchrony import Start
+from ..lowering.attention_kernels import with_kernels
 from ..lowering.emit import emit, partition_spec
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
@@ -90,6 +91,7 @@ def compile_for(
         raise CompilerError(f"{topology} needs the compiler for TPUs\n  {problem}")
     with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as made:
         directory = Path(made)
+        program = with_kernels(program, platform)
         request = _request(program, frozenset(donated))
         options = EFFORTS[effort] | _flags(program)
         request |= {"platform": platform, "topology": name, "slices": slices, "options": options}

@@ -1,4 +1,6 @@
-"""A fused attention kernel: its work, and the scores that it does not store.
+"""The work of an attention by its kernel, and the scores that a fused one does not store.
+
+The kernel of `md.attention` on a machine is the one that a compilation for the machine's platform chooses.
 
 Scores are the result of a batched product, queries by keys, whose softmax is taken. Their dims identify them, also in
 the backward pass: every value with exactly these dims is scores, their gradient, or a mask of their size.
@@ -6,19 +8,54 @@ the backward pass: every value with exactly these dims is scores, their gradient
 
 from __future__ import annotations
 
-from ..ir import Eqn, Fuses, Op, Product, Var, walk
-from ..lowering import Program
+from dataclasses import dataclass
 
-__all__ = ["PLAIN", "is_attention", "is_scores"]
+from ..backend.attention import BLOCKWISE, Case, Kernel, choose
+from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
+from ..lowering import Program
+from ..lowering.attention_kernels import case_of, is_attention
+from ..lowering.partition.attention import ATTENTION_TURN_GRAD
+from ..ops.attention.blocks import wide_dtype
+from ..ops.attention.records import ATTENTION_GRAD
+
+__all__ = ["PLAIN", "AttentionWork", "is_attention", "is_scores", "work_of_attention"]
 
 # FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the
 # masked ones, and seven products in forward and backward pass for six, since it computes the scores again
 PLAIN = 7 / 12
 
+# Passes over the scores in float32 that blocks in JAX take the memory time of, forward and backward. They fit what the
+# TPU compiler estimates for v5e at length 4,096 (benchmarks.attention), skipped blocks computed.
+PASSES = {False: 6, True: 8}
 
-def is_attention(eqn: Eqn) -> bool:
-    """True for `md.attention` and its gradient, one operation each."""
-    return isinstance(eqn.op, Op) and eqn.op.product is Product.ATTENTION
+
+@dataclass(frozen=True)
+class AttentionWork:
+    """What one attention computes on a device, blockwise, and what its kernel depends on."""
+
+    case: Case
+    asked: str
+    flops: float  # of the pairs in blocks that are computed; the ledger's are those of pairs that are seen
+    score_bytes: float  # that go through memory, blockwise
+
+    def is_fused(self, platform: str) -> bool:
+        """True if a fused kernel computes it on this platform."""
+        return choose(self.case, self.asked, platform).fused
+
+
+def work_of_attention(program: Program, eqn: Eqn) -> AttentionWork | None:
+    """The work of an attention; None for any other equation."""
+    if not is_attention(eqn):
+        return None
+    kernel: Kernel = eqn.params.get("kernel") or BLOCKWISE
+    case, how = case_of(program, eqn), eqn.params["how"]
+    blocks = min(how.block, case.queries or 1), min(how.block, case.keys or 1)
+    flops = operations(eqn.replace(params={**eqn.params, "blocks": blocks}), program.local_shape)
+    gradient = eqn.op in (ATTENTION_GRAD, ATTENTION_TURN_GRAD)
+    heads, values = (3, 2) if gradient else (1, 1)
+    pairs = flops / (2 * (heads * case.head + values * case.value))
+    wide = wide_dtype(case.dtype).itemsize
+    return AttentionWork(case, kernel.asked, flops, pairs * wide * PASSES[gradient])
 
 
 def is_scores(program: Program, v: Var) -> bool:

@@ -18,7 +18,7 @@ from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
-from .attention import is_scores
+from .attention import AttentionWork, is_scores, work_of_attention
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
@@ -50,6 +50,7 @@ class Line:
     collective: CollectiveRecord | None
     step: Step  # the kernel that contains it; several lines may share one
     score_bytes: int = 0  # of `hbm_bytes`: attention scores, which a fused attention kernel does not store
+    attention: AttentionWork | None = None  # of a whole attention; its kernel depends on the machine
 
     @property
     def op(self) -> str:
@@ -203,11 +204,12 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
         product = eqn.op.product if isinstance(eqn.op, Op) else Product.NONE
-        products = matmul is not None or product is Product.ATTENTION
+        attention = work_of_attention(program, eqn)
+        products = matmul is not None or attention is not None
         dtype = eqn.ins[0].dtype if products else eqn.outs[0].dtype
         kind = "conv" if product is Product.CONV else "matmul" if products else "vector" if flops else "move"
         total, scores = sum(n for _, n in moved), sum(n for v, n in moved if is_scores(program, v))
-        yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores)
+        yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores, attention)
 
 
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:

@@ -60,6 +60,7 @@ class Machine:
     reached: Mapping[str, float] = field(default_factory=dict[str, float])  # dtype -> factor on `efficiency`; default 1
     operation: float = 0.0  # seconds of the host to launch one operation; 0: the program is compiled
     attention: float = 0.0  # fraction of the peak that a fused attention kernel reaches; 0: scores are stored
+    fused_attention: float = 0.0  # the same for the fused kernel of md.attention, from the mode flash; 0: as a product
     overlap_slowdown: float = 1.13  # factor on compute time while a collective runs
     uncertainty: float | Mapping[str, float] = 0.15  # half-width of the interval as a fraction; or by regime: REGIMES
     asynchronous: tuple[str, ...] = KINDS  # kinds of collectives that run beside compute between a start and a wait

@@ -93,6 +93,9 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
     fields |= {key: checks.kinds(key, values[key]) for key in ASYNCHRONY if key in values}
     if "asynchronous" in fields:
         fields.setdefault("overlapped_by_compiler", fields["asynchronous"])
+    flash = values.get("mode", {}).get("flash", {}) if isinstance(values.get("mode", {}), dict) else {}
+    if isinstance(flash, dict) and "attention" in flash:
+        fields["fused_attention"] = checks.number("mode.flash.attention", flash["attention"], least=_least("attention"))
     fields["sources"] = checks.sources(values.get("sources", {}))
     if checks.problems:
         raise MachineError("\n  ".join([f"the machine file {file} has something wrong", *checks.problems]))

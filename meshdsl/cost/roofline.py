@@ -3,9 +3,12 @@
     seconds = max(products / (peak x efficiency) + other FLOPs / vector rate, bytes / bandwidth) + launch
 
 The peak is that of the operands' dtype. Where the host launches one operation at a time, a kernel takes at least
-`machine.operation` for each of its operations. Where the machine has a fused attention kernel, kernels that read or
-write scores move none of their bytes, and products take the time of that kernel, which reaches `machine.attention` of
-the peak: those of `md.attention`, and 7/12 of those of the plain formula (see `attention.PLAIN`).
+`machine.operation` for each of its operations.
+
+`md.attention` takes the time of the kernel that a compilation for the machine chooses: a fused one reaches
+`machine.fused_attention` of the peak; blockwise, whole blocks are computed, and scores pass through memory. In a mode
+in which the plain formula is fused too (`machine.attention`), kernels that read or write scores move none of their
+bytes, and 7/12 of the formula's products take the time of the fused kernel (see `attention.PLAIN`).
 
 The lower bound is the same formula without launch and host, at full efficiency, with products and other FLOPs in
 parallel. A kernel in the machine's profile takes its measured time instead.
@@ -18,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import Op, Product
 from ..lowering import Program
-from .attention import PLAIN, is_attention
+from .attention import PLAIN
 from .fusion import Kernel
 from .kernel_form import form_of, work_of
 from .ledger import Ledger, Line
@@ -88,10 +91,11 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, from the ledger lines that run in it."""
     products = vector = full = 0.0
     fused = is_fused(lines, machine)
-    total_bytes = sum(line.hbm_bytes - line.score_bytes * fused for line in lines)
+    moved = [_moved(line, machine, fused) for line in lines]
+    total_bytes = sum(moved)
     memory = machine.memory_seconds(total_bytes)
     alone: list[float] = []
-    for line in lines:
+    for line, size in zip(lines, moved, strict=True):
         computing = 0.0
         if line.kind in ("matmul", "conv"):
             computing, at_peak = _product_seconds(line, machine, fused)
@@ -101,8 +105,7 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
             slow = machine.transcendental and _transcendental(line)
             computing = line.flops / (machine.transcendental if slow else machine.vector)
             vector += computing
-        moved = line.hbm_bytes - line.score_bytes * fused
-        alone.append(max(computing, memory * moved / total_bytes if total_bytes else 0.0))
+        alone.append(max(computing, memory * size / total_bytes if total_bytes else 0.0))
     total = sum(alone)
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
     least = max(full, vector, total_bytes / machine.hbm_bandwidth)
@@ -113,13 +116,24 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
 
 def is_fused(lines: Sequence[Line], machine: Machine) -> bool:
     """True if these lines of one kernel are part of a fused attention kernel."""
-    return machine.attention > 0 and any(line.score_bytes or is_attention(line.eqn) for line in lines)
+    whole = [line.attention for line in lines if line.attention is not None]
+    if whole:
+        return all(work.is_fused(machine.platform) for work in whole)
+    return machine.attention > 0 and any(line.score_bytes for line in lines)
+
+
+def _moved(line: Line, machine: Machine, fused: bool) -> float:
+    """Bytes that a line reads and writes on this machine."""
+    if line.attention is not None:
+        return line.hbm_bytes + (0 if fused else line.attention.score_bytes)
+    return line.hbm_bytes - line.score_bytes * fused
 
 
 def peak_seconds(line: Line, machine: Machine, fused: bool) -> float:
     """Seconds of one product at the peak; a fused attention kernel computes a part of the plain formula's products."""
-    part = PLAIN if fused and not is_attention(line.eqn) else 1.0
-    return part * line.flops / machine.peak_of(line.dtype)
+    part = PLAIN if fused and line.attention is None else 1.0
+    flops = line.flops if line.attention is None or fused else line.attention.flops
+    return part * flops / machine.peak_of(line.dtype)
 
 
 def _product_seconds(line: Line, machine: Machine, fused: bool) -> tuple[float, float]:
@@ -127,10 +141,13 @@ def _product_seconds(line: Line, machine: Machine, fused: bool) -> tuple[float, 
     at_peak = peak_seconds(line, machine, fused)
     if line.kind == "conv":
         return machine.conv_seconds(line.flops, line.dtype), at_peak
-    if fused:
-        return at_peak / machine.attention, at_peak
+    reached = machine.attention or machine.fused_attention
+    if fused and reached:
+        return at_peak / reached, at_peak
+    if line.attention is not None:
+        return machine.matmul_seconds(line.flops if fused else line.attention.flops, line.dtype), at_peak
     sizes = line.matmul
-    if sizes is None or not line.flops:  # a whole attention, or an empty dim
+    if sizes is None or not line.flops:  # an empty dim
         return machine.matmul_seconds(line.flops, line.dtype), at_peak
     m, n, k = machine.padded(sizes.m, sizes.n, sizes.k)
     return machine.matmul_seconds(line.flops * (m * n * k) / (sizes.m * sizes.n * sizes.k), line.dtype), at_peak

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..backend.attention import Kernel
 from ..display.markup import page_part
 from ..display.units import show_bytes
 from ..errors import Where
@@ -74,9 +75,10 @@ class Program(Graph):
         return f"{var.dtype.name}[{' '.join(dims)}]{pending}"
 
     def note(self, eqn: Eqn) -> str:
-        """The text printed beside a collective: its bytes and its cause."""
+        """The text printed beside a collective: its bytes and its cause; beside an attention: why it is not fused."""
         if not eqn.sends:
-            return ""
+            kernel: Kernel | None = eqn.params.get("kernel")
+            return kernel.reason if kernel else ""
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
 

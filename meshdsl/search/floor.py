@@ -64,9 +64,10 @@ def least_product(kind: str, flops: float, dtype: np.dtype[Any], machine: Machin
     computing = machine.conv_seconds if kind == "conv" else machine.matmul_seconds
     best = max((y for _, y in curve), default=1.0)
     product = computing(flops, dtype) if _rises(curve) else flops / (machine.peak_of(dtype) * best)
-    if machine.attention and kind != "conv":
+    reached = machine.attention or (machine.fused_attention if kind == "attention" else 0.0)
+    if reached and kind != "conv":
         part = 1.0 if kind == "attention" else PLAIN
-        product = min(product, part * flops / (machine.peak_of(dtype) * machine.attention))
+        product = min(product, part * flops / (machine.peak_of(dtype) * reached))
     return min(product, flops / machine.vector)  # a product that sums over one local element is elementwise
 
 

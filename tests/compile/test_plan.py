@@ -27,6 +27,7 @@ VALUES: dict[str, list[Any]] = {
     "remat": ["model", "none", "full", "products", "collectives", "names:a,b"],
     "microbatches": [1, 4],
     "overlap": ["none", "list", md.Overlap("halves", dim="batch", parts=4, memory_limit=1e9)],
+    "attention_kernel": ["auto", "blockwise", "pallas"],
     "pipeline": [()],
     "machine": [None, "tpu-v5e"],
 }

@@ -49,12 +49,13 @@ def test_fused_attention_stores_no_scores() -> None:
 
 
 def test_attention_as_one_operation_is_a_product() -> None:
-    q = md.spec("heads:2 length:64 head:8")
+    q = md.spec("heads:2 length:128 head:16")
     program = md.compile(lambda q, k, v: md.attention(q, k, v), "x:1").program(q, q, q)
     (line,) = [line for line in ledger(program).lines if line.flops]
-    assert (line.kind, line.op, line.matmul, line.flops) == ("matmul", "attention", None, 2 * 2 * 2 * 64 * 64 * 8)
+    assert (line.kind, line.op, line.matmul, line.flops) == ("matmul", "attention", None, 2 * 2 * 2 * 128 * 128 * 16)
     for attention, expected in ((0.0, line.flops), (0.5, 2 * line.flops)):
-        found = checked(timeline(ledger(program), dataclasses.replace(PRODUCTS_ONLY, attention=attention)))
+        machine = dataclasses.replace(PRODUCTS_ONLY, device="chip", fused_attention=attention)
+        found = checked(timeline(ledger(program), machine))
         assert found.seconds == pytest.approx(expected * US) and found.lower_bound == pytest.approx(line.flops * US)
 
 

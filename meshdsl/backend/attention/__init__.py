@@ -1,6 +1,20 @@
-"""Attention on arrays: block by block in JAX (`blockwise`), and by the plain formula in NumPy (`plain`)."""
+"""Attention on arrays: blocks in JAX (`blockwise`), kernels (`fused`, `cudnn`), and the formula in NumPy (`plain`)."""
 
-from . import blockwise, plain
+from . import blockwise, cudnn, fused, plain
 from .arrays import Arrays, Sees, Span
+from .kernels import BLOCKWISE, KERNELS, Case, Kernel, choose
 
-__all__ = ["Arrays", "Sees", "Span", "blockwise", "plain"]
+__all__ = [
+    "BLOCKWISE",
+    "KERNELS",
+    "Arrays",
+    "Case",
+    "Kernel",
+    "Sees",
+    "Span",
+    "blockwise",
+    "choose",
+    "cudnn",
+    "fused",
+    "plain",
+]

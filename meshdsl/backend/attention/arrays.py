@@ -11,6 +11,8 @@ import string
 from dataclasses import dataclass, field
 from typing import Any
 
+from .kernels import BLOCKWISE, Kernel
+
 __all__ = ["Arrays", "Sees", "Span"]
 
 
@@ -37,6 +39,7 @@ class Sees:
     causal: bool
     window: int | None
     count: int
+    padded: bool = True  # False if no key is padding
 
     def pairs(self, xp: Any, q: Any, k: Any) -> Any:
         """[queries, keys]: whether the query at position q sees the key at position k."""
@@ -80,6 +83,8 @@ class Arrays:
     segments: tuple[Any, Any] | None = None  # of queries [..., queries, 1] and keys [..., 1, keys]; equal ones see
     block: int = 512  # queries and keys whose scores are stored at once
     wide: Any = field(default=None)  # dtype of scores, sums and logarithms
+    out: Any = field(default=None)  # dtype of results, in which a fused kernel writes them
+    kernel: Kernel = BLOCKWISE
 
     @property
     def letters(self) -> dict[str, str]:

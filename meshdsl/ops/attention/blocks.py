@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...backend import Block, Local
-from ...backend.attention import Arrays, Sees, Span
+from ...backend.attention import BLOCKWISE, Arrays, Kernel, Sees, Span
 from ...dims import Dim, Shape, names
 
 __all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]
@@ -77,11 +77,12 @@ class Canonical:
     how: Names
     arrays: Mapping[str, Any]
     blocks: Mapping[str, Block]
+    kernel: Kernel = BLOCKWISE
 
     @staticmethod
-    def of(c: Local, how: Names, ins: Sequence[Any]) -> Canonical:
+    def of(c: Local, how: Names, ins: Sequence[Any], kernel: Kernel | None = None) -> Canonical:
         """The operands of an attention or of its gradient."""
-        return Canonical(c, how, how.roles(ins), how.roles(c.ins[: len(ins)]))
+        return Canonical(c, how, how.roles(ins), how.roles(c.ins[: len(ins)]), kernel or BLOCKWISE)
 
     @property
     def batch(self) -> Shape:
@@ -170,7 +171,7 @@ class Canonical:
             v=self.shared("v", self.value),
             queries=queries or (self.queries,),
             keys=keys,
-            sees=Sees(causal, window, self.keys.size),
+            sees=Sees(causal, window, self.keys.size, stored > self.keys.size),
             scale=self.how.scale,
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
@@ -179,6 +180,8 @@ class Canonical:
             segments=segments,
             block=self.how.block,
             wide=wide_dtype(self.arrays["v"].dtype),
+            out=self.how.dtype(self.arrays["v"].dtype),
+            kernel=self.kernel,
         )
 
     def at_keys(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...backend import Local
+from ...backend.attention import Kernel
 from ...dims import Shape, names
 from ...ir import Eqn, Labels, Op, Product, Reduce, Type
 from ...layouts import Sharding
@@ -36,15 +37,17 @@ def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
     return tuple(Type(roles[r].shape, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
 
 
-def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -> Any:
-    form = Canonical.of(c, how, ins)
+def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: Kernel | None = None) -> Any:
+    form = Canonical.of(c, how, ins, kernel)
     out, lse = c.xp.attention(form.operands(causal, window))
     out, lse = form.results(out, lse, c.outs)
     return out.astype(how.dtype(ins[2].dtype)), lse
 
 
-def _grad_kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None) -> Any:
-    form = Canonical.of(c, how, ins)
+def _grad_kernel(
+    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: Kernel | None = None
+) -> Any:
+    form = Canonical.of(c, how, ins, kernel)
     arrays = form.operands(causal, window)
     made = form.cotangents(arrays)
     if len(made) > 3:
@@ -53,18 +56,37 @@ def _grad_kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | No
     return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(made, dtypes, strict=True))
 
 
-def pairs_seen(first: int, queries: int, keys: int, causal: bool, window: int | None) -> float:
+def pairs_seen(
+    first: int, queries: int, keys: int, causal: bool, window: int | None, blocks: tuple[int, int] | None = None
+) -> float:
     """The pairs of a key and one of the queries at positions first ... first + queries - 1 that sees it.
+
+    With the sizes of blocks of queries and of keys: the pairs in blocks in which some query sees some key.
 
     >>> pairs_seen(0, 4, 4, True, None), pairs_seen(0, 4, 4, True, 2), pairs_seen(2, 2, 4, True, None)
     (10.0, 7.0, 7.0)
+    >>> pairs_seen(0, 4, 4, True, None, blocks=(2, 2)), pairs_seen(0, 4, 4, False, None, blocks=(2, 2))
+    (12.0, 16.0)
     """
+    if blocks is not None:
+        return _pairs_in_blocks(first, queries, keys, causal, window, *blocks)
     if not causal:
         return float(queries * (keys if window is None else min(keys, 2 * window - 1)))
     most = keys if window is None else min(keys, window)
     full = max(0, min(queries, first + queries - most + 1))  # queries that see that many keys
     rest = queries - full  # the first of them sees first + 1 keys, the next one more, ...
     return float(full * most + rest * (first + 1) + rest * (rest - 1) / 2)
+
+
+def _pairs_in_blocks(first: int, queries: int, keys: int, causal: bool, window: int | None, bq: int, bk: int) -> float:
+    pairs = 0
+    for start in range(first, first + queries, bq):
+        rows = min(bq, first + queries - start)
+        end = keys if not causal else min(keys, start + rows)
+        end = end if window is None or causal else min(keys, start + rows + window - 1)
+        begin = 0 if window is None else max(0, start - window + 1)
+        pairs += rows * (min(keys, -(-end // bk) * bk) - begin // bk * bk) if end > begin else 0
+    return float(pairs)
 
 
 def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: int) -> float:
@@ -74,22 +96,26 @@ def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: 
     return 2.0 * rest * (heads * q[how.over] + values * v[value_dim(shapes[1], shapes[2], how).name])
 
 
-def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: int | None) -> float:
+def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: int | None, blocks: Any) -> float:
     """Query-key pairs computed by the device with the last queries, the most on any device."""
     q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
     queries, keys = q.get(how.length, 1), k[how.keys]
     length = next((d.size for d in shapes[0] if d.name == how.length), keys)
-    return pairs_seen(max(0, length - queries), queries, keys, causal, window)
+    return pairs_seen(max(0, length - queries), queries, keys, causal, window, blocks)
 
 
-def _flops(ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None) -> float:
+def _flops(
+    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
+) -> float:
     """Two products, of the pairs that are seen: queries with keys, weights with values."""
-    return _pairs(ins, shapes, how, causal, window) * products(ins, shapes, how, 1, 1)
+    return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, 1, 1)
 
 
-def _grad_flops(ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None) -> float:
+def _grad_flops(
+    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
+) -> float:
     """Five products, of the pairs that are seen: the scores again, their cotangents, and those of q, k and v."""
-    return _pairs(ins, shapes, how, causal, window) * products(ins, shapes, how, 3, 2)
+    return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, 3, 2)
 
 
 def attention_labels(

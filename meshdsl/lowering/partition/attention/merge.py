@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....backend import Local
+from ....backend.attention import Kernel
 from ....dims import Dim, Shape
 from ....ir import Because, Cause, Eqn, Fuses, Labels, Op, Product, Type, Var
 from ....layouts import Sharding
@@ -28,9 +29,11 @@ def _part_type(*types: Type, how: Names, parts: Dim, **params: Any) -> tuple[Typ
     return tuple(Type((*t.shape, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how, **params}))
 
 
-def _part_kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None, parts: Dim) -> Any:
+def _part_kernel(
+    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, parts: Dim, kernel: Kernel | None = None
+) -> Any:
     """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
-    form = Canonical.of(c, how, ins)
+    form = Canonical.of(c, how, ins, kernel)
     out, lse = c.xp.attention(form.operands(causal, window))
     blocks = [dataclasses.replace(b, shape=b.shape[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]
     return tuple(x[..., None] for x in form.results(out, lse, blocks))

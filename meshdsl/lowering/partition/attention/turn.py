@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....backend import Block, Local
-from ....backend.attention import Span
+from ....backend.attention import Kernel, Span
 from ....dims import names
 from ....ir import Eqn, Labels, Op, Product, Type
 from ....layouts import Sharding
@@ -37,8 +37,10 @@ def _spans(c: Local, device: Any, size: int, axes: Axes, zigzag: bool) -> tuple[
     return tuple(Span(chunk(c, device, n, half) * (size // 2), size // 2) for half in (0, 1))
 
 
-def _operands(c: Local, ins: Any, turn: Any, how: Names, causal: bool, window: Any, axes: Axes, zigzag: bool) -> Any:
-    form = Canonical.of(c, how, ins)
+def _operands(
+    c: Local, ins: Any, turn: Any, how: Names, causal: bool, window: Any, axes: Axes, zigzag: bool, kernel: Any
+) -> Any:
+    form = Canonical.of(c, how, ins, kernel)
     n, own = c.count(axes), c.xp.asarray(c.index(axes), np.int32)
     size = form.blocks["k"].size(form.keys)
     queries = _spans(c, own, form.blocks["q"].size(form.length), axes, zigzag)
@@ -47,10 +49,18 @@ def _operands(c: Local, ins: Any, turn: Any, how: Names, causal: bool, window: A
 
 
 def _kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, axes: Axes, zigzag: bool | None, turns: int
+    c: Local,
+    *ins: Any,
+    how: Names,
+    causal: bool,
+    window: int | None,
+    axes: Axes,
+    zigzag: bool | None,
+    turns: int,
+    kernel: Kernel | None = None,
 ) -> Any:
     *operands, out, lse, turn = ins
-    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag))
+    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
     more, lse_more = c.xp.attention(arrays)
     return _merged(c, out, lse, *form.results(more, lse_more, c.outs))
 
@@ -68,11 +78,19 @@ def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any
 
 
 def _grad_kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, axes: Axes, zigzag: bool | None, turns: int
+    c: Local,
+    *ins: Any,
+    how: Names,
+    causal: bool,
+    window: int | None,
+    axes: Axes,
+    zigzag: bool | None,
+    turns: int,
+    kernel: Kernel | None = None,
 ) -> Any:
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
-    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag))
+    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
     made = form.cotangents(arrays)
     if len(made) > 3:
         made[3] = form.bias_cotangent(made[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes))
@@ -87,26 +105,44 @@ class _Work:
     ins: Any
     how: Names
 
-    def pairs(self, causal: bool, window: int | None, zigzag: bool | None, turns: int) -> float:
+    def pairs(self, causal: bool, window: int | None, zigzag: bool | None, turns: int, blocks: Any) -> float:
         """Those of the device that computes most: with blocks in order under a causal mask, the last one."""
         queries = dict(zip(names(self.shapes[0]), self.ins[0], strict=True))[self.how.length]
         length = next(d.size for d in self.shapes[0] if d.name == self.how.length)
         memory = next(d.size for d in self.shapes[1] if d.name == self.how.keys)
         if zigzag:
-            return pairs_seen(0, length, memory, causal, window) / turns**2
-        return pairs_seen(max(0, length - queries), queries, memory, causal, window) / turns
+            return pairs_seen(0, length, memory, causal, window, blocks) / turns**2
+        return pairs_seen(max(0, length - queries), queries, memory, causal, window, blocks) / turns
 
 
 def _turn_flops(
-    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, zigzag: bool | None, turns: int
+    ins: Any,
+    outs: Any,
+    *,
+    shapes: Any,
+    how: Names,
+    causal: bool,
+    window: int | None,
+    zigzag: bool | None,
+    turns: int,
+    blocks: Any = None,
 ) -> float:
-    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns) * products(ins, shapes, how, 1, 1)
+    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns, blocks) * products(ins, shapes, how, 1, 1)
 
 
 def _turn_grad_flops(
-    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, zigzag: bool | None, turns: int
+    ins: Any,
+    outs: Any,
+    *,
+    shapes: Any,
+    how: Names,
+    causal: bool,
+    window: int | None,
+    zigzag: bool | None,
+    turns: int,
+    blocks: Any = None,
 ) -> float:
-    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns) * products(ins, shapes, how, 3, 2)
+    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns, blocks) * products(ins, shapes, how, 3, 2)
 
 
 def _turn_type(*types: Type, **_: Any) -> tuple[Type, ...]:

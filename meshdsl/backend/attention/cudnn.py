@@ -1,0 +1,68 @@
+"""The attention of cuDNN, through `jax.nn.dot_product_attention`, on the operands of one device.
+
+JAX's public function keeps the residuals of its gradient to itself, so the backward pass runs the forward one again.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+# (jax is only partly typed)
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .arrays import Arrays
+from .outside import call_outside
+
+__all__ = ["backward", "forward"]
+
+
+def forward(x: Arrays) -> tuple[Any, Any]:
+    """(out, lse) like `blockwise.forward`; out has the dtype of v."""
+    out, lse = call_outside(_attend(x, return_residual=True), _operands(x))
+    return _restored(x, out), jnp.moveaxis(lse, 1, -1).reshape(x.q.shape[:-1]).astype(x.wide)
+
+
+def backward(x: Arrays, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
+    """The cotangents of q, k and v, like `blockwise.backward`; there is no bias."""
+    assert lse_ct is None, "`kernels.choose` gives this kernel no part of the keys"
+
+    def gradient(q: Any, k: Any, v: Any, ct: Any) -> Any:
+        return jax.vjp(_attend(x, return_residual=False), q, k, v)[1](ct)
+
+    dq, dk, dv = call_outside(gradient, [*_operands(x), _queries(x, ct).astype(x.q.dtype)])
+    return _restored(x, dq), *(jnp.moveaxis(y, 2, 1).reshape(z.shape) for y, z in ((dk, x.k), (dv, x.v))), None
+
+
+def _attend(x: Arrays, return_residual: bool) -> Any:
+    sees, window = x.sees, None
+    if sees.window is not None:
+        window = (sees.window - 1, 0 if sees.causal else sees.window - 1)
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return jax.nn.dot_product_attention(
+            q, k, v, scale=x.scale, is_causal=sees.causal, local_window_size=window, implementation="cudnn",
+            return_residual=return_residual,
+        )  # fmt: skip
+
+    return attend
+
+
+def _queries(x: Arrays, y: Any) -> Any:
+    """[*batch, *group, queries, n] as [batch, queries, group, n]: one head of keys for each batch element."""
+    batch, group = math.prod(y.shape[: x.batch]), math.prod(y.shape[x.batch : -2])
+    return jnp.moveaxis(y.reshape(batch, group, *y.shape[-2:]), 1, 2)
+
+
+def _operands(x: Arrays) -> tuple[Any, Any, Any]:
+    k, v = (y.reshape(math.prod(y.shape[:-2]), y.shape[-2], 1, y.shape[-1]) for y in (x.k, x.v))
+    return _queries(x, x.q), k, v
+
+
+def _restored(x: Arrays, y: Any) -> Any:
+    """[batch, queries, group, n] as [*batch, *group, queries, n]."""
+    return jnp.moveaxis(y, 2, 1).reshape(*x.q.shape[:-1], y.shape[-1])

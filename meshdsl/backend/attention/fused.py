@@ -1,0 +1,121 @@
+"""`flash` on the operands of one device: dims flattened, long keys in parts, and types that vary over mesh axes."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+# (jax is only partly typed)
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import Arrays, Span
+from .outside import call_outside
+from .tiling import Tiling
+
+__all__ = ["backward", "forward"]
+
+VMEM = 8 * 2**20  # bytes that the cotangents of keys and values may take of a core's 16 MiB of vector memory
+
+
+def forward(x: Arrays) -> tuple[Any, Any]:
+    """(out, lse) like `blockwise.forward`; out has the dtype `x.out`."""
+    from . import flash  # Pallas is imported when it is used: it takes half a second
+
+    t = _tiling(x)
+    out, lse = call_outside(functools.partial(flash.forward, t), _operands(x, t))
+    return _unflattened(x, out), _unflattened(x, lse)
+
+
+def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
+    """The cotangents of q, k and v, like `blockwise.backward`, with the dtype `x.out`; there is no bias."""
+    t = _tiling(x)
+    delta = jnp.sum(ct.astype(x.wide) * out.astype(x.wide), -1)
+    delta = delta if lse_ct is None else delta - lse_ct
+    safe = jnp.where(lse == -jnp.inf, 0, lse)
+    at_q, at_k, q, k, v, *ids = _operands(x, t)
+    residuals = (_flattened(x, y) for y in (ct.astype(q.dtype), safe.astype(x.wide), delta.astype(x.wide)))
+    dq, dk, dv = call_outside(functools.partial(_in_parts, t), [at_q, at_k, q, k, v, *residuals, *ids])
+    return _unflattened(x, dq), dk.reshape(x.k.shape), dv.reshape(x.v.shape), None
+
+
+def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any, Any]:
+    """The gradient, for as many keys at a time as fit into vector memory with their cotangents."""
+    from . import flash
+
+    stored = (k.shape[2] + v.shape[2]) * (t.wide.itemsize + 2 * t.out.itemsize)
+    blocks = k.shape[1] // t.keys
+    most = max(1, VMEM // (stored * t.keys))
+    each = max(n for n in range(1, blocks + 1) if blocks % n == 0 and n <= most)
+    residuals, ids = rest[:3], rest[3:]
+    if each == blocks:
+        return flash.backward(t, at_q, at_k, q, k, v, *residuals, *ids)
+    wide = Tiling(**{**vars(t), "out": t.wide})
+    size = each * t.keys
+
+    def part(sums: Any, n: Any) -> Any:
+        dq, dk, dv = sums
+        own = [lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (k, v, *ids[1:])]
+        starts = lax.dynamic_slice_in_dim(at_k, n * each, each, 0)
+        more, *made = flash.backward(wide, at_q, starts, q, *own[:2], *residuals, *ids[:1], *own[2:])
+        dk, dv = (
+            lax.dynamic_update_slice_in_dim(whole, y.astype(t.out), n * size, 1)
+            for whole, y in zip((dk, dv), made, strict=True)
+        )
+        return (dq + more, dk, dv), None
+
+    first = (jnp.zeros(q.shape, t.wide), jnp.zeros(k.shape, t.out), jnp.zeros(v.shape, t.out))
+    (dq, dk, dv), _ = lax.scan(part, first, jnp.arange(blocks // each, dtype=np.int32))
+    return dq.astype(t.out), dk, dv
+
+
+def _tiling(x: Arrays) -> Tiling:
+    return Tiling(
+        queries=x.kernel.queries,
+        keys=x.kernel.keys,
+        causal=x.sees.causal,
+        window=x.sees.window,
+        count=x.sees.count if x.sees.padded else None,
+        scale=x.scale,
+        wide=np.dtype(x.wide),
+        out=np.dtype(x.out),
+        segments=x.segments is not None,
+        interpret=x.kernel.name == "pallas_interpret",
+    )
+
+
+def _operands(x: Arrays, t: Tiling) -> list[Any]:
+    """The first positions of all blocks, then queries, keys and values with one batch dim and one group dim."""
+    at_q, at_k = _starts(x.queries, t.queries), _starts(x.keys, t.keys)
+    at_q = at_q if x.offset is None else at_q + x.offset.astype(np.int32)
+    k, v = (y.reshape(math.prod(y.shape[:-2]), *y.shape[-2:]) for y in (x.k, x.v))
+    made = [at_q, at_k, _flattened(x, x.q), k, v]
+    if x.segments is None:
+        return made
+    query, key = x.segments
+    batch = x.q.shape[: x.batch]
+    query = jnp.broadcast_to(query[..., 0], x.q.shape[:-1])
+    key = key.reshape(*key.shape[: x.batch], key.shape[-1])  # keys have no group dims
+    return [*made, _flattened(x, query.astype(np.int32)),
+            jnp.broadcast_to(key, (*batch, key.shape[-1])).reshape(-1, key.shape[-1]).astype(np.int32)]  # fmt: skip
+
+
+def _starts(spans: tuple[Span, ...], size: int) -> Any:
+    """The first position of each block of consecutive positions, int32."""
+    parts = [jnp.asarray(s.start, np.int32) + np.arange(0, s.size, size, dtype=np.int32) for s in spans]
+    return jnp.concatenate(parts)
+
+
+def _flattened(x: Arrays, y: Any) -> Any:
+    """[*batch, *group, ...] as [batch, group, ...]."""
+    own = y.shape[x.q.ndim - 2 :]
+    return y.reshape(math.prod(x.q.shape[: x.batch]), math.prod(x.q.shape[x.batch : -2]), *own)
+
+
+def _unflattened(x: Arrays, y: Any) -> Any:
+    return y.reshape(*x.q.shape[:-2], *y.shape[2:])
