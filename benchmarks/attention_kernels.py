@@ -1,8 +1,8 @@
 """Attention by the TPU compiler: python -m benchmarks.attention_kernels [--chips v5e v5p] [--lengths 4096 32768]
 
-Needs `pip install "meshdsl[aot]"`, but no TPU. Compiles a causal attention with its gradient (16 heads of 128, bfloat16)
-for four chips, unsplit and split, by the plain formula, block by block, and by the Pallas kernels. Prints a JSON line
-for each:
+Needs `pip install "meshdsl[aot]"`, but no TPU. Compiles a causal attention with its gradient (16 heads of 128,
+bfloat16) for four chips, unsplit and split, by the plain formula, block by block, and by the Pallas kernels. Prints a
+JSON line for each:
 
 * `cycles`: the compiler's estimate for one device, without communication. It has none for a Pallas kernel, and counts
   blocks that a causal mask skips as computed.
@@ -10,20 +10,22 @@ for each:
   times the pairs that a device computes, forward and backward. Waiting for memory is not in them.
 * `peak`: the compiler's peak memory of one device in bytes; null if the program does not fit, with what it `needs`.
 
-`--shipped` compares one pair of blocks of these kernels and of JAX's own splash attention, and their total for a head.
+`--shipped` prints the bundles of JAX's own splash attention instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ def scheduled(folder: Path, names: str) -> dict[str, int]:
             address = re.match(r"\s*(0x[0-9a-f]+)\s", line)
             if address and "sbr.rel" in line:
                 at.append(int(address.group(1), 16))
-        longest = max((b - a for a, b in zip(at, at[1:], strict=False)), default=0)
+        longest = max((b - a for a, b in itertools.pairwise(at)), default=0)
         found[name.group(1)] = max(longest, found.get(name.group(1), 0))
     return found
 
@@ -92,9 +94,9 @@ def line(chip: str, length: int, name: str) -> dict[str, Any]:
     layout, method, kernel = CASES[name]
     x = md.spec(f"batch:1 length:{length} heads:{HEADS} head:{HEAD}", "bfloat16")
     step = md.compile(attend(method), "x:4", layout, attention_kernel=kernel)
-    with dumped() as folder:
+    with dumped() if kernel == "pallas" else nullcontext(Path()) as folder:
         made = md.compile_for(TOPOLOGIES[chip], step.program(x, x, x))
-        bundles = scheduled(folder, "attention_forward|attention_backward")
+        bundles = scheduled(folder, "attention_forward|attention_backward") if kernel == "pallas" else {}
     row: dict[str, Any] = {"figure": "tpu_compiler", "chip": chip, "length": length, "case": name}
     row |= {"cycles": made.cycles, "peak": made.memory.peak if made.memory else None}
     row |= {} if made.fits else {"needs": made.needed}
@@ -108,11 +110,11 @@ def line(chip: str, length: int, name: str) -> dict[str, Any]:
 
 
 def shipped(chip: str, length: int) -> Mapping[str, Any]:
-    """Bundles for a pair of blocks of JAX's splash attention, with the blocks of our kernels."""
-    from benchmarks.shipped_attention import compile_splash
-
+    """Bundles for a pair of blocks of JAX's splash attention, whose sizes are those of our kernels."""
+    topology = TOPOLOGIES[chip].removeprefix("tpu:")
     with dumped() as folder:
-        compile_splash(TOPOLOGIES[chip].removeprefix("tpu:"), length, HEAD)
+        command = [sys.executable, "-m", "benchmarks.shipped_attention", topology, str(length), str(HEAD)]
+        subprocess.run(command, check=True)
         bundles = scheduled(folder, "splash_mha_fwd_residuals|splash_mha_dq|splash_mha_dkv")
     return {"figure": "shipped", "chip": chip, "length": length, "kernel": "splash", "bundles": bundles}
 

@@ -35,7 +35,8 @@ def backward(x: Arrays, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
         return jax.vjp(_attend(x, return_residual=False), q, k, v)[1](ct)
 
     dq, dk, dv = call_outside(gradient, [*_operands(x), _queries(x, ct).astype(x.q.dtype)])
-    return _restored(x, dq), *(jnp.moveaxis(y, 2, 1).reshape(z.shape) for y, z in ((dk, x.k), (dv, x.v))), None
+    dk, dv = (jnp.moveaxis(y, 2, 1).reshape(z.shape) for y, z in ((dk, x.k), (dv, x.v)))
+    return _restored(x, dq), dk, dv, None
 
 
 def _attend(x: Arrays, return_residual: bool) -> Any:

@@ -172,7 +172,7 @@ class _Blocks:
 
     def call(self, kernel: Any, name: str, parallel: int, out_shape: Any, **specs: Any) -> Any:
         """The kernel over this grid, whose first `parallel` axes are independent."""
-        semantics = ("parallel",) * parallel + ("arbitrary",) * (len(self.grid) - parallel)
+        semantics = (pltpu.PARALLEL,) * parallel + (pltpu.ARBITRARY,) * (len(self.grid) - parallel)
         return pl.pallas_call(
             kernel,
             out_shape=out_shape,
