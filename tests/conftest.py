@@ -5,20 +5,24 @@ from __future__ import annotations
 import difflib
 import gc
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
 
 # Tests compile thousands of small programs and run each once or twice, so XLA compiles quickly instead of well: this
 # takes a fifth of the CPU time of its defaults, which `make fuzz` uses.
-QUICK_COMPILES = (
-    "--xla_backend_optimization_level=0",  # LLVM does not optimise
-    "--xla_cpu_use_fusion_emitters=false",  # a fusion becomes LLVM code at once, without passes over MLIR
-    "--xla_cpu_parallel_codegen_split_count=1",  # one LLVM module for each program
-)
+QUICK_COMPILES = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # except in tests with the fixture `optimized`
+    "XLA_FLAGS": (
+        "--xla_backend_optimization_level=1 "
+        "--xla_cpu_use_fusion_emitters=false "  # a fusion becomes LLVM code at once, without passes over MLIR
+        "--xla_cpu_parallel_codegen_split_count=1"  # one LLVM module for each program
+    ),
+}
 if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
-    os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_COMPILES))
+    for name, value in QUICK_COMPILES.items():
+        os.environ.setdefault(name, value)
 
 import jax
 
@@ -70,6 +74,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """For tests that run one program many times: XLA optimises it."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture
