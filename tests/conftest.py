@@ -6,6 +6,7 @@ import difflib
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
@@ -23,6 +24,8 @@ QUICK_COMPILES = {
 if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
     for name, value in QUICK_COMPILES.items():
         os.environ.setdefault(name, value)
+if find_spec("libtpu") is not None:  # the TPU compiler's estimates are those of optimized programs
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
 
 import jax
 
