@@ -65,7 +65,7 @@ def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
 def _check_machine(options: Options, traced: Traced) -> None:
     """Raise `LayoutError` if the machine decides nothing."""
     updates, plan = options.weight_update.mode, options.overlap.mode
-    if options.machine is None or traced.target.asked or _has_choice(options, traced.begun[-1].graph):
+    if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return
     if updates != "auto" and plan == "none":
         raise LayoutError(

@@ -56,17 +56,17 @@ def _result(f: Callable[..., Any], structs: Sequence[Any]) -> tuple[Any, list[An
 def _shapes(out: Any, structure: Any, avals: Sequence[Any], tensors: Sequence[Tensor]) -> tuple[Shape, ...]:
     """The dims of every result: one `out` for an array; for several, one each, as the function returns them."""
     if tree.treedef_is_leaf(structure):
-        wanted = [out]
+        out_dims = [out]
     elif isinstance(out, dict):
-        wanted = structure.flatten_up_to(out)
+        out_dims = structure.flatten_up_to(out)
     else:
-        wanted = [out] if isinstance(out, str) else list(out)
-    if len(wanted) != len(avals):
+        out_dims = [out] if isinstance(out, str) else list(out)
+    if len(out_dims) != len(avals):
         raise ShapeError(
-            f"the function of md.local returned {len(avals)} arrays, and out= has dims for {len(wanted)}\n"
+            f"the function of md.local returned {len(avals)} arrays, and out= has dims for {len(out_dims)}\n"
             "  give the dims of each, in order: out=('batch n k', 'batch k m')"
         )
-    return tuple(_shape(dims, aval, tensors) for dims, aval in zip(wanted, avals, strict=True))
+    return tuple(_shape(dims, aval, tensors) for dims, aval in zip(out_dims, avals, strict=True))
 
 
 def _shape(dims: DimsLike, aval: Any, tensors: Sequence[Tensor]) -> Shape:

@@ -35,9 +35,9 @@ def in_modes(document: Mapping[str, Any], modes: Sequence[str], file: str) -> di
     replaced = dict(document)
     for mode in modes:
         if mode not in known:
-            there = nearest(mode, list(known)) if known else "there are none"
+            suggestion = nearest(mode, list(known)) if known else "there are none"
             raise MachineError(
-                f"the machine file {file} has no mode {mode!r}; {there}\n"
+                f"the machine file {file} has no mode {mode!r}; {suggestion}\n"
                 f"  add a table [mode.{mode}] with the figures that it replaces, of: {', '.join(MODE)}"
             )
         values = known[mode]

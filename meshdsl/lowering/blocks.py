@@ -3,6 +3,9 @@
 Each step works on one device's block. A dim named `X__parts` has one element per block of the dim X.
 """
 
+# pyright: standard
+# (kernels work on arrays of NumPy or JAX, as those in ops do)
+
 from __future__ import annotations
 
 import math

@@ -16,7 +16,6 @@ from functools import reduce
 from itertools import product
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from ..dims import Shape
@@ -29,7 +28,6 @@ from .casts import invariant, varying
 __all__ = ["Permute"]
 
 Array = Any  # a JAX value inside shard_map
-DType = np.dtype[Any]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ last and indices beyond all elements, so it also sorts after real elements of th
 elements are interchangeable: -0 with 0, any NaN with any other, and padding with real elements of its value.
 """
 
+# pyright: standard
+# (kernels work on arrays of NumPy or JAX, as those in ops do)
+
 from __future__ import annotations
 
 from typing import Any

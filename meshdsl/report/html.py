@@ -95,7 +95,7 @@ def page(
         element("p", "A circle is a kernel, as large as its share of the step; on the line it is as fast as can be."),
         _each(reports, several, lambda report: roofline_scatter(report, width)),
         element("h2", "Collectives by dim"),
-        _sent(reports),
+        _sent_section(reports),
         *_drawn(pictures or {}),
         element("h2", "By line of the model"),
         element(
@@ -129,7 +129,7 @@ def _wide(svg: str) -> str:
     return element("div", svg, cls="wide")
 
 
-def _sent(reports: Mapping[str, Report]) -> str:
+def _sent_section(reports: Mapping[str, Report]) -> str:
     sends = any(report.collectives for report in reports.values())
     return _wide(collective_bars(reports)) if sends else element("p", "Nothing is sent.")
 
@@ -145,8 +145,8 @@ def _by_line(name: str, report: Report) -> str:
     for cost in report.timeline.costs:
         line, trips = cost.line, cost.line.trips
         row = totals.setdefault(line_of(line.where, 60) or "(no line)", [0.0] * 4)
-        sent = line.collective.wire_bytes * trips if line.collective is not None else 0
-        for i, amount in enumerate((cost.blocking, line.flops * trips, line.hbm_bytes * trips, sent)):
+        bytes_sent = line.collective.wire_bytes * trips if line.collective is not None else 0
+        for i, amount in enumerate((cost.blocking, line.flops * trips, line.hbm_bytes * trips, bytes_sent)):
             row[i] += amount
     ranked = sorted(totals.items(), key=lambda item: -item[1][0])
     rows = [
@@ -156,9 +156,9 @@ def _by_line(name: str, report: Report) -> str:
             Cell(percent(took, report.seconds), took),
             Cell(number(flops), flops),
             Cell(show_bytes(traffic), traffic),
-            Cell(show_bytes(sent), sent),
+            Cell(show_bytes(bytes_sent), bytes_sent),
         )
-        for where, (took, flops, traffic, sent) in ranked[:LINES]
+        for where, (took, flops, traffic, bytes_sent) in ranked[:LINES]
     ]
     more = element("p", f"and {len(ranked) - LINES} more lines") if len(ranked) > LINES else ""
     table = sortable(("line", "time", "of step", "FLOP", "traffic", "sent"), rows) + more

@@ -40,7 +40,7 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
     An equation that the order leaves out (a view, a constant, a value computed inside its readers) is placed before its
     first reader. Raises `InternalError` if the order places an equation before its operands, or leaves one unfinished.
     """
-    made = {v: eqn for eqn in program.eqns for v in eqn.outs}
+    producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
     listed = {one if isinstance(one, Eqn) else one.eqn for one in order}
     done: set[Eqn] = set()
     eqns: list[Eqn] = []
@@ -48,7 +48,7 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
 
     def before(ins: Sequence[Var]) -> Iterator[Eqn]:
         """Equations to place before a reader of these values, operands first. Iterative, because chains may be long."""
-        stack = [(made[v], False) for v in reversed(ins) if v in made]
+        stack = [(producers[v], False) for v in reversed(ins) if v in producers]
         while stack:
             eqn, ready = stack.pop()
             if eqn in done:
@@ -60,7 +60,7 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
                 yield eqn
                 continue
             stack.append((eqn, True))
-            stack += [(made[v], False) for v in reversed(eqn.ins) if v in made and made[v] not in done]
+            stack += [(producers[v], False) for v in reversed(eqn.ins) if v in producers and producers[v] not in done]
 
     for one in order:
         eqn = one if isinstance(one, Eqn) else one.eqn

@@ -131,7 +131,7 @@ def skew(program: Program, choose: Callable[[Scan], Stages | None], order: Calla
         stages = choose(scan) if isinstance(scan, Scan) and _skewable(program, scan) else None
         if isinstance(scan, Scan) and stages is not None:
             found[eqn] = _Skewed(eqn, scan, stages).eqns(order)
-    eqns = tuple(made for eqn in program.eqns for made in found.get(eqn, [eqn]))
+    eqns = tuple(late_values for eqn in program.eqns for late_values in found.get(eqn, [eqn]))
     return dce(program.replace(eqns=eqns)) if found else program
 
 
@@ -150,9 +150,9 @@ class _Skewed:
         self.early = [eqn for eqn in self.body.eqns if eqn in stages.early or eqn in literal]
         self.late = [eqn for eqn in self.body.eqns if eqn not in stages.early or eqn in literal]
         self.carry = scan.inputs(self.body.ins)[1]
-        made = {v for eqn in self.late for v in eqn.outs}
-        self.late_rows = [v in made or not self.of_early(v) for v in scan.results(self.body.outs)[1]]
-        self.crossing = self._crossing(made)
+        late_values = {v for eqn in self.late for v in eqn.outs}
+        self.late_rows = [v in late_values or not self.of_early(v) for v in scan.results(self.body.outs)[1]]
+        self.crossing = self._crossing(late_values)
 
     def of_early(self, v: Var) -> bool:
         """True if the early stage has a value: it computes it, or it is a carry of its own."""

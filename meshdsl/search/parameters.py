@@ -39,7 +39,7 @@ def parameters(graph: Graph, results: Sequence[str], tensors: Collection[str] | 
         back = {
             (tail, out.type) for path, out in zip(results, graph.outs, strict=False) for tail in {path, _tail(path)}
         }
-        wanted = [v for v in inputs if (_tail(v.name), v.type) in back]
+        selected = [v for v in inputs if (_tail(v.name), v.type) in back]
         why = "no input comes back among the results, as a parameter does that is updated"
     else:
         names = [v.name for v in inputs]
@@ -48,12 +48,12 @@ def parameters(graph: Graph, results: Sequence[str], tensors: Collection[str] | 
             raise LayoutError(
                 "\n".join(f"tensors={p!r} matches no input with a dim to split; {nearest(p, names)}" for p in nothing)
             )
-        wanted = [v for v in inputs if any(matches(v.name, p) for p in tensors)]
+        selected = [v for v in inputs if any(matches(v.name, p) for p in tensors)]
         why = "tensors= is empty"
-    if not wanted:
+    if not selected:
         raise LayoutError(f"there is no parameter to override: {why}\n  name inputs, for example tensors='w*'")
     leading: list[Var] = []
-    for v in wanted:
+    for v in selected:
         if not any(_follows(v.name, other.name) for other in leading):
             leading.append(v)
     return [_parameter(v, leading, graph, results) for v in leading]

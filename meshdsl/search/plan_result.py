@@ -54,13 +54,13 @@ def _front(run: PlanSearch) -> tuple[Entry, ...]:
 
 def _fixed(run: PlanSearch) -> tuple[str, ...]:
     """The knobs of the step of which no candidate but the first could be made, with the first reason."""
-    base, made = run.variants.base, {entry.plan.replace(mesh="", layout="") for entry in run.costed.entries.values()}
+    base, costed = run.variants.base, {entry.plan.replace(mesh="", layout="") for entry in run.costed.entries.values()}
     reasons: list[str] = []
     for name in ("remat", "microbatches"):
         other = "microbatches" if name == "remat" else "remat"
         tried = {base.replace(remat=r, microbatches=m): why for (r, m), why in run.variants.refused.items()}
         alone = [why for plan, why in tried.items() if getattr(plan, other) == getattr(base, other)]
-        if alone and len({getattr(plan, name) for plan in made}) == 1:
+        if alone and len({getattr(plan, name) for plan in costed}) == 1:
             reasons.append(f"{title(name)}: {alone[0].splitlines()[0]}")
     return tuple(reasons)
 

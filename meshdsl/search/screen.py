@@ -161,8 +161,8 @@ class Screen:
     def _input(self, scope: Scope, v: Var) -> None:
         rules = scope.setting.layout.for_path(v.name)
         key = ("input", v, *(rules.get(d.name) for d in v.shape))
-        made = scope.once(key, lambda: add_input(scope, v, rules))
-        scope.versions[v], scope.default_sharding[v] = [made], made.sharding
+        version = scope.once(key, lambda: add_input(scope, v, rules))
+        scope.versions[v], scope.default_sharding[v] = [version], version.sharding
 
     def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
         """Seconds and bytes sent of the loop that was lowered last."""

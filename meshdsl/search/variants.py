@@ -69,10 +69,10 @@ class Variants:
         if (remat, microbatches) not in self._steps:
             base = self.compiled
             f = planned(base.unplanned, Plan(remat=remat, microbatches=microbatches))
-            made = Compiled(f, Mesh(""), Layout(""), base.donate, base.options, base.static)
-            made.unplanned = base.unplanned
-            made.step = Plan(remat=remat, microbatches=microbatches)
-            self._steps[remat, microbatches] = made
+            compiled = Compiled(f, Mesh(""), Layout(""), base.donate, base.options, base.static)
+            compiled.unplanned = base.unplanned
+            compiled.step = Plan(remat=remat, microbatches=microbatches)
+            self._steps[remat, microbatches] = compiled
         return self._steps[remat, microbatches]
 
     def _problem(self, knobs: Plan) -> Problem:

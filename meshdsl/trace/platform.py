@@ -14,10 +14,10 @@ __all__ = ["Target", "platform", "tracing_for"]
 
 @dataclass
 class Target:
-    """The platform that a trace is for, and whether the traced function asked for it."""
+    """The platform that a trace is for, and whether the traced function read it."""
 
     platform: str | None  # None: JAX's default backend
-    asked: bool = False
+    read: bool = False
 
 
 class _State(threading.local):
@@ -52,7 +52,7 @@ def platform() -> str:
     """
     target = _state.target
     if target is not None:
-        target.asked = True
+        target.read = True
         if target.platform is not None:
             return target.platform
     return jax.default_backend()

@@ -54,10 +54,10 @@ def _joined(xs: Sequence[Tensor], new: Dim) -> Sequence[Tensor]:
 
 def _ordered(x: Tensor, v: Var, new: Dim) -> Tensor:
     """A result with the dims of the original value in their order, after the dim `new` if it has it."""
-    wanted = (new, *v.shape) if new in x.dims else v.shape
-    if set(x.dims) != set(wanted) or x.dtype != v.dtype:
+    dims = (new, *v.shape) if new in x.dims else v.shape
+    if set(x.dims) != set(dims) or x.dtype != v.dtype:
         raise InternalError(f"vectorised over {new}, {v.type} became {x.type}")
-    return transpose(x, wanted)
+    return transpose(x, dims)
 
 
 def batched_graph(graph: Graph, mapped: Sequence[bool], new: Dim, results: Sequence[bool] | None = None) -> Graph:
@@ -65,9 +65,9 @@ def batched_graph(graph: Graph, mapped: Sequence[bool], new: Dim, results: Seque
 
     def run(*xs: Tensor) -> list[Tensor]:
         outs = batched(graph, xs, new)
-        wanted = results or [False] * len(outs)
+        has_new = results or [False] * len(outs)
         return [broadcast(y, (new, *y.dims)) if on and new not in y.dims else y
-                for y, on in zip(outs, wanted, strict=True)]  # fmt: skip
+                for y, on in zip(outs, has_new, strict=True)]  # fmt: skip
 
     types = [Type((new, *v.shape), v.dtype) if on else v.type for v, on in zip(graph.ins, mapped, strict=True)]
     found, captures, _ = trace(run, types, [v.name for v in graph.ins])

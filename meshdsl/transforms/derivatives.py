@@ -55,9 +55,9 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
 
 def _like(given: Any, wanted: Sequence[Tensor], structure: Any, what: str, name: str) -> list[Tensor]:
     """The tensors of a tangent or cotangent, in the dim order of the values; raises `ShapeError` if they do not fit."""
-    leaves, there = tree.tree_flatten(given, is_leaf=lambda x: x is None)
-    if there != structure:
-        problem = f"a {what} of {name} has the structure {structure}, got {there}"
+    leaves, given_structure = tree.tree_flatten(given, is_leaf=lambda x: x is None)
+    if given_structure != structure:
+        problem = f"a {what} of {name} has the structure {structure}, got {given_structure}"
         raise at(ShapeError(problem), caller())
     found: list[Tensor] = []
     for x, like in zip(leaves, wanted, strict=True):

@@ -49,9 +49,9 @@ def _alike(x: Arrays, *more: Any) -> tuple[Arrays, tuple[Any, ...]]:
 
 def _zeros(x: Arrays, shape: tuple[int, ...], fill: float = 0.0) -> Any:
     """An array of one number that varies over the axes that q varies over."""
-    made = jnp.full(shape, fill, x.wide)
+    filled = jnp.full(shape, fill, x.wide)
     axes = tuple(sorted(jax.typeof(x.q).mat.varying))
-    return lax.pcast(made, axes, to="varying") if axes else made
+    return lax.pcast(filled, axes, to="varying") if axes else filled
 
 
 def _positions(spans: tuple[Span, ...], size: int, offset: Any = None) -> Any:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ...layouts import Layout
 from ...layouts.sharding import Axes
 
-__all__ = ["Claims", "Conflict", "choose", "wanted"]
+__all__ = ["Claims", "Conflict", "choose"]
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,3 @@ def _could_add(claims: Claims, labels: Sequence[str], picks: Sequence[Axes], use
         not axes and any(used.isdisjoint(option) for option in claims.options[label])
         for label, axes in zip(labels, picks, strict=True)
     )
-
-
-def wanted(layout: Layout, shape_names: Sequence[str], rules: Mapping[str, Axes] | None = None) -> Claims:
-    """The axes that the layout requests for a tensor with these dims."""
-    claims = Claims()
-    for name in shape_names:
-        claims.add(name, (layout.rules if rules is None else rules).get(name, ()))
-    return claims

@@ -101,7 +101,7 @@ def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], wh
     return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
 
 
-def _sent(program: Program) -> int:
+def _bytes_sent(program: Program) -> int:
     return sum(record.wire_bytes * record.count for record in program.collectives)
 
 
@@ -153,7 +153,7 @@ def _solve(
         inside = _finish(other, [*whole, *(natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
         given = [*held, *fixed, *inner_rows]
         pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], given, eqn)
-        if _sent(inside) < _sent(pending):
+        if _bytes_sent(inside) < _bytes_sent(pending):
             built, fixed = other, whole
     ys = [natural(built, v) for v in body.outs[carries:]]
     return fixed, built, _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
@@ -243,7 +243,7 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     if any(s.partial for s in fixed):
         whole = [s.whole() for s in fixed]
         inside = finished(whole, attempt(whole))
-        if sum(map(_sent, inside.values())) < sum(map(_sent, programs.values())):
+        if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
             fixed, programs = whole, inside
     given = [*held, *fixed]
     ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, given, strict=True) if isinstance(how, Sharding)]
@@ -259,9 +259,9 @@ def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Lower both branches with the same input and output shardings. Every device takes the same branch."""
     given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
     yes, no = (_build(scope, graph, given, lower) for graph in (branch.yes, branch.no))
-    wanted = [natural(yes, v).whole() for v in branch.yes.outs]
-    branches = {key: _finish(built, wanted, given, eqn) for key, built in (("yes", yes), ("no", no))}
+    shardings = [natural(yes, v).whole() for v in branch.yes.outs]
+    branches = {key: _finish(built, shardings, given, eqn) for key, built in (("yes", yes), ("no", no))}
     operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
-    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, wanted, strict=True))
+    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**branches))

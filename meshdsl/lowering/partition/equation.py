@@ -48,8 +48,8 @@ def _lower_now(scope: Scope, eqn: Eqn) -> None:
     n = len(scope.eqns)
     _lower(scope, eqn)
     scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-    made = scope.eqns[n:]
-    if _sends(made) or any(v in scope.received for e in made for v in e.ins):
+    added = scope.eqns[n:]
+    if _sends(added) or any(v in scope.received for e in added for v in e.ins):
         scope.required_collectives.update(eqn.outs)
 
 
@@ -111,9 +111,9 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
 
 def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
     """A complete value as a pending sum to which only the first device along the axes contributes."""
-    made = Var(x.shape, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
-    scope.eqns.append(Eqn(ON_FIRST, (x,), (made,), {"axes": axes}, eqn.where, eqn.backward))
-    return made
+    pending = Var(x.shape, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
+    scope.eqns.append(Eqn(ON_FIRST, (x,), (pending,), {"axes": axes}, eqn.where, eqn.backward))
+    return pending
 
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
@@ -133,9 +133,11 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 
     def price(assigned: Mapping[str, Axes]) -> float:
         targets = {v: demanded(v, names, assigned) for v, names in zip(eqn.ins, labels.ins, strict=True)}
-        sent = sum(scope.price(v, demanded(v, names, assigned)) for v, names in zip(eqn.ins, labels.ins, strict=True))
-        sent += reduction_bytes(setting, eqn.outs, labels, assigned)
-        return sent if pending else sent + later_bytes(scope, eqn, targets.__getitem__)
+        bytes_sent = sum(
+            scope.price(v, demanded(v, names, assigned)) for v, names in zip(eqn.ins, labels.ins, strict=True)
+        )
+        bytes_sent += reduction_bytes(setting, eqn.outs, labels, assigned)
+        return bytes_sent if pending else bytes_sent + later_bytes(scope, eqn, targets.__getitem__)
 
     assigned = choose(claims, preferred, price)
     if eqn.op in REGIONS:

@@ -205,9 +205,9 @@ def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes)
     rest = [d for d in x.shape if d not in old]
     shape = (*rest[: sum(d not in old for d in x.shape[:at])], *new, *rest[sum(d not in old for d in x.shape[:at]) :])
     split = {**{d: cut for d, cut in x.sharding.split if d != old[0].name}, new[0].name: axes}
-    made = Var(shape, x.dtype, "", Sharding.of(split, x.sharding.partial, x.sharding.kind))
-    _add(scope, eqn, blocks.RELABEL, [x], [made], shape=shape, label=(old[0].name, new[0].name))
-    return made
+    relabelled = Var(shape, x.dtype, "", Sharding.of(split, x.sharding.partial, x.sharding.kind))
+    _add(scope, eqn, blocks.RELABEL, [x], [relabelled], shape=shape, label=(old[0].name, new[0].name))
+    return relabelled
 
 
 def _print(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:

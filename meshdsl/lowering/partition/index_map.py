@@ -105,14 +105,14 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
     n = mesh.count(axes)
     width = extents.padded(moves.out) // n
     operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
-    wanted = [np.where(operand == k, index, -1) for k in range(len(xs))]
+    rows_of = [np.where(operand == k, index, -1) for k in range(len(xs))]
     dims = list(moves.dims)
     if len(xs) > 1:
-        xs, dims, wanted = _joined_if_less(scope, eqn, xs, dims, wanted, axes)
+        xs, dims, rows_of = _joined_if_less(scope, eqn, xs, dims, rows_of, axes)
     parts: list[_Part] = []
     rows = np.full((n, width), -1, np.int64)
     filled = 0
-    for x, dim, mine in zip(xs, dims, wanted, strict=True):
+    for x, dim, mine in zip(xs, dims, rows_of, strict=True):
         for part in _parts(scope, eqn, x, dim, mine, axes):
             first = part.first[:, None]
             inside = (mine >= 0) & (first >= 0) & (mine >= first) & (mine < first + part.size)
@@ -133,20 +133,20 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
 
 
 def _joined_if_less(
-    scope: Scope, eqn: Eqn, xs: Sequence[Var], dims: list[Dim], wanted: list[np.ndarray], axes: Axes
+    scope: Scope, eqn: Eqn, xs: Sequence[Var], dims: list[Dim], rows_of: list[np.ndarray], axes: Axes
 ) -> tuple[Sequence[Var], list[Dim], list[np.ndarray]]:
     """Concatenate several operands into one, block by block on each device, if that sends fewer rows."""
     n = scope.setting.mesh.count(axes)
     lengths = [scope.setting.extents.padded(dim) // n for dim in dims]
     total = sum(lengths)
-    together = np.full_like(wanted[0], -1)
-    for k, (mine, length) in enumerate(zip(wanted, lengths, strict=True)):
+    together = np.full_like(rows_of[0], -1)
+    for k, (mine, length) in enumerate(zip(rows_of, lengths, strict=True)):
         if length:
             at = mine // length * total + sum(lengths[:k]) + mine % length
             together = np.where(mine >= 0, at, together)
-    apart = sum(_travel(_rounds(mine, length, n)) for mine, length in zip(wanted, lengths, strict=True))
+    apart = sum(_travel(_rounds(mine, length, n)) for mine, length in zip(rows_of, lengths, strict=True))
     if _travel(_rounds(together, total, n)) >= apart:
-        return xs, dims, wanted
+        return xs, dims, rows_of
     joined = Dim(f"{dims[0].name}__joined", total * n)
     split = {**{d: cut for d, cut in xs[0].sharding.split if d != dims[0].name}, joined.name: axes}
     sharding = Sharding.of(split, xs[0].sharding.partial, xs[0].sharding.kind)
@@ -213,11 +213,11 @@ def _rounds(mine: np.ndarray, length: int, n: int) -> list[list[_Run]]:
     """
     lacking: list[_Run] = []
     for receiver in range(n):
-        wanted = mine[receiver][mine[receiver] >= 0]
-        for sender in np.unique(wanted // length) if length else []:
+        rows = mine[receiver][mine[receiver] >= 0]
+        for sender in np.unique(rows // length) if length else []:
             if sender != receiver:
-                there = wanted[wanted // length == sender] - sender * length
-                lacking.append(_Run(int(sender), receiver, int(there.min()), int(there.max()) + 1))
+                local = rows[rows // length == sender] - sender * length
+                lacking.append(_Run(int(sender), receiver, int(local.min()), int(local.max()) + 1))
     rounds: list[list[_Run]] = []
     busy: list[tuple[set[int], set[int]]] = []
     for run in sorted(lacking, key=lambda run: (run.lo - run.hi, run.sender - run.receiver, run.receiver)):

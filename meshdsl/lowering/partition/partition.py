@@ -142,10 +142,10 @@ def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
 
 def add_output(scope: Scope, v: Var, path: str) -> Var:
     """Reshard a result by the layout's rules for its path. If these conflict, it stays sharded as computed."""
-    wanted = scope.canonical(v.shape, scope.setting.layout.for_path(path))
-    used = [axis for axes in wanted.values() for axis in axes]
+    axes_of = scope.canonical(v.shape, scope.setting.layout.for_path(path))
+    used = [axis for axes in axes_of.values() for axis in axes]
     home = scope.default_sharding.get(v, Sharding()).whole()
-    target = Sharding.of(wanted) if len(used) == len(set(used)) else home
+    target = Sharding.of(axes_of) if len(used) == len(set(used)) else home
     return scope.get(v, target, Reader("the result", _made_at(scope, v)))
 
 

@@ -95,8 +95,8 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     x = _scattered(scope, v, target, eqn)
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
     renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
-    made = scope.define(out, renamed)
-    scope.eqns.append(Eqn(RENAME, (x,), (made,), {"shape": out.shape}, eqn.where, eqn.backward))
+    result = scope.define(out, renamed)
+    scope.eqns.append(Eqn(RENAME, (x,), (result,), {"shape": out.shape}, eqn.where, eqn.backward))
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
     scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
@@ -125,8 +125,8 @@ def mark(scope: Scope, eqn: Eqn) -> None:
     home = scope.default_sharding[v]
     x = next(x for x in scope.versions[v] if x.sharding == home)
     alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
-    made = scope.define(out, home, v.name)
-    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(made,)))
+    result = scope.define(out, home, v.name)
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(result,)))
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
 
@@ -136,13 +136,13 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
-    home, wanted = scope.whole_version(v) or scope.default_sharding[v], _wanted(scope, eqn)
+    home, axes_of = scope.whole_version(v) or scope.default_sharding[v], _renamed_axes(scope, eqn)
     unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
     if any(home.axes(d.name) for d, _ in unlike):
         return False
-    asked = [axis for axes in wanted.values() for axis in axes]
-    taken = any(axis in home.split_axes for _, to in unlike for axis in wanted[to.name])
-    return taken and len(set(asked)) == len(asked)
+    axes_used = [axis for axes in axes_of.values() for axis in axes]
+    taken = any(axis in home.split_axes for _, to in unlike for axis in axes_of[to.name])
+    return taken and len(set(axes_used)) == len(axes_used)
 
 
 def rename_first(scope: Scope, eqn: Eqn) -> None:
@@ -151,21 +151,21 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
     names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
-    made = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
-    scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(made,)))
-    requested = scope.get(out, Sharding.of(_wanted(scope, eqn)), eqn)
+    result = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
+    scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(result,)))
+    requested = scope.get(out, Sharding.of(_renamed_axes(scope, eqn)), eqn)
     scope.versions[out] = [requested, *(x for x in scope.versions[out] if x is not requested)]
     scope.default_sharding[out] = requested.sharding
 
 
-def _wanted(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
+def _renamed_axes(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
     """The layout's axes for the renamed dims; the other dims keep their axes unless a renamed dim takes them."""
     (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
     home = scope.whole_version(v) or scope.default_sharding[v]
-    wanted = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
-    used = {axis for axes in wanted.values() for axis in axes}
+    axes_of = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
+    used = {axis for axes in axes_of.values() for axis in axes}
     kept = {d.name: home.axes(d.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name == to.name}
-    return wanted | {d: tuple(axis for axis in axes if axis not in used) for d, axes in kept.items()}
+    return axes_of | {d: tuple(axis for axis in axes if axis not in used) for d, axes in kept.items()}
 
 
 # Lowering of each operation that only places or marks a value: by versions of the value, without a kernel

@@ -114,8 +114,8 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
                     f"divide by {mesh.count(axes)}\n  store it padded to a multiple: Extents({{{dim!r}: "
                     f"{mesh.count(axes)}}})"
                 )
-    made = [axis for axis in target.partial if axis not in source.partial]
-    if made or (target.partial and target.kind != source.kind):
+    created = [axis for axis in target.partial if axis not in source.partial]
+    if created or (target.partial and target.kind != source.kind):
         raise LayoutError(
             f"cannot take a value from {source} to {target}\n"
             f"  a plan can reduce a pending sum, max or min, but not create or change one"
@@ -169,14 +169,14 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
         if so_far > best[here]:
             continue
         local_bytes = _local_bytes(here, sizes, mesh, itemsize)
-        for step, there in _moves(here, held, dims, axes, mesh):
-            if there not in best and not _fits(there, sizes, mesh):
-                best[there] = (-1, 0, 0)  # no price is lower, so it is never entered
-            sent = step.bytes_sent(local_bytes, mesh)
-            price = (so_far[0] + sent, so_far[1] + step.sends, so_far[2] + 1)
-            if (there not in best or price < best[there]) and price < best.get(target, NEVER):
-                best[there] = price
-                heapq.heappush(queue, (price, next(number), there, (*steps, step)))
+        for step, after in _moves(here, held, dims, axes, mesh):
+            if after not in best and not _fits(after, sizes, mesh):
+                best[after] = (-1, 0, 0)  # no price is lower, so it is never entered
+            bytes_sent = step.bytes_sent(local_bytes, mesh)
+            price = (so_far[0] + bytes_sent, so_far[1] + step.sends, so_far[2] + 1)
+            if (after not in best or price < best[after]) and price < best.get(target, NEVER):
+                best[after] = price
+                heapq.heappush(queue, (price, next(number), after, (*steps, step)))
 
 
 def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:

@@ -30,11 +30,11 @@ Assigned = Mapping[str, Axes]
 def reduction_bytes(setting: Setting, outs: Sequence[Var], labels: Labels, assigned: Assigned) -> float:
     """The bytes that a device sends to all-reduce the results over the axes of vanishing labels."""
     n = setting.mesh.count([axis for label in vanishing(labels) for axis in assigned.get(label, ())])
-    sent = 0.0
+    total = 0.0
     for v, names in zip(outs, labels.outs, strict=True):
         local = setting.extents.local_shape(v.shape, apply(names, assigned), setting.mesh)
-        sent += 2 * (n - 1) / n * v.dtype.itemsize * math.prod(local)
-    return sent
+        total += 2 * (n - 1) / n * v.dtype.itemsize * math.prod(local)
+    return total
 
 
 def later_products(demand: Demand, eqn: Eqn) -> Iterator[tuple[Var, Eqn]]:
@@ -54,13 +54,13 @@ def _is_product(eqn: Eqn) -> bool:
 
 def later_bytes(scope: Scope, eqn: Eqn, assigned: Callable[[Var], Sharding]) -> float:
     """The least that later products pay if this product reads its operands in the `assigned` shardings."""
-    sent = 0.0
+    total = 0.0
     for v, other in later_products(scope.demand, eqn):
         if v not in scope.unmaterialized:
             (mine,) = (x for x in eqn.ins if x is not v)
             (theirs,) = (x for x in other.ins if x is not v)
-            sent += _least(scope, other, v, assigned(v), _expected(scope, theirs, mine))
-    return sent
+            total += _least(scope, other, v, assigned(v), _expected(scope, theirs, mine))
+    return total
 
 
 def _whole(scope: Scope, v: Var) -> Sharding | None:
@@ -98,13 +98,13 @@ def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding
                 claims.add(str(label), sharding.axes(d))  # every dim of a product has a label
 
     def price(assigned: Assigned) -> float:
-        sent = reduction_bytes(setting, eqn.outs, labels, assigned)
+        total = reduction_bytes(setting, eqn.outs, labels, assigned)
         for x, names in zip(eqn.ins, labels.ins, strict=True):
             target = apply(names, assigned)
             if x is not v and x not in scope.unmaterialized:
-                sent += cost(expected, target, x.shape, mesh, extents, x.dtype.itemsize)
+                total += cost(expected, target, x.shape, mesh, extents, x.dtype.itemsize)
             elif x is v and target != version:
-                sent += scope.price(x, target)
-        return sent
+                total += scope.price(x, target)
+        return total
 
     return price(choose(claims, (), price))

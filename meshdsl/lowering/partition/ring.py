@@ -52,14 +52,14 @@ def find_ring(
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
         if v in scope.unmaterialized or scope.default_sharding[v].partial:
             continue
-        have, want = scope.whole_version(v) or scope.default_sharding[v], demanded(v, names)
-        grown = [d for d in v.shape if have.axes(d) and not want.axes(d)]
-        same = all(have.axes(d) == want.axes(d) for d in v.shape if d not in grown)
-        there = any(x.sharding == want for x in scope.versions[v])
-        sizes = scope.setting.extents.local_shape(v.shape, want, scope.setting.mesh)
+        stored, needed = scope.whole_version(v) or scope.default_sharding[v], demanded(v, names)
+        grown = [d for d in v.shape if stored.axes(d) and not needed.axes(d)]
+        same = all(stored.axes(d) == needed.axes(d) for d in v.shape if d not in grown)
+        available = any(x.sharding == needed for x in scope.versions[v])
+        sizes = scope.setting.extents.local_shape(v.shape, needed, scope.setting.mesh)
         too_large = math.prod(sizes) * v.dtype.itemsize > limit
-        if len(grown) == 1 and same and not there and too_large and set(have.axes(grown[0])) <= used:
-            return Ring(k, grown[0], have.axes(grown[0]))
+        if len(grown) == 1 and same and not available and too_large and set(stored.axes(grown[0])) <= used:
+            return Ring(k, grown[0], stored.axes(grown[0]))
     return None
 
 
@@ -80,14 +80,14 @@ def multiply_around(
     held, acc = Var(shape, v.dtype, "", sharding), Var(out.shape, out.dtype, "", out.sharding)
     turns = Var((Dim("turn", n - 1),), np.dtype(np.int32), "", Sharding())
 
-    def made(op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
+    def equation(op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
         return Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward, cause)
 
     turns_dim = turns.shape[0]
     scope.eqns += [
-        made(RELABEL, [x], held, shape=shape, label=(ring.dim.name, block.name)),
-        made(FULL, [], acc, value=0, shape=out.shape, dtype=out.dtype),
-        made(IOTA, [], turns, dim=turns_dim, dtype=turns.dtype),
+        equation(RELABEL, [x], held, shape=shape, label=(ring.dim.name, block.name)),
+        equation(FULL, [], acc, value=0, shape=out.shape, dtype=out.dtype),
+        equation(IOTA, [], turns, dim=turns_dim, dtype=turns.dtype),
     ]
 
     def clone(var: Var) -> Var:
@@ -102,14 +102,14 @@ def multiply_around(
     sent, summed = clone(held), clone(acc)
     routes = tuple(((i + 1) % n, i) for i in range(n))
     cause = Cause(Because.RING, eqn.op.name, (ring.dim.name,))
-    steps = (made(Exchange(block.name, ring.axes, routes), [b], sent, cause), product(inner, b, a, t, summed))
+    steps = (equation(Exchange(block.name, ring.axes, routes), [b], sent, cause), product(inner, b, a, t, summed))
     body = Program((*inner, b, a, t), steps, (sent, summed), mesh=mesh, extents=extents)
     last, most = clone(held), clone(acc)
     loop = {"control": Scan(body, len(ins), 2, turns_dim)}
     end = Var((), turns.dtype, "", Sharding())
     scope.eqns += [
         Eqn(SCAN, (*ins, held, acc, turns), (last, most), loop, eqn.where, eqn.backward),
-        made(FULL, [], end, value=n - 1, shape=(), dtype=turns.dtype),
+        equation(FULL, [], end, value=n - 1, shape=(), dtype=turns.dtype),
         product(ins, last, most, end, out),
     ]
 

@@ -86,10 +86,10 @@ class Scope:
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """Create the program variable for the first version of a graph value."""
-        made = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
-        self.versions[v] = [made]
+        first = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
+        self.versions[v] = [first]
         self.default_sharding[v] = sharding
-        return made
+        return first
 
     def is_zero(self, v: Var) -> bool:
         """True for unmaterialized zeros, which are a pending sum over any axes."""
@@ -126,7 +126,7 @@ class Scope:
     def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
         """The value in this sharding, for this equation; adds collectives if no version has it."""
         if v in self.unmaterialized:
-            return self._born(v, target)
+            return self._materialized(v, target)
         for x in self.versions[v]:
             if x.sharding == target:
                 return x
@@ -151,15 +151,15 @@ class Scope:
         for version in self.versions[v]:
             if version.sharding == sharding:
                 return version
-        made = Var(v.shape, v.dtype, v.name, sharding)
+        resharded = Var(v.shape, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
         if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
             cause, where, backward = self.reasons[v]
-        self.eqns.append(Eqn(step, (x,), (made,), {}, where, backward, cause))
-        self.versions[v].append(made)
+        self.eqns.append(Eqn(step, (x,), (resharded,), {}, where, backward, cause))
+        self.versions[v].append(resharded)
         if step.sends or x in self.received:
-            self.received.add(made)
-        return made
+            self.received.add(resharded)
+        return resharded
 
     def _cause(self, step: Step, eqn: Eqn | Reader) -> Cause:
         if eqn.cause:  # a pass requested it and gives the reason
@@ -174,34 +174,34 @@ class Scope:
             case _:
                 return Cause(Because.READ, str(eqn.op))
 
-    def _born(self, v: Var, target: Sharding) -> Var:
+    def _materialized(self, v: Var, target: Sharding) -> Var:
         if target.partial and not self.is_zero(v):
             raise InternalError(f"{v} is not zero and cannot be pending over {target.partial}")
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
         eqn = self.unmaterialized.get(v) or self.demand.unmade[v]
-        ins = tuple(self._born(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
-        made = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
-        self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(made,)))
-        self.versions[v].append(made)
-        return made
+        ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
+        value = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
+        self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(value,)))
+        self.versions[v].append(value)
+        return value
 
     def unmade_sharding(self, v: Var) -> Sharding:
         """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
-        wanted = self.canonical(v.shape)
-        used = [axis for axes in wanted.values() for axis in axes]
-        return Sharding.of(wanted) if len(used) == len(set(used)) else Sharding()
+        axes_of = self.canonical(v.shape)
+        used = [axis for axes in axes_of.values() for axis in axes]
+        return Sharding.of(axes_of) if len(used) == len(set(used)) else Sharding()
 
     def masked(self, x: Var, over: tuple[Dim, ...], fill: object, eqn: Eqn) -> Var:
         """The value with the padding of these dims replaced by an identity."""
         over = tuple(d for d in over if self.setting.extents.is_padded(d))
         if not over:
             return x
-        made = Var(x.shape, x.dtype, x.name, x.sharding)
+        masked_value = Var(x.shape, x.dtype, x.name, x.sharding)
         params = {"over": over, "fill": identity(fill, x.dtype)}
-        self.eqns.append(Eqn(MASK, (x,), (made,), params, eqn.where, eqn.backward))
-        return made
+        self.eqns.append(Eqn(MASK, (x,), (masked_value,), params, eqn.where, eqn.backward))
+        return masked_value
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
         """Split the dims that an operation left unsplit by the layout, if their axes are free. Sends nothing.
@@ -221,8 +221,11 @@ class Scope:
         if target != home:
             self.get(v, target, eqn)
             self.default_sharding[v] = target
-            made = self.versions[v]
-            self.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
+            versions = self.versions[v]
+            self.versions[v] = [
+                *(x for x in versions if x.sharding == target),
+                *(x for x in versions if x.sharding != target),
+            ]
 
     def canonical(self, shape: tuple[Dim, ...], rules: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
         """The axes that the layout requests for these dims; an axis that two dims request is listed for both."""

@@ -67,10 +67,10 @@ class _Job:
 
     def each(self, items: Items, op: Collective, cause: Cause) -> Items:
         """Apply the same collective to the elements and to their indices."""
-        made = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
-        for v, out in zip(items, made, strict=True):
+        results = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
+        for v, out in zip(items, results, strict=True):
             self.add(op, [v], [out], cause)
-        return made
+        return results
 
 
 def labels(scope: Scope, eqn: Eqn) -> Labels:
@@ -84,9 +84,9 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axe
     users = [scope.demand.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
     job = _Job(scope, eqn, ins[0], outs, assigned[eqn.params["over"].name], bool(users[0]), bool(users[1]))
     kept, offers = scope.eqns, list[tuple[int, list[Eqn]]]()
-    for way in (_by_other_dim, _by_merges, _by_columns, _by_gathering):
+    for method in (_by_other_dim, _by_merges, _by_columns, _by_gathering):
         scope.eqns = []
-        if way(job):
+        if method(job):
             offers.append((_bytes_sent(job, scope.eqns), scope.eqns))
     scope.eqns = kept
     scope.eqns += min(offers, key=lambda offer: offer[0])[1]
@@ -96,7 +96,7 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
     """The bytes that one device sends, without those for results that are never read."""
     mesh, extents = job.scope.setting.mesh, job.scope.setting.extents
     live = {v for v, read in zip(job.outs, (job.values, job.places), strict=True) if read}
-    sent = 0
+    total = 0
     for eqn in reversed(eqns):
         if live.isdisjoint(eqn.outs):
             continue
@@ -104,17 +104,17 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
         if eqn.collective is not None:
             v = eqn.ins[0]
             local = math.prod(extents.local_shape(v.shape, v.sharding, mesh)) * v.dtype.itemsize
-            sent += eqn.collective.bytes_sent(local, mesh)
-    return sent
+            total += eqn.collective.bytes_sent(local, mesh)
+    return total
 
 
 def _by_gathering(job: _Job) -> bool:
     whole = job.x.sharding.with_split(job.over.name, ())
-    x, *made = (Var(v.shape, v.dtype, "", whole) for v in (job.x, *job.outs))
+    x, *gathered = (Var(v.shape, v.dtype, "", whole) for v in (job.x, *job.outs))
     cause = Cause(Because.WHOLE, "sort", (job.over.name,), what="; merging blocks would send more")
     job.add(AllGather(job.over.name, job.axes), [job.x], [x], cause)
-    job.add(job.eqn.op, [x], made, **job.eqn.params)
-    for v, out in zip(made, job.outs, strict=True):
+    job.add(job.eqn.op, [x], gathered, **job.eqn.params)
+    for v, out in zip(gathered, job.outs, strict=True):
         job.add(Slice(job.over.name, job.axes), [v], [out], Cause(Because.READ, "sort"))
     return True
 
@@ -128,9 +128,9 @@ def _by_other_dim(job: _Job) -> bool:
         return False
     out = AllToAll(job.over.name, to.name, job.axes)
     (x,) = job.each([job.x], out, Cause(Because.CUT_INSTEAD, "sort", (job.over.name, to.name)))
-    made = [Var(v.shape, v.dtype, "", x.sharding) for v in job.outs]
-    job.add(job.eqn.op, [x], made, **job.eqn.params)
-    for v, result in zip(made, job.outs, strict=True):
+    sorted_values = [Var(v.shape, v.dtype, "", x.sharding) for v in job.outs]
+    job.add(job.eqn.op, [x], sorted_values, **job.eqn.params)
+    for v, result in zip(sorted_values, job.outs, strict=True):
         job.add(
             AllToAll(to.name, job.over.name, job.axes),
             [v],

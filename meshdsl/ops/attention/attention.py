@@ -96,9 +96,9 @@ def attention(
 
 def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> Names:
     """The roles of the dims, and an error if keys have no dim of positions or two."""
-    there = [name for name in dict.fromkeys((length, memory)) if name in names(k.dims)]
-    if len(there) != 1:
-        problem = "no dim of positions" if not there else "two dims of positions"
+    key_dims = [name for name in dict.fromkeys((length, memory)) if name in names(k.dims)]
+    if len(key_dims) != 1:
+        problem = "no dim of positions" if not key_dims else "two dims of positions"
         raise ShapeError(
             f"md.attention: k {show(k.dims)} has {problem}\n"
             f"  the positions of keys are called {memory!r}, or {length!r} as those of queries; "
@@ -106,17 +106,17 @@ def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str)
         )
     find(over, q.dims, "dim of q to sum over")
     has_length = length in names(q.dims)
-    if there == [length] != [memory] and not has_length:
+    if key_dims == [length] != [memory] and not has_length:
         raise ShapeError(
             f"md.attention: k {show(k.dims)} has the positions {length!r}, and q {show(q.dims)} does not\n"
             f"  rename those of k and v: md.rename(k, {length}={memory!r})"
         )
-    if there == [memory] != [length] and memory in names(q.dims):
+    if key_dims == [memory] != [length] and memory in names(q.dims):
         raise ShapeError(
             f"md.attention: q {show(q.dims)} has {memory!r}, the positions of keys\n"
             "  rename its positions, or call those of queries and keys length="
         )
-    return Names(over, length if has_length else "", there[0], memory)
+    return Names(over, length if has_length else "", key_dims[0], memory)
 
 
 def _check_options(

@@ -54,6 +54,8 @@ def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | No
     for condition in conditions[1:]:
         mask = mask & broadcast(condition, every)
     order = ("q", "k", "v", "bias", "mask", "segments", "memory_segments", *RESIDUALS)
-    made = {**roles, "mask": mask}
-    extras = tuple(role for role in order[3:7] if role in made)
-    return {r: made[r] for r in order if r in made}, dataclasses.replace(how, extras=extras, memory=memory.name)
+    batched_roles = {**roles, "mask": mask}
+    extras = tuple(role for role in order[3:7] if role in batched_roles)
+    return {r: batched_roles[r] for r in order if r in batched_roles}, dataclasses.replace(
+        how, extras=extras, memory=memory.name
+    )

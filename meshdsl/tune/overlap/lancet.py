@@ -169,8 +169,8 @@ class _Search:
 
     def body(self, eqns: Sequence[Eqn]) -> Program:
         """A range as a program: its inputs are values read from outside, its results are values read outside."""
-        made = {v for eqn in eqns for v in eqn.outs}
-        ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in made)
+        produced = {v for eqn in eqns for v in eqn.outs}
+        ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in produced)
         mine = set(eqns)
         read = {v for eqn in self.program.eqns if eqn not in mine for v in eqn.ins} | set(self.program.outs)
         outs = [v for eqn in eqns for v in eqn.outs if v in read]

@@ -28,8 +28,8 @@ def faster_rings(
     least = seconds(best)
     largest = sorted(kinds.values(), key=lambda found: -len(found) * program.local_bytes(found[0].value))
     for found in largest[:TRIED]:
-        made = order(ring_products(program, [*chosen, *found]))
-        now = seconds(made)
+        candidate = order(ring_products(program, [*chosen, *found]))
+        now = seconds(candidate)
         if now < least:
-            chosen, best, least = [*chosen, *found], made, now
+            chosen, best, least = [*chosen, *found], candidate, now
     return len(chosen), best

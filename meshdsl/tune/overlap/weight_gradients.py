@@ -83,12 +83,12 @@ def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
     for task in tasks.all:
         if task in placed:
             behind.setdefault(placed[task], []).append(task)
-    wanted: list[Task] = []
+    order: list[Task] = []
     for task in tasks.all:
         if task not in placed:
-            wanted.append(task)
-            wanted += behind.get(task, [])
-    return _topological(wanted)
+            order.append(task)
+            order += behind.get(task, [])
+    return _topological(order)
 
 
 def _topological(wanted: Sequence[Task]) -> list[Task]:

@@ -40,8 +40,8 @@ class AttentionCall:
         claims = Claims() if nothing else claims_of(scope, eqn, labels, ())
 
         def price(assigned: Assigned) -> float:
-            wanted = zip(eqn.ins, labels.ins, strict=True)
-            return sum(scope.price(v, apply(names, assigned)) for v, names in wanted)
+            operands = zip(eqn.ins, labels.ins, strict=True)
+            return sum(scope.price(v, apply(names, assigned)) for v, names in operands)
 
         return AttentionCall(scope, eqn, labels, choose(claims, settle_conflicts(scope, eqn, labels, claims), price))
 
@@ -92,13 +92,13 @@ class AttentionCall:
 
         `causes` are the reasons for the collectives of some operands; the others are "for attention".
         """
-        made: list[Var] = []
+        operands: list[Var] = []
         for role, sharding in self.shardings().items():
             v = self.roles[role]
             cause = (causes or {}).get(role, NO_CAUSE)
             reader = Reader(self.eqn.operation.name, self.eqn.where, self.eqn.backward, cause) if cause else self.eqn
-            made.append(self.scope.masked(self.scope.get(v, sharding, reader), self._summed(role), 0, self.eqn))
-        return made
+            operands.append(self.scope.masked(self.scope.get(v, sharding, reader), self._summed(role), 0, self.eqn))
+        return operands
 
     def _summed(self, role: str) -> tuple[Dim, ...]:
         """The dims of an operand whose padding must be zero, because their elements are added."""
@@ -120,9 +120,9 @@ class AttentionCall:
                 scope.define(v, apply(names, self.assigned))
                 for v, names in zip(eqn.outs, self.labels.outs, strict=True)
             ]
-        made: list[Var] = []
+        results: list[Var] = []
         for v, sharding, role in zip(eqn.outs, own_shardings(eqn.replace(ins=tuple(ins))), self.moving, strict=True):
-            made.append(scope.define(v, sharding))
+            results.append(scope.define(v, sharding))
             if sharding.partial:
                 own = names(self.roles[role].shape)
                 splits = [
@@ -130,7 +130,7 @@ class AttentionCall:
                 ]
                 over = tuple(dict.fromkeys(d for d in splits if d not in own)) or (self.how.length,)
                 scope.reasons[v] = (Cause(Because.REDUCES, eqn.operation.name, over, what="sum"), eqn.where, True)
-        return made
+        return results
 
     @property
     def moving(self) -> list[str]:

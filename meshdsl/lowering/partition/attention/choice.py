@@ -35,17 +35,17 @@ class Choice:
 
 def choose_method(call: AttentionCall) -> Choice:
     """The method that the call names, or the one that sends fewer bytes."""
-    asked = call.how.method
+    method = call.how.method
     other = _other_dim(call)
-    if asked in ("ring", "gather"):
-        return Choice(asked, f", as method={asked!r} says")
+    if method in ("ring", "gather"):
+        return Choice(method, f", as method={method!r} says")
     if other is None:
-        if asked == "all_to_all":
+        if method == "all_to_all":
             _report(call)
         return Choice("ring", f": no shared dim has blocks that {call.count} devices can divide")
     to, assigned = other
-    if asked == "all_to_all":
-        return Choice(asked, f", as method={asked!r} says", to, assigned)
+    if method == "all_to_all":
+        return Choice(method, f", as method={method!r} says", to, assigned)
     ring, exchange = ring_bytes(call), exchange_bytes(call)
     if ring < exchange:
         return Choice("ring", f": {show_bytes(ring)} for the result, {show_bytes(exchange)} by all_to_all")

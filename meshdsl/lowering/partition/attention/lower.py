@@ -63,5 +63,5 @@ def _return(scope: Scope, v: Var, target: Sharding, reader: Reader) -> None:
     """Make this version of a result the one that its readers start from."""
     scope.get(v, target, reader)
     scope.default_sharding[v] = target
-    made = scope.versions[v]
-    scope.versions[v] = [*(x for x in made if x.sharding == target), *(x for x in made if x.sharding != target)]
+    versions = scope.versions[v]
+    scope.versions[v] = [*(x for x in versions if x.sharding == target), *(x for x in versions if x.sharding != target)]

@@ -64,12 +64,12 @@ class _Ring:
         self.n, self.hops, self.zigzag = call.count, hops(call), is_zigzag(call)
         self.how = dataclasses.replace(call.how, wide=True)
 
-    def made(self, op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
+    def equation(self, op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
         return Eqn(op, tuple(ins), (out,), params, self.eqn.where, self.eqn.backward, cause)
 
-    def sent(self, x: Var, out: Var, routes: tuple[tuple[int, int], ...], cause: Cause) -> Eqn:
+    def exchange(self, x: Var, out: Var, routes: tuple[tuple[int, int], ...], cause: Cause) -> Eqn:
         name = next(d.name for d in x.shape if d.name == self.how.keys)
-        return self.made(Exchange(name, self.call.keys, routes), [x], out, cause)
+        return self.equation(Exchange(name, self.call.keys, routes), [x], out, cause)
 
     def add(self) -> None:
         """Add the operands, the loop, the last turn, and the results."""
@@ -81,7 +81,7 @@ class _Ring:
             held, sums = self.loop(ins, held, sums)
         end = self.number(self.hops)
         sums = self.turn(self.scope.eqns, self.with_held(ins, held), sums, end)
-        sums = self.home(sums) if self.call.gradient else sums
+        sums = self.at_owners(sums) if self.call.gradient else sums
         self.finish(sums, outs)
 
     def operands(self) -> list[Var]:
@@ -111,16 +111,16 @@ class _Ring:
         """The initial sums of the turns: results of attention without keys, or zero cotangents, in the wide dtype."""
         sums: list[Var] = []
         for k, v in enumerate(outs):
-            made = Var(v.shape, wide_dtype(v.dtype), "", v.sharding)
+            initial = Var(v.shape, wide_dtype(v.dtype), "", v.sharding)
             value = -math.inf if k == 1 and not self.call.gradient else 0
-            self.scope.eqns.append(self.made(FULL, [], made, value=value, shape=v.shape, dtype=made.dtype))
-            sums.append(made)
+            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.shape, dtype=initial.dtype))
+            sums.append(initial)
         return sums
 
     def number(self, value: int) -> Var:
-        made = Var((), np.dtype(np.int32), "", self.scalar)
-        self.scope.eqns.append(self.made(FULL, [], made, value=value, shape=(), dtype=made.dtype))
-        return made
+        constant = Var((), np.dtype(np.int32), "", self.scalar)
+        self.scope.eqns.append(self.equation(FULL, [], constant, value=value, shape=(), dtype=constant.dtype))
+        return constant
 
     @property
     def scalar(self) -> Any:
@@ -129,32 +129,32 @@ class _Ring:
     def turn(self, eqns: list[Eqn], ins: Sequence[Var], sums: Sequence[Var], turn: Var) -> list[Var]:
         """Add one turn; returns the sums after it."""
         op = ATTENTION_TURN_GRAD if self.call.gradient else ATTENTION_TURN
-        made = [_like(v) for v in sums]
+        sums_after = [_like(v) for v in sums]
         keys, own = self.call.keys, self.eqn.params
         how = {"how": self.how, "causal": own["causal"], "window": own["window"], "axes": keys}
         how |= {"zigzag": self.zigzag or None, "turns": self.hops + 1}
-        eqns.append(Eqn(op, (*ins, *sums, turn), tuple(made), how, self.eqn.where, self.eqn.backward))
-        return made
+        eqns.append(Eqn(op, (*ins, *sums, turn), tuple(sums_after), how, self.eqn.where, self.eqn.backward))
+        return sums_after
 
     def loop(self, ins: Sequence[Var], held: Sequence[Var], sums: Sequence[Var]) -> tuple[list[Var], list[Var]]:
         """Add the loop of all turns but the last; returns the blocks and the sums after it."""
         dim = Dim("turn", self.hops)
         turns = Var((dim,), np.dtype(np.int32), "", self.scalar)
-        self.scope.eqns.append(self.made(IOTA, [], turns, dim=dim, dtype=turns.dtype))
+        self.scope.eqns.append(self.equation(IOTA, [], turns, dim=dim, dtype=turns.dtype))
         moving = self.moving()
         consts = [v for i, v in enumerate(ins) if i not in moving]
         inner, blocks, inner_sums = [_like(v) for v in consts], [_like(v) for v in held], [_like(v) for v in sums]
         t = Var((), turns.dtype, "", self.scalar)
         own, eqns = iter(inner), list[Eqn]()
         body_ins = self.with_held([blocks[0] if i in moving else next(own) for i in range(len(ins))], blocks)
-        sent = [_like(v) for v in blocks]
+        received = [_like(v) for v in blocks]
         on = tuple((i, (i + 1) % self.n) for i in range(self.n))
-        eqns += [self.sent(v, out, on, self.cause) for v, out in zip(blocks, sent, strict=True)]
+        eqns += [self.exchange(v, out, on, self.cause) for v, out in zip(blocks, received, strict=True)]
         after = self.turn(eqns, body_ins, inner_sums, t)
         if self.call.gradient:
             after = self.passed_on(eqns, after, on, self.cause)
         mesh, extents = self.scope.setting.mesh, self.scope.setting.extents
-        body = Program((*inner, *blocks, *inner_sums, t), tuple(eqns), (*sent, *after), mesh=mesh, extents=extents)
+        body = Program((*inner, *blocks, *inner_sums, t), tuple(eqns), (*received, *after), mesh=mesh, extents=extents)
         outs = [_like(v) for v in (*held, *sums)]
         control = Scan(body, len(consts), len(outs), dim)
         self.scope.eqns.append(
@@ -171,11 +171,11 @@ class _Ring:
 
     def passed_on(self, eqns: list[Eqn], sums: list[Var], routes: Any, cause: Cause) -> list[Var]:
         """The cotangents after those of keys and values were sent with their blocks."""
-        sent = [_like(v) for v in sums[1:3]]
-        eqns += [self.sent(v, out, routes, cause) for v, out in zip(sums[1:3], sent, strict=True)]
-        return [sums[0], *sent, *sums[3:]]
+        received = [_like(v) for v in sums[1:3]]
+        eqns += [self.exchange(v, out, routes, cause) for v, out in zip(sums[1:3], received, strict=True)]
+        return [sums[0], *received, *sums[3:]]
 
-    def home(self, sums: list[Var]) -> list[Var]:
+    def at_owners(self, sums: list[Var]) -> list[Var]:
         """The cotangents of keys and values on the devices that own the blocks."""
         if not self.hops:
             return sums
@@ -189,7 +189,7 @@ class _Ring:
             along = self.zigzag and any(x.sharding.axes(d) == self.call.keys for d in x.shape)
             if x.dtype != out.dtype:
                 narrow = Var(x.shape, out.dtype, "", x.sharding)
-                self.scope.eqns.append(self.made(CAST, [x], narrow, dtype=out.dtype))
+                self.scope.eqns.append(self.equation(CAST, [x], narrow, dtype=out.dtype))
                 x = narrow
             if along:
                 x = self.places(x, in_order)
