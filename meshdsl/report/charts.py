@@ -29,7 +29,8 @@ def time_bars(reports: Mapping[str, Report], mark: str = "lower bound") -> str:
     most = max(report.interval[1] for report in reports.values())
     scale = linear(0, most, left, right)
     swatches = [(f"part-{i}", PART_TITLES[part]) for i, part in enumerate(PARTS)]
-    legend_svg, top = legend([*swatches, ("bound", mark)], 8, 2, WIDTH - 8)
+    marks = [("bound", mark)] if any(report.lower_bound for report in reports.values()) else []
+    legend_svg, top = legend([*swatches, *marks], 8, 2, WIDTH - 8)
     top += 8
     bottom = top + 40 * len(names) + 6
     elements = [legend_svg, axis("bottom", scale, steps(most), seconds, bottom, top)]
@@ -52,7 +53,8 @@ def time_bars(reports: Mapping[str, Report], mark: str = "lower bound") -> str:
         elements += [element("line", tip=tip, x1=low, x2=high, y1=y + 32, y2=y + 32, cls="interval"), *ends]
         bound = scale(report.lower_bound)
         tip = f"{mark}: {seconds(report.lower_bound)}"
-        elements.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
+        if report.lower_bound:
+            elements.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
         elements.append(text(max(high, scale(report.seconds)) + 8, y + 17, seconds(report.seconds), cls="strong"))
     return picture(WIDTH, bottom + 24, "time of a step by layout", *elements)
 
