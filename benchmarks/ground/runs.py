@@ -3,7 +3,8 @@
 vtrain       GPT on one node of A100, Megatron-DeepSpeed with data and tensor parallelism, every layer recomputed
 megatron     the 22 B model of Korthikanti et al. (2022) on one node of A100
 llm-foundry  MPT on A100 and H100, PyTorch FSDP with a fused attention kernel written in Triton
-maxtext      Llama-like models on slices of TPU v4 and v5e, parameters sharded over each slice
+maxtext      Llama-like models on slices of TPU v4 and v5e, parameters sharded over each slice; and Llama 2 7B on 1 to
+             16 nodes of H100, parameters sharded over each node, results of products saved, batch 4 a GPU
 recipes      Llama and Mistral on TPU v5p and v6e, parameters sharded over the slice
 
 The published rates of MaxText count model FLOPs by its own formula; the same formula gives the seconds back. Where the
@@ -49,6 +50,7 @@ class Run:
     seconds: float
     tp: int
     devices: int
+    group: str | None = None  # the axis over which parameters are sharded, if there are replicas of the group
 
     @property
     def size(self) -> str:
@@ -58,7 +60,7 @@ class Run:
     @property
     def key(self) -> str:
         """The text that identifies its program."""
-        return f"{self.workload.config} {self.mesh} {self.layout} {self.sharded}"
+        return f"{self.workload.config} {self.mesh} {self.layout} {self.sharded}{self.group or ''}"
 
     @property
     def tokens(self) -> float:
@@ -67,7 +69,7 @@ class Run:
 
     def step(self) -> md.Compiled:
         """The compiled train step of one micro-batch."""
-        update = md.WeightUpdate("sharded", regather=True) if self.sharded else "replicated"
+        update = md.WeightUpdate("sharded", group=self.group, regather=True) if self.sharded else "replicated"
         train = self.workload.train_step()
         return md.compile(train, self.mesh, self.layout, donate=(0, 1), weight_update=update)
 
@@ -80,6 +82,7 @@ def runs(rows: Sequence[dict[str, Any]]) -> list[Run]:
         "llmfoundry": _llm_foundry,
         "maxtext_v5e": _maxtext,
         "maxtext_v4": _maxtext,
+        "maxtext_h100": _maxtext_h100,
         "tpu_recipes": _recipe,
     }
     return [run for row in rows for run in readers.get(row["group"], lambda _: iter(()))(row)]
@@ -143,6 +146,22 @@ def _maxtext(row: dict[str, Any]) -> Iterator[Run]:
     mesh, layout = f"slice:{p['dcn_data']} data:{fsdp} model:{tp}", f"batch:slice,data; {MODEL_AXIS}"
     chip = "v5e" if row["group"] == "maxtext_v5e" else "v4"
     yield Run("maxtext", f"tpu-{chip}:flash,overlap", workload, mesh, layout, True, 1, seconds, tp, chips)
+
+
+def _maxtext_h100(row: dict[str, Any]) -> Iterator[Run]:
+    m, nodes = row["model_config"], row["parallelism"]["nodes"]
+    gpus, length, vocab, each = 8 * nodes, m["seq"], 32000, 4
+    workload = lm.replace(
+        **LLAMA | {"remat": "products"}, batch=each * gpus, length=length, vocab=vocab, layers=m["layers"],
+        d_model=m["d_model"], heads=m["heads"], d_head=m["d_model"] // m["heads"], d_ff=m["d_ff"],
+    )  # fmt: skip
+    matrices = m["layers"] * (4 * m["d_model"] ** 2 + 3 * m["d_model"] * m["d_ff"]) + m["d_model"] * vocab
+    flops = 6 * matrices + 12 * m["layers"] * m["d_model"] * length  # as for TPUs
+    seconds = flops * each * length / (row["measured"]["tflops_per_gpu"] * 1e12)
+    mesh, layout, group = (
+        ("data:8", "batch:data", None) if nodes == 1 else (f"node:{nodes} data:8", "batch:node,data", "data")
+    )
+    yield Run("maxtext", "h100-a3:flash", workload, mesh, layout, True, 1, seconds, 1, gpus, group)
 
 
 def _recipe(row: dict[str, Any]) -> Iterator[Run]:
