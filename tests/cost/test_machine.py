@@ -10,7 +10,7 @@ import pytest
 from meshdsl.cost.machine import MachineError, machine, machines
 
 PACKAGED = (
-    "a100-dgx", "a100-dgx-40gb", "a100-p4de", "b200", "h100", "h200", "mi300x",
+    "a100-dgx", "a100-dgx-40gb", "a100-p4de", "b200", "h100", "h100-a3", "h200", "mi300x",
     "tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "v100-p3dn",
 )  # fmt: skip
 FOLDER = Path(__file__).parents[2] / "meshdsl" / "cost" / "machines"
