@@ -72,7 +72,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
         y, _ = md.nn.moe_layer(
             tokens, md.Dim("expert", config.experts), d_ff, tokens=tokens.dims[-2], router="mixtral", k=config.chosen,
             capacity_formula="paper" if factor else "all", capacity_factor=factor or 1.0, exchange=config.exchange,
-            activation="silu", gated=True, precision=precision,
+            weigh="hidden", activation="silu", gated=True, precision=precision,
         )  # fmt: skip
         return md.reshape(y, x.dims)
 

@@ -23,6 +23,8 @@ from .row import In, Row
 
 def placements() -> Iterator[Row]:
     yield Row("prefer", lambda x: md.prefer(x * 2, "b", "a"), (X,), lambda x: x * 2)
+    summed = lambda x, y: md.prefer(md.einsum(x, y, out="a c"), "c")
+    yield Row("prefer_sum", summed, (In("a b"), In("b c")), lambda x, y: x @ y, ("float32",))
     yield Row("replicate", lambda x: md.replicate(x * 2), (X,), lambda x: x * 2)
     some = lambda x, n: md.ragged(md.where(md.broadcast(md.iota(x.dims[-1], n.dtype), x.dims) < n, x, 0), n, "b")
     yield Row("ragged", some, (X, In("a", "inside:b", "int32")), lambda x, n: np.where(np.arange(x.shape[1]) < n[:, None], x, 0))

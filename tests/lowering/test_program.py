@@ -182,6 +182,20 @@ def test_axes_of_size_one_send_nothing() -> None:
     assert sent(MLP.train_step(), "rows:1", "batch:rows", *args) == []
 
 
+@pytest.mark.parametrize("names", [(), ("batch",), ("batch", "model"), ("model",), ("length",)])
+def test_prefer_of_other_dims_leaves_a_reduce_scatter(names: tuple[str, ...]) -> None:
+    """The layers of Megatron with positions split between them: the sum goes to the positions that it is added to."""
+
+    def block(x: md.Tensor, w: md.Tensor, v: md.Tensor) -> md.Tensor:
+        h = md.prefer(md.einsum(x, w, out="batch length d_ff"), "d_ff")
+        y = md.einsum(h, v, out="batch length model")
+        return md.tanh(x + (md.prefer(y, *names) if names else y))
+
+    x, w, v = (md.spec(dims) for dims in ("batch:4 length:8 model:6", "model:6 d_ff:16", "d_ff:16 model:6"))
+    program = md.compile(block, "rows:2 cols:2", "batch:rows; length:cols; d_ff:cols").program(x, w, v)
+    assert [record.kind for record in program.collectives] == ["all_gather", "reduce_scatter"]
+
+
 def test_prefer_moves_tokens_to_experts_and_back_by_all_to_all() -> None:
     def dispatch(x: Any, w: Any, to: Any) -> Any:
         to = md.prefer(to, "group")

@@ -124,6 +124,26 @@ def sent(model: md.Model, mesh: str, layout: str, x: str = X) -> list[Any]:
     return list(md.compile(value_and_grads(model), mesh, layout).program(model.specs(spec), spec).collectives)
 
 
+@pytest.mark.parametrize(("router", "method"), [("top2", "index"), ("mixtral", "einsum"), ("expert_choice", "index")])
+def test_weights_on_the_hidden_layer_give_the_same_sum(router: str, method: str):
+    options = {"router": router, "dispatch": method, "capacity_factor": 1.0, "gated": True}
+    params, x = inputs(layer(**options))
+    want = simulated(value_and_grads(layer(**options)), params, x)
+    step = value_and_grads(layer(**options, weigh="hidden"))
+    for mesh, layout in [LAYOUTS[0], ("rows:2 cols:2", "batch:rows expert:rows expert_hidden:cols")]:
+        close(simulated(step, params, x, mesh=mesh, layout=layout), want, f"weights on the hidden layer under {layout}")
+
+
+def test_weights_on_the_hidden_layer_reduce_tokens_instead_of_slots():
+    """Slots are four times the tokens here."""
+
+    def largest(weigh: str) -> int:
+        model = layer(md.nn.Precision(), router="mixtral", dispatch="einsum", weigh=weigh)
+        return max(c.bytes for c in sent(model, "cols:2", "expert_hidden:cols"))
+
+    assert largest("output") == 4 * largest("hidden") == 4 * 4 * 8 * 6 * 4
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_moe_layer_under_expert_parallelism_has_four_all_to_alls(method: str):
     model = layer(md.nn.Precision(), dispatch=method)
@@ -233,6 +253,7 @@ def test_dispatch_auto_uses_index_for_large_masks():
     "options,text",
     [
         ({"exchange": "raged"}, "did you mean 'ragged'?"),
+        ({"weigh": "hiden"}, "unknown weigh 'hiden'; did you mean 'hidden'?"),
         ({"dispatch": "indices"}, "unknown dispatch 'indices'; did you mean 'index'?"),
         ({"router": "topk"}, "unknown router 'topk'; did you mean 'top_k'?"),
         ({"activation": "relu6"}, "unknown activation 'relu6'"),

@@ -46,7 +46,19 @@ def _preferred(scope: Scope, eqn: Eqn, v: Var) -> Sharding:
     pending = scope.is_pending(v) and scope.should_defer(v, eqn)
     if pending and not set(home.partial) & set(target.split_axes):
         return Sharding.of(dict(target.split), home.partial, home.kind)
-    return target
+    return _scatters(scope, v, target) if home.kind == "sum" else target
+
+
+def _scatters(scope: Scope, v: Var, target: Sharding) -> Sharding:
+    """The target, with other dims split over the pending axes that the layout gives them: a reduce-scatter and an
+    all-gather send no more than the all-reduce.
+    """
+    pending, split = set(scope.default_sharding[v].partial), dict(target.split)
+    for d in v.shape:
+        axes = scope.setting.layout.axes(d.name)
+        if not split.get(d.name) and axes and set(axes) <= pending - {axis for cut in split.values() for axis in cut}:
+            split[d.name] = axes
+    return Sharding.of(split)
 
 
 def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:

@@ -10,7 +10,7 @@ accumulated in at least float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from .assignment import Assignment, Choice, Picks
 from .options import suggest
 from .routing import masks
 
-__all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by"]
+__all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by", "unweighted"]
 
 # "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity), by platform, from
 # benchmarks/dispatch.py, forward and backward. Measured on CPU: from 1024 to 4096 both take equal time, below that
@@ -72,15 +72,41 @@ def dispatch_by(method: str, assignment: Assignment) -> Dispatch:
     return METHODS[method](assignment)
 
 
+def unweighted(assignment: Assignment) -> tuple[Assignment, md.Tensor]:
+    """The assignment with weights of one, and the weight of each slot [groups, expert, capacity]; 0 if it is empty."""
+    by, expert, slot = assignment.by, assignment.experts, assignment.capacity
+    if isinstance(by, Picks):
+        ones = md.ones(by.weight.dims, by.weight.dtype)
+        return replace(assignment, by=replace(by, weight=ones)), md.where(by.kept, by.weight, 0)
+    slots = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)
+    groups = [d for d in by[0].weight.dims if d != assignment.tokens]
+    weights = md.zeros([*groups, slots], by[0].weight.dtype)
+    for choice in by:
+        index = md.where(choice.kept, choice.expert * slot.size + choice.slot, slots.size)
+        weights = md.put_add(weights, index, choice.weight, slots)
+    ones = md.ones(by[0].weight.dims, by[0].weight.dtype)
+    return replace(assignment, by=tuple(replace(c, weight=ones) for c in by)), md.unflatten(
+        weights, slots, [expert, slot]
+    )
+
+
 def by_einsum(assignment: Assignment) -> Dispatch:
     """Sends and receives by products with masks (GShard, Algorithm 2)."""
     combine, taken = masks(assignment)
     token, expert, slot = assignment.tokens, assignment.experts, assignment.capacity
     groups = [d for d in combine.dims if d not in (token, expert, slot)]
 
-    def send(x: md.Tensor) -> md.Tensor:
+    def copied(x: md.Tensor, taken: md.Tensor) -> md.Tensor:
         rest = [d for d in x.dims if d not in (*groups, token)]
         return md.einsum(md.cast(taken, x.dtype), x, out=[*groups, expert, slot, *rest])
+
+    def copied_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, None]:
+        taken, dims = saved  # booleans: known to be finite, so that a partial sum in ct stays partial
+        return md.einsum(md.cast(taken, ct.dtype), ct, out=dims), None
+
+    def send(x: md.Tensor) -> md.Tensor:
+        copy = md.custom_vjp(copied, lambda x, taken: (copied(x, taken), (taken, x.dims)), copied_back)
+        return copy(x, taken)
 
     def receive(y: md.Tensor) -> md.Tensor:
         rest = [d for d in y.dims if d not in (*groups, expert, slot)]

@@ -9,12 +9,13 @@ import meshdsl as md
 from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, Precision, dim_of, new_dim
 from .assignment import assign
-from .dispatch import dispatch_by
+from .dispatch import dispatch_by, unweighted
 from .options import PRESETS, capacity_of, choices_of, resolve, suggest
 
 __all__ = ["moe_layer"]
 
 EXCHANGES = ("padded", "ragged")
+WEIGHED = ("output", "hidden")
 
 
 def moe_layer(
@@ -36,6 +37,7 @@ def moe_layer(
     z_weight: float = 0.0,
     dispatch: str = "auto",
     exchange: str = "padded",
+    weigh: str = "output",
     activation: str = "relu",
     gated: bool = False,
     name: str = "moe",
@@ -69,7 +71,9 @@ def moe_layer(
     exchanged by all_to_all in the compute dtype; `expert_hidden:cols` shards each expert. `dispatch` is "index",
     "einsum" or "auto" (see `md.nn.moe.dispatch_by`). `exchange` is "padded", to send every slot, or "ragged", to send
     each expert's slots up to the last filled one (`md.ragged`); the results are equal. Ragged exchanges run on TPUs
-    and GPUs.
+    and GPUs. `weigh` says what the weights of the choices multiply: the "output" of the experts, in the sum over a
+    token's slots, or their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum,
+    and are reduced for each token instead of each slot.
 
     Raises `ShapeError` for unknown names. A program with a ragged exchange raises `LayoutError` when it is called on
     CPU devices; simulation, cost and compilation for TPUs work on any machine.
@@ -78,6 +82,8 @@ def moe_layer(
         raise md.ShapeError(
             f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
         )
+    if weigh not in WEIGHED:
+        raise md.ShapeError(f"unknown weigh {weigh!r}; {suggest(weigh, WEIGHED)}known: {', '.join(WEIGHED)}")
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
@@ -105,6 +111,9 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
+        weights = None
+        if weigh == "hidden":
+            assignment, weights = unweighted(assignment)
         dispatcher = dispatch_by(dispatch, assignment)
         share = min(1.0, k * token.size / (gate.size * slot.size)) if isinstance(assignment.by, tuple) else 1.0
 
@@ -113,7 +122,10 @@ def moe_layer(
 
         expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
         expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
-        y = _experts(md.prefer(expert_inputs, expert), expert, inner, model_dim, activation, gated, init, precision)
+        weights = None if weights is None else md.rename(weights, **expert_names)
+        y = _experts(
+            md.prefer(expert_inputs, expert), weights, expert, inner, model_dim, activation, gated, init, precision
+        )
         expert_outputs = mark_ragged(md.rename(md.prefer(y, expert), **{new: old for old, new in expert_names.items()}))
         return md.transpose(dispatcher.receive(expert_outputs), x.dims), loss
 
@@ -137,6 +149,7 @@ def _mean_square(x: md.Tensor, nonpadding: md.Tensor | None) -> md.Tensor:
 
 def _experts(
     x: md.Tensor,
+    weights: md.Tensor | None,
     experts: md.Dim,
     hidden: md.Dim,
     model_dim: md.Dim,
@@ -145,7 +158,7 @@ def _experts(
     init: Any,
     precision: Precision,
 ) -> md.Tensor:
-    """Applies each expert's feed-forward layer to its slots; keeps the dims of x."""
+    """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
     outer = [d for d in x.dims if d != model_dim]
     act = ACTIVATIONS[activation]
 
@@ -158,4 +171,6 @@ def _experts(
 
     y = product(x, "wi", model_dim, hidden)
     y = act(product(x, "wi_gate", model_dim, hidden)) * y if gated else act(y)
+    if weights is not None:
+        y = y * md.cast(weights, y.dtype)
     return md.transpose(product(y, "wo", hidden, model_dim), x.dims)
