@@ -25,7 +25,8 @@ from meshdsl import backend
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
 from tests.laws import Row, rows, run
-from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, shrink, tensors
+from tests.lowering.maker import Draw
+from tests.lowering.programs import FINE, MESHES, draw, draw_layout, judge, shrink, tensors
 from tests.lowering.test_layout_law import drawn
 
 LAYOUTS_PER_SIZE = 10

@@ -29,7 +29,8 @@ from meshdsl.layouts import Layout
 from meshdsl.lowering import Program
 from tests.lowering.figures import figures
 from tests.lowering.ledger_law import workloads
-from tests.lowering.programs import Draw, Maker, draw_layout, tensors
+from tests.lowering.maker import Draw, Maker
+from tests.lowering.programs import draw_layout, tensors
 
 MESHES = ["x:8", "x:2 y:4", "x:4 y:2", "x:2 y:2 z:2"]
 SIZES = [16, 32, 64]

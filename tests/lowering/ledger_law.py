@@ -18,7 +18,8 @@ from pathlib import Path
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices, as in the tests
 from meshdsl.ir import walk
-from tests.lowering.programs import Draw, draw
+from tests.lowering.maker import Draw
+from tests.lowering.programs import draw
 from tests.stablehlo import cost_law
 
 MODELS = Path(__file__).parents[2] / "models"

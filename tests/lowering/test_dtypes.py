@@ -19,7 +19,8 @@ from meshdsl.ir import Graph
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
 from tests.laws import SIZES, Row, rows, run
-from tests.lowering.programs import MESHES, Draw, draw_layout, same_bits, tensors
+from tests.lowering.maker import Draw
+from tests.lowering.programs import MESHES, draw_layout, same_bits, tensors
 from tests.lowering.test_layout_law import placed
 from tests.stablehlo import cost_law
 

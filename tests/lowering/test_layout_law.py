@@ -28,7 +28,8 @@ from meshdsl.lowering.simulate import poison
 from meshdsl.trace import Tensor
 from tests.laws import INDEX, INDICES, Row, rows, run
 from tests.laws import SIZES as NAMES
-from tests.lowering.programs import FINE, MESHES, Draw, draw, draw_layout, judge, same_bits, shrink, tensors, weights
+from tests.lowering.maker import Draw, weights
+from tests.lowering.programs import FINE, MESHES, draw, draw_layout, judge, same_bits, shrink, tensors
 
 ROWS = rows()
 SIZES = [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 0, 1, primes, and sizes that few meshes divide

@@ -24,7 +24,8 @@ from meshdsl.tune.overlap.kernels import kernels_with_products
 from meshdsl.tune.overlap.list_schedule import list_schedule
 from meshdsl.tune.overlap.one_in_flight import one_in_flight
 from meshdsl.tune.overlap.tasks import ordered, tasks_of
-from tests.lowering.programs import Draw, draw, same_bits
+from tests.lowering.maker import Draw
+from tests.lowering.programs import draw, same_bits
 
 MACHINE = md.machine("a100-p4de")
 PROGRAMS, BLOCKS = 80, 2

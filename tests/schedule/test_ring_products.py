@@ -15,7 +15,8 @@ from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.ring_products import ring_products, rings
 from meshdsl.schedule.unroll import unroll
-from tests.lowering.programs import same_bits, whole_numbers
+from tests.lowering.maker import whole_numbers
+from tests.lowering.programs import same_bits
 
 
 def draw(seed: int) -> tuple[Program, list[np.ndarray]]:

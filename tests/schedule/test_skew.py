@@ -17,7 +17,8 @@ from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.skew import Stages, gathers_ahead, gradients_behind, skew
 from models.transformer import lm
-from tests.lowering.programs import MESHES, Draw, Maker, draw_layout, same_bits, whole_numbers
+from tests.lowering.maker import Draw, Maker, whole_numbers
+from tests.lowering.programs import MESHES, draw_layout, same_bits
 
 MACHINE = "a100-p4de"
 

@@ -28,7 +28,8 @@ from meshdsl.search.evaluate import Entry, evaluate
 from meshdsl.search.screen import ILLEGAL
 from meshdsl.search.space import Row, space
 from models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
-from tests.lowering.programs import MESHES, program
+from tests.lowering.maker import program
+from tests.lowering.programs import MESHES
 
 MACHINES = (
     "tpu-v5e", "tpu-v5p", "tpu-v4", "h100", "a100-p4de", "v100-p3dn", "mi300x",

@@ -14,7 +14,8 @@ import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import names
 from tests.laws import INDICES, Row, looped, rows, run
-from tests.lowering.programs import LIMIT, Draw, Maker, same_bits, weights, whole_numbers
+from tests.lowering.maker import LIMIT, Draw, Maker, weights, whole_numbers
+from tests.lowering.programs import same_bits
 from tests.lowering.test_layout_law import close, weighted
 
 ROWS = [row for row in rows() if row.ins]
