@@ -17,13 +17,12 @@ import pytest
 
 import meshdsl as md
 from meshdsl.dims import Shape
-from meshdsl.ir import Eqn, walk
+from meshdsl.ir import Eqn, Type, walk
 from meshdsl.layouts import Mesh, Sharding
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
 from meshdsl.lowering.collectives import AllReduce, ReduceScatter
 from meshdsl.lowering.ragged import RaggedAllToAll
-from meshdsl.trace import Type
 from models.mlp import mlp
 from models.transformer import lm
 
