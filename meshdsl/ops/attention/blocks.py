@@ -1,4 +1,4 @@
-"""The blocks of an attention's operands on one device, in the order of dims of `meshdsl.attend`, and the way back."""
+"""The blocks of an attention's operands on one device, in the order of dims of `backend.attention`, and back."""
 
 from __future__ import annotations
 
