@@ -7,6 +7,10 @@ the compiler is assumed to find.
 
     python -m benchmarks.overlap                            # S and L on 16 A100
     python -m benchmarks.overlap --sizes S --machines v100-p3dn --devices 16 32 64 --routers switch batch_prioritised
+    python -m benchmarks.overlap --sizes S --one-group      # all sequences of a device are one group
+
+With `--one-group`, `halves` cuts the slots, and `tokens` the batch: the model routes a group in two parts, each with
+the slots that the other one did not use.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from models.gpt_moe import gpt2_moe, gpt2_moe_large
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
 BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}
 MODES = ("none", "dw", "partition", "lancet", "list", "forward", "halves")
+GROUP_MODES = ("none", "list", "halves", "tokens")
 
 
 def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
@@ -40,16 +45,21 @@ def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
     )
 
 
-def row(size: str, machine: str, devices: int, router: str, mode: str) -> dict[str, Any]:
+def row(size: str, machine: str, devices: int, router: str, mode: str, one_group: bool) -> dict[str, Any]:
     """The predicted times of one model under one overlap mode."""
     model = workload(size, machine, devices, router)
+    if one_group:
+        model = model.replace(sequences=BATCH[size, machine])
+    overlap: str | md.Overlap = mode
+    if mode == "tokens":
+        model, overlap = model.replace(parts=2, exchange="ragged"), md.Overlap("halves", dim="batch")
     start = time.process_time()
     step = md.compile(
         model.train_step(),
         f"rows:{devices}",
         "batch:rows; group:rows; expert:rows",
         donate=(0, 1),
-        overlap=mode,
+        overlap=overlap,
         machine=None if mode == "none" else machine,
     )
     report = step.cost(*model.specs(), machine=machine)
@@ -68,8 +78,8 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for devices in options.devices:
                 for router in options.routers:
                     first: dict[str, Any] | None = None
-                    for mode in options.modes:
-                        result = row(size, machine, devices, router, mode)
+                    for mode in GROUP_MODES if options.one_group else options.modes:
+                        result = row(size, machine, devices, router, mode, options.one_group)
                         first = first or result
                         result["speedup"] = round(first["step_ms"] / result["step_ms"], 3)
                         result["exposed_change"] = round(result["exposed_ms"] / first["exposed_ms"] - 1, 3)
@@ -83,6 +93,7 @@ def main() -> int:
     parser.add_argument("--devices", nargs="+", type=int, default=[16])
     parser.add_argument("--routers", nargs="+", choices=["switch", "batch_prioritised"], default=["switch"])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--one-group", action="store_true", help="route all sequences of a device as one group")
     for result in rows(parser.parse_args()):
         print(json.dumps(result), flush=True)
     return 0

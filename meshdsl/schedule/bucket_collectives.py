@@ -27,7 +27,7 @@ from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
 from ..lowering.program import Program
 from .packing import PACK, UNPACK
 
-__all__ = ["Joins", "bucket_collectives", "bucketed_tensors"]
+__all__ = ["Group", "Joins", "bucket_collectives", "bucket_key", "bucketed_tensors", "in_rounds"]
 
 # (kind, axes, bytes of each collective) -> how many of the collectives, smallest first, to bucket. Bytes ascend; each
 # is the larger of one device's operand and result
@@ -58,7 +58,7 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
     in_update = _groups(program, _levels(late), joins)
     if not at_start and not in_update:
         return program
-    eqns = *_at_first(program, early, at_start), *_in_rounds(program, late, in_update)
+    eqns = *_at_first(program, early, at_start), *in_rounds(program, late, in_update)
     return program.replace(eqns=eqns)
 
 
@@ -71,7 +71,7 @@ def _is_number(eqn: Eqn) -> bool:
     return isinstance(eqn.op, AllReduce) and not eqn.ins[0].shape
 
 
-def _key(eqn: Eqn) -> Key | None:
+def bucket_key(eqn: Eqn) -> Key | None:
     """The key that two collectives must share to be bucketed together; None if this one cannot be bucketed."""
     op: Any = eqn.op
     if not isinstance(op, AllReduce | AllGather | ReduceScatter) or eqn.ins[0].dtype.kind not in "fV":
@@ -103,7 +103,7 @@ def _levels(eqns: Sequence[Eqn]) -> dict[Eqn, int]:
     found: dict[Eqn, int] = {}
     for eqn in eqns:
         level = max((depth.get(v, 0) for v in eqn.ins), default=0)
-        if _key(eqn) is not None:
+        if bucket_key(eqn) is not None:
             found[eqn] = level
             level += 1
         depth.update((v, level) for v in eqn.outs)
@@ -115,7 +115,7 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
     alike: dict[Key, list[Eqn]] = defaultdict(list)
     for eqn, level in levels.items():
         if (joins is not None or _is_number(eqn)) and program.local_bytes(eqn.ins[0]):
-            alike[level, _key(eqn)].append(eqn)
+            alike[level, bucket_key(eqn)].append(eqn)
     groups: list[Group] = []
     for eqns in alike.values():
         size = {eqn: max(program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)) for eqn in eqns}
@@ -152,7 +152,7 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
     return moved
 
 
-def _in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
+def in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
     """Place each group once all its members can run, behind every equation that can run without the group."""
     of = {eqn: group for group in groups for eqn in group}
     rest, ordered, left = list(eqns), list[Eqn](), list(groups)

@@ -29,6 +29,7 @@ from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.reshape import RENAME, RESHAPE
+from .part_rules import inner_cut, row_of, rows_of_parts
 from .parts import FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, resized
 
 __all__ = ["Cut", "Parts", "cuts_along", "split"]
@@ -107,6 +108,7 @@ class _Splitter:
         self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
+        self.part_of: dict[Var, int] = {}  # complete values that follow from rows of one part
         self.count = 0
         self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
@@ -160,6 +162,8 @@ class _Splitter:
 
     def add(self, eqn: Eqn) -> None:
         """Add one equation of the program: on parts if its rule allows, else on complete values."""
+        if (self.among is None or eqn in self.among) and (self.row(eqn) or self.rows(eqn)):
+            return
         plan = None
         if any(v in self.cut for v in eqn.ins) and (self.among is None or eqn in self.among):
             plan = self.plan(eqn)
@@ -186,10 +190,50 @@ class _Splitter:
             else:
                 self.eqns.append(Eqn(SUM_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
 
+    def row(self, eqn: Eqn) -> bool:
+        """Add an index along the cut dim: it reads its part. False for another equation."""
+        cut = self.cut.get(eqn.ins[0]) if eqn.ins else None
+        found = None if cut is None or cut.chunks != 1 else row_of(eqn, cut.dim, self.parts)
+        if cut is None or found is None or eqn.ins[0].sharding.axes(cut.dim):
+            return False
+        part, at = found
+        piece = self.in_parts(eqn.ins[0], cut, eqn)[part]
+        size = eqn.params["dim"].size // self.parts
+        one = dataclasses.replace(eqn, ins=(piece,), params={"dim": Dim(cut.dim, size), "at": at})
+        self.count += 1
+        self.eqns.append(one)
+        self.part[one] = self.part_of[eqn.outs[0]] = part
+        return True
+
+    def rows(self, eqn: Eqn) -> bool:
+        """Add a stack of values that each follow from one part: each part of the result. False for another equation."""
+        spans = rows_of_parts(eqn, self.parts)
+        if spans is None or any({self.part_of.get(v) for v in eqn.ins[span]} != {i} for i, span in enumerate(spans)):
+            return False
+        (out,), dim, pieces = eqn.outs, eqn.params["dim"], list[Var]()
+        cut = Cut(dim.name, 1)
+        for i, span in enumerate(spans):
+            small = Dim(dim.name, dim.size // self.parts)
+            pieces.append(dataclasses.replace(out, shape=self.small(out, cut)))
+            one = dataclasses.replace(eqn, ins=eqn.ins[span], outs=(pieces[-1],), params={"dim": small})
+            self.eqns.append(one)
+            self.part[one] = i
+        self.count += 1
+        self.cut[out], self.pieces[out] = cut, tuple(pieces)
+        return True
+
     def in_full(self, eqn: Eqn) -> None:
-        """Add one equation on complete values. Its results can be cut if no input of the program has the dim."""
+        """Add one equation on complete values. Its results can be cut if no input of the program has the dim.
+
+        If it follows from a row of one part, it belongs to that part; if from rows of several, to the last one.
+        """
         self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
-        self.eqns.append(dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins)))
+        one = dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins))
+        self.eqns.append(one)
+        found = [self.part_of[v] for v in eqn.ins if v in self.part_of]
+        if found:
+            self.part[one] = max(found)
+            self.part_of.update((v, max(found)) for v in eqn.outs)
         fresh = Cut(self.new_dim, 1)
         self.cut.update((v, fresh) for v in eqn.outs if _has(v, self.new_dim) and self.divides(v, fresh))
 
@@ -256,6 +300,9 @@ class _Splitter:
         op = cast(Op, eqn.op)
         if eqn.control is not None or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
             return None
+        inner = self.inner(eqn)
+        if inner is not None:
+            return inner
         labels = labels_of(eqn)
         pairs = list(zip(eqn.ins, labels.ins, strict=True))
         known = [(v, names) for v, names in pairs if v in self.cut]
@@ -289,6 +336,17 @@ class _Splitter:
         if not all(self.divides(v, cut) for v, cut in cut_values):
             return None
         return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), tuple(outs))
+
+    def inner(self, eqn: Eqn) -> _Plan | None:
+        """The plan of a reshape whose outer dim has one element per device; None for another equation."""
+        cut = self.cut.get(eqn.ins[0])
+        found = None if cut is None or cut.chunks != 1 else inner_cut(eqn, cut.dim, self.program.mesh)
+        if cut is None or found is None:
+            return None
+        after = Cut(found, 1)
+        if not self.divides(eqn.ins[0], cut) or not self.divides(eqn.outs[0], after):
+            return None
+        return self.checked(eqn, ((eqn.ins[0], cut),), (after,))
 
     def checked(self, eqn: Eqn, ins: Sequence[tuple[Var, Cut | None]], outs: tuple[Cut | None, ...]) -> _Plan | None:
         """The plan, if the operation's type rule accepts operands and results of a part's sizes; else None."""

@@ -16,6 +16,7 @@ from meshdsl.ir import verify
 from meshdsl.lowering.asynchrony import FENCE, WAIT, Start
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
+from meshdsl.schedule.combine import combine
 from meshdsl.schedule.fences import fence
 from meshdsl.schedule.parts import PART
 from meshdsl.schedule.split import split
@@ -35,6 +36,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
     """The program unrolled; in parts along a random dim; each in the order of a list schedule, and fenced."""
     flat = unroll(program)
     yield "unrolled", flat
+    yield "combined", combine(flat, dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), 1e9))
     dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.shape})
     n = rng.choice([2, 2, 3, 4])
     cut = split(flat, rng.choice(dims), n).program if dims else flat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import meshdsl as md
@@ -11,6 +12,7 @@ from ..precision import FLOAT32, Precision, dim_of, new_dim
 from .assignment import assign
 from .dispatch import dispatch_by, unweighted
 from .options import PRESETS, capacity_of, choices_of, resolve, suggest
+from .token_parts import RoutedPart, check_parts, cut, join, route_parts
 
 __all__ = ["moe_layer"]
 
@@ -38,6 +40,7 @@ def moe_layer(
     dispatch: str = "auto",
     exchange: str = "padded",
     weigh: str = "output",
+    parts: int = 1,
     activation: str = "relu",
     gated: bool = False,
     name: str = "moe",
@@ -73,10 +76,13 @@ def moe_layer(
     each expert's slots up to the last filled one (`md.ragged`); the results are equal. Ragged exchanges run on TPUs
     and GPUs. `weigh` says what the weights of the choices multiply: the "output" of the experts, in the sum over a
     token's slots, or their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum,
-    and are reduced for each token instead of each slot.
+    and are reduced for each token instead of each slot. With `parts`, the tokens of a group are routed, sent and
+    computed in parts, which `overlap=` can run beside one another; the same tokens are kept. Each part has all slots,
+    so it is meant for ragged exchanges, and experts compute `parts` times as many slots.
 
-    Raises `ShapeError` for unknown names. A program with a ragged exchange raises `LayoutError` when it is called on
-    CPU devices; simulation, cost and compilation for TPUs work on any machine.
+    Raises `ShapeError` for unknown names, and for a router that cannot route parts of a group. A program with a ragged
+    exchange raises `LayoutError` when it is called on CPU devices; simulation, cost and compilation for TPUs work on
+    any machine.
     """
     if exchange not in EXCHANGES:
         raise md.ShapeError(
@@ -88,6 +94,7 @@ def moe_layer(
         raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
+    check_parts(parts, token, router, options)
     groups = [d for d in x.dims if d not in (token, model_dim)]
     gate = md.Dim("gate", expert.size)
     formula = capacity_formula or (PRESETS[router].capacity if router in PRESETS else "mesh_tf")
@@ -98,8 +105,9 @@ def moe_layer(
 
     with md.scope(name):
         logits = _logits(x, model_dim, gate, jitter if train else 0.0, jitter_key, init, precision)
+        gates = md.softmax(logits, gate)
         assignment = assign(
-            md.softmax(logits, gate),
+            gates,
             tokens=token,
             experts=gate,
             capacity=slot,
@@ -111,23 +119,35 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        weights = None
-        if weigh == "hidden":
-            assignment, weights = unweighted(assignment)
-        dispatcher = dispatch_by(dispatch, assignment)
-        share = min(1.0, k * token.size / (gate.size * slot.size)) if isinstance(assignment.by, tuple) else 1.0
+        routed = [RoutedPart(assignment, assignment.used)]
+        if parts > 1:
+            routed = route_parts(
+                gates, parts, tokens=token, experts=gate, capacity=slot, router=router, nonpadding=nonpadding,
+                options=options,
+            )  # fmt: skip
+        matrices = _matrices(expert, inner, model_dim, gated, init, precision)
 
-        def mark_ragged(slots: md.Tensor) -> md.Tensor:
-            return md.ragged(slots, assignment.used, slot, share) if exchange == "ragged" else slots
+        def computed(x: md.Tensor, part: RoutedPart) -> md.Tensor:
+            """The experts' results of some tokens, weighted."""
+            assignment, weights = unweighted(part.assignment) if weigh == "hidden" else (part.assignment, None)
+            dispatcher = dispatch_by(dispatch, assignment)
+            demand = k * assignment.tokens.size / (gate.size * slot.size)
+            share = min(1.0, demand) if isinstance(assignment.by, tuple) else 1.0
 
-        expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
-        expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
-        weights = None if weights is None else md.rename(weights, **expert_names)
-        y = _experts(
-            md.prefer(expert_inputs, expert), weights, expert, inner, model_dim, activation, gated, init, precision
-        )
-        expert_outputs = mark_ragged(md.rename(md.prefer(y, expert), **{new: old for old, new in expert_names.items()}))
-        return md.transpose(dispatcher.receive(expert_outputs), x.dims), loss
+            def mark_ragged(slots: md.Tensor) -> md.Tensor:
+                return md.ragged(slots, part.filled, slot, share) if exchange == "ragged" else slots
+
+            expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
+            expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
+            weights = None if weights is None else md.rename(weights, **expert_names)
+            y = _experts(md.prefer(expert_inputs, expert), weights, matrices, expert, activation, precision)
+            back = {new: old for old, new in expert_names.items()}
+            y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, expert), **back)))
+            return md.transpose(y, x.dims)
+
+        tokens_of = cut(x, token, parts)
+        y = join([computed(one, part) for one, part in zip(tokens_of, routed, strict=True)], token)
+        return md.transpose(y, x.dims), loss
 
 
 def _logits(
@@ -147,30 +167,40 @@ def _mean_square(x: md.Tensor, nonpadding: md.Tensor | None) -> md.Tensor:
     return md.mean(square if nonpadding is None else md.where(md.cast(nonpadding, "bool"), square, 0))
 
 
+def _matrices(
+    experts: md.Dim, hidden: md.Dim, model_dim: md.Dim, gated: bool, init: Any, precision: Precision
+) -> dict[str, md.Tensor]:
+    """The parameters of the experts, by name."""
+    dims = {
+        "wi": (model_dim, hidden),
+        **({"wi_gate": (model_dim, hidden)} if gated else {}),
+        "wo": (hidden, model_dim),
+    }
+    return {
+        name: md.param(name, [experts, a, b], init=init or md.init.lecun(fan_in=a), dtype=precision.param)
+        for name, (a, b) in dims.items()
+    }
+
+
 def _experts(
     x: md.Tensor,
     weights: md.Tensor | None,
+    matrices: Mapping[str, md.Tensor],
     experts: md.Dim,
-    hidden: md.Dim,
-    model_dim: md.Dim,
     activation: str,
-    gated: bool,
-    init: Any,
     precision: Precision,
 ) -> md.Tensor:
     """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
-    outer = [d for d in x.dims if d != model_dim]
     act = ACTIVATIONS[activation]
 
-    def product(y: md.Tensor, name: str, input_dim: md.Dim, output_dim: md.Dim) -> md.Tensor:
-        w = md.param(
-            name, [experts, input_dim, output_dim], init=init or md.init.lecun(fan_in=input_dim), dtype=precision.param
-        )
-        y = precision.einsum(y, w, out=[*outer, output_dim])
+    def product(y: md.Tensor, name: str) -> md.Tensor:
+        _, gone, new = matrices[name].dims
+        outer = [d for d in y.dims if d != gone]
+        y = precision.einsum(y, matrices[name], out=[*outer, new])
         return md.cast(md.prefer(y, experts, *outer), precision.compute)
 
-    y = product(x, "wi", model_dim, hidden)
-    y = act(product(x, "wi_gate", model_dim, hidden)) * y if gated else act(y)
+    y = product(x, "wi")
+    y = act(product(x, "wi_gate")) * y if "wi_gate" in matrices else act(y)
     if weights is not None:
         y = y * md.cast(weights, y.dtype)
-    return md.transpose(product(y, "wo", hidden, model_dim), x.dims)
+    return md.transpose(product(y, "wo"), x.dims)

@@ -14,7 +14,7 @@ import meshdsl as md
 from ..precision import dim_of, new_dim
 from .options import resolve
 
-__all__ = ["RouterArgs", "router_args"]
+__all__ = ["RouterArgs", "passes_capacity", "router_args"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def router_args(
     token_dims = tuple(d for d in source.dims if d != expert)
     if ids is not None:
         ids = md.broadcast(_check_dims("the token ids", ids, token_dims), token_dims)
-    if used is not None and (name not in ("switch", "top_k", "hash", "random") or resolved.get("k", 1) != 1):
+    if used is not None and not passes_capacity(name, resolved):
         raise md.ShapeError(
             f"the router {name!r} does not support used=: it orders tokens over the whole batch\n"
             "  route the whole batch at once, or use a router with one choice in token order: switch, hash, random, "
@@ -83,6 +83,11 @@ def router_args(
     if used is not None:
         used = md.cast(_check_dims("used", used, (*(d for d in token_dims if d != token), expert)), "int32")
     return RouterArgs(name, resolved, token, expert, slot, gates, ids, coin, real, used)
+
+
+def passes_capacity(router: str, options: Mapping[str, Any]) -> bool:
+    """True if a router has one choice per token, in token order, so that parts of a group can be routed in turn."""
+    return router in ("switch", "top_k", "hash", "random") and options.get("k", 1) == 1
 
 
 def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:

@@ -16,6 +16,7 @@ from ...ir import Eqn
 from ...lowering.collectives import AllToAll
 from ...lowering.program import Program
 from ...lowering.ragged import RaggedAllToAll
+from ...schedule.combine import combine
 from ...schedule.fences import fence
 from ...schedule.ring_products import ring_products, rings
 from ...schedule.skew import gathers_ahead, gradients_behind, skew
@@ -44,14 +45,22 @@ class Planner:
         self.program, self.unrolled = program, self.unroll(program)
 
     def unroll(self, program: Program) -> Program:
-        """The program without loops, with a reduction for each row of a stack or for the stack, whichever is faster.
+        """The program without loops, with a reduction for each row of a stack, for the stack, or for several gradients
+        together, whichever is faster.
 
         One reduction of a stack cannot start before its last row; many have the latency of one each.
         """
         by_row, stacked = unroll(program), unroll(program, math.inf)
-        if len(by_row.collectives) == len(stacked.collectives):
+        found = [by_row, self.combined(by_row), stacked]
+        counts = {len(one.collectives): one for one in reversed(found)}
+        if len(counts) == 1:
             return by_row
-        return min(by_row, stacked, key=lambda one: self.seconds(self.in_order(one, list_schedule)))
+        return min(counts.values(), key=lambda one: self.seconds(self.in_order(one, list_schedule)))
+
+    def combined(self, program: Program) -> Program:
+        """The program with the collectives of gradients combined as far as the machine's compiler combines them."""
+        limits = self.placement.network.combine
+        return combine(program, limits) if limits else program
 
     def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The plans of a mode, with their names."""
@@ -141,7 +150,7 @@ class Planner:
         if not made and mode != "auto":
             raise LayoutError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
         for name, one in made.items():
-            yield name, self.in_order(one, list_schedule)
+            yield name, self.in_order(self.combined(one), list_schedule)
 
     def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
         dim = self.request.dim
