@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..ir import Eqn, Var
 from ..lowering.program import Program
-from .bucket_collectives import Group, bucket_key, in_rounds
+from .bucket_collectives import Group, Key, bucket_key, in_rounds
 from .fences import is_product
 
 __all__ = ["combine"]
@@ -30,19 +30,19 @@ def combine(program: Program, limits: Mapping[str, float]) -> Program:
 
 def _groups(program: Program, limits: Mapping[str, float]) -> Iterator[Group]:
     """Runs of collectives, in program order, that can share one."""
-    alike: dict[object, list[tuple[Eqn, int]]] = defaultdict(list)
+    alike: dict[tuple[int, Key], list[tuple[Eqn, int]]] = defaultdict(list)
     late = _read_by_updates(program)
     depth: dict[Var, int] = {}  # collectives in the longest chain to a value
     for eqn in program.eqns:
         level = max((depth.get(v, 0) for v in eqn.ins), default=0)
         key = bucket_key(eqn)
         size = max((program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)), default=0)
-        if key is not None and eqn in late and 0 < size <= limits.get(getattr(eqn.op, "name", ""), 0):
+        if key is not None and eqn in late and 0 < size <= limits.get(key[0], 0):
             alike[level, key].append((eqn, size))
             level += 1
         depth.update((v, level) for v in eqn.outs)
     for (_, key), eqns in alike.items():
-        yield from _runs(eqns, limits[str(key[0])] if isinstance(key, tuple) else 0)
+        yield from _runs(eqns, limits[key[0]])
 
 
 def _runs(eqns: Sequence[tuple[Eqn, int]], limit: float) -> Iterator[Group]:

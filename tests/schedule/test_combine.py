@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.network import KINDS
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.combine import combine
 from meshdsl.schedule.unroll import unroll
@@ -69,7 +70,7 @@ def test_sharded_updates_combine_scatters() -> None:
     types = {"w": md.spec("io:8 hidden:8"), "v": md.spec("hidden:8")}, md.spec("batch:16 io:8")
     update = md.WeightUpdate("sharded", bucket_bytes=0)
     program = md.compile(step, "rows:4", "batch:rows", weight_update=update).program(*types)
-    limits = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), math.inf)
+    limits: dict[str, float] = dict.fromkeys(KINDS, math.inf)
     before, after = counts(program), counts(combine(program, limits))
     assert after["reduce_scatter", "rows"] < before["reduce_scatter", "rows"]
     assert combine(program, {}) is program

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.network import place
+from meshdsl.cost.network import KINDS, place
 from meshdsl.ir import verify
 from meshdsl.lowering.asynchrony import FENCE, WAIT, Start
 from meshdsl.lowering.check import check
@@ -36,7 +36,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
     """The program unrolled; in parts along a random dim; each in the order of a list schedule, and fenced."""
     flat = unroll(program)
     yield "unrolled", flat
-    yield "combined", combine(flat, dict.fromkeys(("all_reduce", "all_gather", "reduce_scatter"), 1e9))
+    yield "combined", combine(flat, dict.fromkeys(KINDS, 1e9))
     dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.shape})
     n = rng.choice([2, 2, 3, 4])
     cut = split(flat, rng.choice(dims), n).program if dims else flat
