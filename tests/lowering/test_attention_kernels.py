@@ -128,7 +128,7 @@ CHOICES = [
     ({"extras": ("bias",)}, "auto", "tpu", "blockwise", "pallas takes no bias="),
     ({"queries": 0}, "auto", "tpu", "blockwise", "pallas takes queries with positions"),
     ({"keys": 1000}, "auto", "tpu", "blockwise", "pallas takes multiples of 128 keys, not 1000"),
-    ({"head": 20}, "auto", "tpu", "blockwise", "pallas takes heads of multiples of 16, not 20"),
+    ({"head": 20}, "auto", "tpu", "blockwise", "pallas takes heads of multiples of 16 up to 256, not 20"),
     ({"dtype": np.dtype("float16")}, "auto", "tpu", "blockwise", "pallas takes bfloat16 and float32, not float16"),
     ({"empty": True}, "auto", "tpu", "blockwise", "pallas takes operands with elements"),
     ({"keys": 1000}, "pallas", "tpu", "", "pallas takes multiples of 128 keys, not 1000"),

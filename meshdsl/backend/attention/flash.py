@@ -38,6 +38,7 @@ LOWEST = -0.5e30  # where the largest score starts: an unseen key has the weight
 NT = (((1,), (1,)), ((), ()))
 NN = (((1,), (0,)), ((), ()))
 TN = (((0,), (0,)), ((), ()))
+FIRST = np.int32(0)  # block numbers of 64 bits, which a Python 0 becomes under jax_enable_x64, do not compile
 
 
 def _scores(t: Tiling, q: Any, k: Any, at: tuple[Any, Any], ids: Sequence[Any], masked: bool, queries: int) -> Any:
@@ -99,9 +100,9 @@ def _forward_kernel(t: Tiling, steps: int, at_q: Any, at_k: Any, *refs: Any) -> 
     @pl.when(j == steps - 1)
     def _() -> None:
         none = total[...] == 0
-        some = jnp.where(none, 1, total[...])
+        some = jnp.where(none, np.asarray(1, t.wide), total[...])
         out[...] = (acc[...] * _lanes(1 / some, acc.shape[1])).astype(out.dtype)
-        log = jnp.where(none, -jnp.inf, (top[...] + jnp.log2(some)) * np.asarray(1 / LOG2E, t.wide))
+        log = jnp.where(none, np.asarray(-np.inf, t.wide), (top[...] + jnp.log2(some)) * np.asarray(1 / LOG2E, t.wide))
         lse[...] = log.T[:1]
 
 
@@ -153,22 +154,22 @@ class _Blocks:
 
     def _key(self, i: Any, j: Any, at: Sequence[Any]) -> Any:
         """Block j of the keys; if it is skipped the first one, which the next block of queries often begins with."""
-        return jnp.where(self.t.some(at[0][i], at[1][j]), j, 0) if self.t.masks else j
+        return jnp.where(self.t.some(at[0][i], at[1][j]), j, FIRST) if self.t.masks else j
 
     def queries(self, size: int) -> Any:
-        return pl.BlockSpec((None, None, self.t.queries, size), lambda b, g, i, j, *_: (b, g, i, 0))
+        return pl.BlockSpec((None, None, self.t.queries, size), lambda b, g, i, j, *_: (b, g, i, FIRST))
 
     def keys(self, size: int) -> Any:
-        return pl.BlockSpec((None, self.t.keys, size), lambda b, g, i, j, *at: (b, self._key(i, j, at), 0))
+        return pl.BlockSpec((None, self.t.keys, size), lambda b, g, i, j, *at: (b, self._key(i, j, at), FIRST))
 
     def query_row(self) -> Any:
-        return pl.BlockSpec((None, None, 1, self.t.queries), lambda b, g, i, j, *_: (b, g, 0, i))
+        return pl.BlockSpec((None, None, 1, self.t.queries), lambda b, g, i, j, *_: (b, g, FIRST, i))
 
     def key_row(self) -> Any:
-        return pl.BlockSpec((None, SUBLANES, self.t.keys), lambda b, g, i, j, *at: (b, 0, self._key(i, j, at)))
+        return pl.BlockSpec((None, SUBLANES, self.t.keys), lambda b, g, i, j, *at: (b, FIRST, self._key(i, j, at)))
 
     def all_keys(self, n: int, size: int) -> Any:
-        return pl.BlockSpec((None, n, size), lambda b, g, i, j, *_: (b, 0, 0))
+        return pl.BlockSpec((None, n, size), lambda b, g, i, j, *_: (b, FIRST, FIRST))
 
     def call(self, kernel: Any, name: str, parallel: int, out_shape: Any, **specs: Any) -> Any:
         """The kernel over this grid, whose first `parallel` axes are independent."""

@@ -18,6 +18,7 @@ KERNELS = ("auto", "blockwise", "pallas", "pallas_interpret", "cudnn")
 FUSED = {"tpu": "pallas", "gpu": "cudnn"}  # the fused kernel of a platform
 PLATFORMS = {"pallas": "tpu", "cudnn": "gpu"}  # the platforms of kernels that run on one only
 HEAD = 16  # sizes of heads are multiples of this
+LARGEST_HEAD, LARGEST_BLOCK = 256, 1024  # whose arrays fit a core's 16 MiB of vector memory
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def _refused_by_pallas(case: Case, interpreted: bool) -> str:
         if n % LANES or not n:
             return f"takes multiples of {LANES} {what}, not {n}"
     for size in (case.head, case.value):
-        if size % HEAD and not interpreted:
-            return f"takes heads of multiples of {HEAD}, not {size}"
+        if (size % HEAD or size > LARGEST_HEAD) and not interpreted:
+            return f"takes heads of multiples of {HEAD} up to {LARGEST_HEAD}, not {size}"
     return ""
 
 
@@ -127,6 +128,6 @@ def _refused_by_cudnn(case: Case) -> str:
 
 def _block(n: int, most: int) -> int:
     """The largest part of n that is a multiple of 128 and at most `most`, or 128."""
-    parts = n // LANES
+    parts, most = n // LANES, min(most, LARGEST_BLOCK)
     size = max(d for d in range(1, parts + 1) if parts % d == 0 and (d == 1 or d * LANES <= most))
     return size * LANES
