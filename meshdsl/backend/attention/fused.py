@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -20,7 +21,7 @@ from .tiling import Tiling
 
 __all__ = ["backward", "forward"]
 
-VMEM = 8 * 2**20  # bytes that the cotangents of keys and values may take of a core's 16 MiB of vector memory
+VMEM = 8 * 2**20  # bytes of the cotangents of keys and values (sums, and results twice), of a core's 16 MiB
 
 
 def forward(x: Arrays) -> tuple[Any, Any]:
@@ -48,14 +49,13 @@ def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: An
     """The gradient, for as many keys at a time as fit into vector memory with their cotangents."""
     from . import flash
 
-    stored = (k.shape[2] + v.shape[2]) * (t.wide.itemsize + 2 * t.out.itemsize)
-    blocks = k.shape[1] // t.keys
-    most = max(1, VMEM // (stored * t.keys))
-    each = max(n for n in range(1, blocks + 1) if blocks % n == 0 and n <= most)
+    row, blocks = (k.shape[2] + v.shape[2]) * t.keys, k.shape[1] // t.keys
     residuals, ids = rest[:3], rest[3:]
-    if each == blocks:
+    if row * blocks * (t.wide.itemsize + 2 * t.out.itemsize) <= VMEM:
         return flash.backward(t, at_q, at_k, q, k, v, *residuals, *ids)
-    wide = Tiling(**{**vars(t), "out": t.wide})
+    most = VMEM // (row * 3 * t.wide.itemsize)
+    each = max(n for n in range(1, blocks + 1) if blocks % n == 0 and n <= max(1, most))
+    wide = dataclasses.replace(t, out=t.wide)
     size = each * t.keys
 
     def part(sums: Any, n: Any) -> Any:
