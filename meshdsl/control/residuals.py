@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import Eqn, Graph, Var, dce
 from ..transforms.autodiff import vjp_of_graph
+from .recompute import choose
 
 __all__ = ["split"]
 
@@ -16,9 +17,9 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     `forward` returns the body's results and the residuals. `backward` takes the inputs `primal_inputs`, the residuals
     and the cotangents of the results; it returns the cotangents of the inputs `wrt`.
 
-    Residuals are the forward values that the backward half uses, except those available at little cost: constants of
-    the loop and slices of its inputs are passed again; values that depend on constants alone, or that are cheap to
-    compute from other residuals, are recomputed.
+    Residuals are the forward values that the backward half uses, or from which it computes those again, whichever costs
+    less (`recompute.choose`). Constants of the loop and slices of its inputs are passed again, and values that depend
+    on constants alone are always computed again.
     """
     joint, forward_values, wrt = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
@@ -27,9 +28,9 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     backward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     free = {*ins[:consts], *ins[consts + carries :]}
     used = _read(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
-    residuals, recomputed = _computed_again(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
-    recompute_eqns = [eqn for eqn in forward_eqns if eqn.outs[0] in recomputed]
-    saved = [v for v in (*ins, *(v for eqn in forward_eqns for v in eqn.outs)) if v in residuals - free]
+    residuals, recomputed = choose(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
+    recompute_eqns = [eqn for eqn in forward_eqns if not recomputed.isdisjoint(eqn.outs)]
+    saved = [v for v in (*ins, *(v for eqn in forward_eqns for v in eqn.outs)) if v in residuals]
     needed = _read([*recompute_eqns, *backward_eqns], joint.outs[outs:])
     primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
     forward = dce(Graph(ins, tuple(forward_eqns), (*joint.outs[:outs], *saved)))
@@ -51,25 +52,3 @@ def _constant(eqns: Sequence[Eqn], consts: Sequence[Var]) -> set[Var]:
         if not eqn.operation.effects and eqn.control is None and all(v in constant for v in eqn.ins):
             constant.update(eqn.outs)
     return constant
-
-
-def _computed_again(
-    eqns: Sequence[Eqn], used: set[Var], free: set[Var], constant: set[Var]
-) -> tuple[set[Var], set[Var]]:
-    """Returns the residuals to save, and the values to recompute in place of the others that are used."""
-    producers = {v: eqn for eqn in eqns for v in eqn.outs}
-    residuals, recomputed = set(used), set[Var]()
-
-    def derived(v: Var) -> bool:
-        """True if v is cheap to compute from inputs, constants and other residuals."""
-        if v in constant or v not in producers:
-            return v in constant and v in producers
-        eqn = producers[v]
-        return eqn.operation.cheap and all(x in free or x in residuals or derived(x) for x in eqn.ins)
-
-    for eqn in reversed(eqns):
-        if eqn.outs[0] in residuals | recomputed and derived(eqn.outs[0]):
-            recomputed.update(eqn.outs)
-            residuals -= set(eqn.outs)
-            recomputed.update(v for v in eqn.ins if v not in free and v not in residuals)
-    return residuals, recomputed

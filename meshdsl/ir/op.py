@@ -140,7 +140,7 @@ class Op:
     shardings: Callable[..., Sequence[Sharding]] | None = None  # (equation) -> result shardings, if labels cannot
     product: Product = Product.NONE
     transcendental: bool = False  # slower than other elementwise operations on some machines
-    cheap: bool = False  # recomputing it in a backward loop costs less than storing it for every trip
+    again: bool = False  # a view that a backward loop may compute again, as it may all elementwise operations
     bounded: Bounded = Bounded.NO
     literal: bool = False  # every element of the result equals the parameter `value`
     stops_gradient: bool = False  # differentiation treats its results as constants

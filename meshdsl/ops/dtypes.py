@@ -69,7 +69,6 @@ CAST = Op(
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
     linear=Linear.WIDENING,
     fuses=Fuses.MAP,
-    cheap=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

@@ -70,7 +70,6 @@ def _unary(
     dtype: Any = None,
     linear: Linear = Linear.NONE,
     flops: int = 1,
-    cheap: bool = False,
     slow: bool = False,
     stops_gradient: bool = False,
     bounded: Bounded = Bounded.NO,
@@ -93,7 +92,6 @@ def _unary(
         linear=linear,
         flops=cost,
         fuses=Fuses.MAP,
-        cheap=cheap,
         transcendental=slow,
         stops_gradient=stops_gradient,
         bounded=bounded,
@@ -128,7 +126,7 @@ log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),), slow
 expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),), slow=True)
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
-square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci", cheap=True)
+square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
 negative = _unary(
     "negative",
     lambda xp: xp.negative,
@@ -136,7 +134,6 @@ negative = _unary(
     kinds="fci",
     linear=Linear.JOINT,
     shown=False,
-    cheap=True,
     bounded=Bounded.BY_OPERANDS,
 )
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi", bounded=Bounded.BY_OPERANDS)
@@ -181,7 +178,7 @@ ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
-logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b", cheap=True)
+logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
 invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib", shown=False)
 stop_gradient = _unary(
     "stop_gradient",
@@ -190,7 +187,6 @@ stop_gradient = _unary(
     kinds="fcib",
     linear=Linear.JOINT,
     flops=0,
-    cheap=True,
     stops_gradient=True,
     bounded=Bounded.BY_OPERANDS,
 )
@@ -207,7 +203,6 @@ def _binary(
     dtype: Any = None,
     linear: Linear = Linear.NONE,
     inexact: bool = False,
-    cheap: bool = False,
     slow: bool = False,
     bounded: Bounded = Bounded.NO,
     kinds: str = "fcib",
@@ -226,7 +221,6 @@ def _binary(
         vjp,
         linear=linear,
         fuses=Fuses.MAP,
-        cheap=cheap,
         transcendental=slow,
         bounded=bounded,
     )
@@ -253,13 +247,9 @@ def _binary(
 
 
 _BOOL = np.dtype(bool)
-add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear=Linear.JOINT, cheap=True)
-subtract = _binary(
-    "subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear=Linear.JOINT, kinds="fci", cheap=True
-)
-multiply = _binary(
-    "multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear=Linear.EACH, cheap=True
-)
+add = _binary("add", lambda xp: xp.add, lambda ct, x, y: (ct, ct), linear=Linear.JOINT)
+subtract = _binary("subtract", lambda xp: xp.subtract, lambda ct, x, y: (ct, -ct), linear=Linear.JOINT, kinds="fci")
+multiply = _binary("multiply", lambda xp: xp.multiply, lambda ct, x, y: (ct * y, ct * x), linear=Linear.EACH)
 divide = _binary(
     "divide", lambda xp: xp.divide, lambda ct, x, y, out: (ct / y, -ct * out / y), linear=Linear.RATIO, inexact=True
 )
@@ -288,12 +278,12 @@ _power = _binary(
     kinds="fci",
     slow=True,
 )
-equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL, cheap=True)
-not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL, cheap=True)
-less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib", cheap=True)
-less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
-greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib", cheap=True)
-greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib", cheap=True)
+equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
+not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)
+less = _binary("less", lambda xp: xp.less, None, dtype=_BOOL, kinds="fib")
+less_equal = _binary("less_equal", lambda xp: xp.less_equal, None, dtype=_BOOL, kinds="fib")
+greater = _binary("greater", lambda xp: xp.greater, None, dtype=_BOOL, kinds="fib")
+greater_equal = _binary("greater_equal", lambda xp: xp.greater_equal, None, dtype=_BOOL, kinds="fib")
 bitwise_and = _binary("bitwise_and", lambda xp: xp.bitwise_and, None, kinds="ib")
 bitwise_or = _binary("bitwise_or", lambda xp: xp.bitwise_or, None, kinds="ib")
 bitwise_xor = _binary("bitwise_xor", lambda xp: xp.bitwise_xor, None, kinds="ib")
@@ -364,7 +354,6 @@ WHERE = Op(
     vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
     linear=Linear.BRANCHES,
     fuses=Fuses.MAP,
-    cheap=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

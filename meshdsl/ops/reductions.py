@@ -227,7 +227,6 @@ BROADCAST = Op(
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
-    cheap=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

@@ -58,7 +58,7 @@ RENAME = Op(
     flops=lambda *_, **__: 0,
     rule=lambda x, *, shape: _rename_rule(x, shape),
     fuses=Fuses.VIEW,
-    cheap=True,
+    again=True,
     bounded=Bounded.BY_OPERANDS,
 )
 
@@ -111,7 +111,6 @@ TRANSPOSE = Op(
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
-    cheap=True,
     bounded=Bounded.BY_OPERANDS,
 )
 
@@ -196,7 +195,7 @@ RESHAPE = Op(
     flops=lambda *_, **__: 0,
     rule=_reshape_rule,
     fuses=Fuses.VIEW,
-    cheap=True,
+    again=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

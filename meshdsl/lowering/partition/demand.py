@@ -20,6 +20,7 @@ import numpy as np
 from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Graph, Linear, Reduce, Scan, Var, walk
+from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
@@ -29,7 +30,6 @@ from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL
 from ..labels import labels_of, vanishing
-from .min_cut import INFINITE, FlowGraph
 
 __all__ = ["ADDITIONS", "Body", "Demand"]
 

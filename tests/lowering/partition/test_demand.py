@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.lowering.partition.min_cut import FlowGraph
+from meshdsl.ir.min_cut import FlowGraph
 from models.transformer import lm
 from tests.lowering.gspmd_law import SLACK, cases, gspmd_bytes, our_bytes
 from tests.lowering.test_program import sent

@@ -1,0 +1,90 @@
+"""The residuals of loops: the cheapest choice, and what it stores of common layers."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import meshdsl as md
+from meshdsl.control.recompute import again, choose, stored
+from meshdsl.ir import Eqn, Graph, Scan, Var
+from meshdsl.trace import trace
+
+WIDE, NARROW = md.spec("a:16 b:16"), md.spec("a:16")
+STEPS = {
+    "exp": lambda x, y: md.exp(x),
+    "sum": lambda x, y: md.sum(x, "b") if len(x.dims) > 1 else md.square(x),
+    "cast": lambda x, y: md.cast(md.cast(x, "bfloat16"), "float32"),
+    "add": lambda x, y: x + y if len(x.dims) >= len(y.dims) else y + x,
+    "divide": lambda x, y: x / y if len(x.dims) >= len(y.dims) else y / x,
+    "product": lambda x, y: md.einsum(x, y, out="a") if len(x.dims) > 1 else md.sin(x),
+}
+STEP = st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 7), st.integers(0, 7))
+
+
+def graph_of(steps: list[tuple[str, int, int]]) -> Graph:
+    """A graph of two inputs, whose equations take earlier values."""
+
+    def f(x: md.Tensor, y: md.Tensor) -> list[md.Tensor]:
+        values = [x, y]
+        for step, i, j in steps:
+            values.append(STEPS[step](values[i % len(values)], values[j % len(values)]))
+        return values
+
+    return trace(f, [md.spec("a:16 b:16"), md.spec("a:16")])[0]
+
+
+def cost(makers: dict[Var, Eqn], used: set[Var], free: set[Var], made: set[Eqn]) -> int | None:
+    """The cost of computing these equations again and storing all else that is read; None if one of them cannot be."""
+    costs = [again(eqn) for eqn in made]
+    needed = (used | {v for eqn in made for v in eqn.ins}) - free
+    if any(n is None for n in costs):
+        return None
+    return sum(n for n in costs if n is not None) + sum(stored(v) for v in needed if makers.get(v) not in made)
+
+
+@given(st.lists(STEP, min_size=1, max_size=5), st.sets(st.integers(0, 20), min_size=1, max_size=4), st.booleans())
+def test_choose_finds_the_cheapest_choice(steps: list[tuple[str, int, int]], read: set[int], rows: bool) -> None:
+    graph = graph_of(steps)
+    makers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    values = [*graph.ins, *makers]
+    used, free = {values[i % len(values)] for i in read}, {graph.ins[1]} if rows else set[Var]()
+    residuals, recomputed = choose(graph.eqns, used, free, set())
+    made = {makers[v] for v in recomputed}
+    every = chain.from_iterable(combinations(graph.eqns, n) for n in range(len(graph.eqns) + 1))
+    costs = [n for subset in every if (n := cost(makers, used, free, set(subset))) is not None]
+    assert cost(makers, used, free, made) == min(costs)
+    assert residuals == (used | {v for eqn in made for v in eqn.ins}) - free - recomputed
+
+
+def stacked(f: object, *specs: object) -> list[str]:
+    """The types of the residuals of the only loop of a gradient."""
+    graph = md.compile(md.grad(f), "rows:2").graph(*specs)  # type: ignore[arg-type]
+    loop = next(eqn for eqn in graph.eqns if isinstance(eqn.control, Scan))
+    return [str(v.type) for v in loop.control.results(loop.outs)[1]]  # type: ignore[union-attr]
+
+
+def test_a_norm_keeps_its_narrow_operand_and_its_scale_not_the_wide_result() -> None:
+    def deep(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def layer(x: md.Tensor, w: md.Tensor) -> tuple[md.Tensor, None]:
+            y = md.cast(x, "float32")
+            y = y * md.rsqrt(md.mean(md.square(y), "io"))
+            return md.rename(md.einsum(md.cast(y, "bfloat16"), w, out="batch out"), out="io"), None
+
+        return md.sum(md.cast(md.scan(layer, x, w, over="layer")[0], "float32"))
+
+    found = stacked(deep, md.spec("layer:4 io:8 out:8", "bfloat16"), md.spec("batch:16 io:8", "bfloat16"))
+    assert found == ["bfloat16[layer=4 batch=16 io=8]", "float32[layer=4 batch=16]"]
+
+
+def test_an_activation_is_computed_again_from_its_operand() -> None:
+    def deep(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def layer(x: md.Tensor, w: md.Tensor) -> tuple[md.Tensor, None]:
+            return md.rename(md.silu(md.einsum(x, w, out="batch out")), out="io"), None
+
+        return md.sum(md.scan(layer, x, w, over="layer")[0])
+
+    found = stacked(deep, md.spec("layer:4 io:8 out:8"), md.spec("batch:16 io:8"))
+    assert len(found) == 2  # the layer's operand and the product; not the sigmoid
