@@ -19,7 +19,7 @@ from .dropout import dropout as drop
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
-__all__ = ["multi_head_attention", "rotary"]
+__all__ = ["multi_head_attention", "rotary", "scaled"]
 
 MASKED_SCORE = -1e30  # finite, so that a query whose keys are all masked attends to all of them instead of giving NaN
 LONG = 4096  # keys; the float32 scores of one head then take 64 MB
@@ -138,13 +138,20 @@ def _weights(
     (length_dim, head), memory_dim = dims, dim_of(k, memory_length)
     # TPUs store products of queries and keys with the queries innermost; in this order of dims a loop over layers saves
     # and reads the weights without a copy
-    scores = precision.einsum(k, q, out=[*outer, memory_dim, length_dim])
-    scores = scores * (1 / math.sqrt(head.size))
+    scores = precision.einsum(k, scaled(q, head, precision), out=[*outer, memory_dim, length_dim])
     if causal:
         scores = _causal(scores, length_dim, memory_dim, gradient_is_masked=mask is not None)
     if mask is not None:
         scores = md.where(mask, scores, MASKED_SCORE)
     return md.softmax(scores, memory_dim, precision.compute)
+
+
+def scaled(q: md.Tensor, head: md.Dim, precision: Precision) -> md.Tensor:
+    """The queries over the root of their size, rounded once.
+
+    Scaling the scores costs a pass over them, and in the backward loop a TPU stores the factor as an array beside them.
+    """
+    return md.cast(md.cast(q, precision.reduce) * (1 / math.sqrt(head.size)), precision.compute)
 
 
 def rotary(

@@ -7,12 +7,11 @@ cache, and the mask selects each beam's positions.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import meshdsl as md
 
-from .attention import MASKED_SCORE, check_positions, rotary
+from .attention import MASKED_SCORE, check_positions, rotary, scaled
 from .linear import weight
 from .precision import FLOAT32, Precision, dim_of
 
@@ -185,7 +184,8 @@ def _read(
     groups = () if group is None else (group,)
     q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
     q = q if position is None else rotary(q, None, head, offset=position)
-    scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim]) * (1 / math.sqrt(head.size))
+    q = scaled(q, head, precision)
+    scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim])
     if mask is not None:
         scores = md.where(mask, scores, MASKED_SCORE)
     weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
