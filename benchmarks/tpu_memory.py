@@ -1,118 +1,104 @@
-"""Predicted memory per device compared with the TPU compiler's: python -m benchmarks.tpu_memory [--full] [NAME ...]
+"""Predicted memory per device compared with the TPU compiler's: python -m benchmarks.tpu_memory [options] [NAME ...]
 
-Needs `pip install "meshdsl[aot]"`, but no TPU. Prints a JSON line for each train step and topology, then the errors;
-the errors are also printed if the script is interrupted.
+Needs `pip install "meshdsl[aot]"`, but no TPU. Prints a JSON line for each train step and topology, then the errors of
+each part of `tpu_memory_points`; the errors are also printed if the script is interrupted.
 
 `theirs` is the compiler's peak memory. `sum` is its argument + output + temp - alias, which is larger for programs with
-loops, and can exceed the device's memory for programs that do compile. The fusion model was developed on the points of
-FITTED; the points of HELD_OUT were compiled afterwards. Copies of rows were added to the model with all these points
-known, except "lm modern", which was compiled later. `--full` runs the compiler with full effort, which takes several
-times as long.
+loops, and can exceed the device's memory for programs that do compile. `--full` runs the compiler with full effort,
+which takes several times as long. `--part tested` selects a part, `--predict` only predicts, and `--cache DIRECTORY`
+keeps the compiler's figures by program.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import signal
 import statistics
-import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import meshdsl as md
-from models import mlp, resnet, transformer
+from benchmarks.tpu_memory_points import PARTS, Point
 
-MLP = mlp.mlp.replace(batch=32768, io=4096, hidden=16384)
-LM = transformer.lm.replace(
-    layers=4, d_model=1024, heads=8, d_head=128, d_ff=4096, vocab=8192, batch=32, length=1024, compute_dtype="bfloat16"
-)
-WIDE = LM.replace(layers=2, vocab=32768, batch=64, length=512)
-MODERN = LM.replace(norm="rms", gated=True, positions="rotary", batch=128, remat=True)
-SHORT = resnet.resnet50.replace(blocks=(1, 1, 1, 1), batch=256)
-LAYOUTS = {**transformer.LAYOUTS, "16": ("rows:4 cols:4", transformer.LAYOUTS["sequence"][1])}
-
-Point = tuple[md.Workload, tuple[str, str], str]
-FITTED: dict[str, Point] = {
-    "mlp data": (MLP, mlp.LAYOUTS["data"], "tpu:v5e:2x4"),
-    "mlp model": (MLP, mlp.LAYOUTS["model"], "tpu:v5e:2x4"),
-    "mlp three_d": (MLP, mlp.LAYOUTS["three_d"], "tpu:v4:2x2x1"),
-    "mlp io": (MLP.replace(batch=8192, io=8192), ("all:8", "io:all"), "tpu:v5e:2x4"),
-    "lm data_model": (LM, LAYOUTS["data_model"], "tpu:v5e:2x4"),
-    "lm data_model, batch 64": (LM.replace(batch=64), LAYOUTS["data_model"], "tpu:v5e:2x4"),
-    "lm data_model, 8 layers": (LM.replace(layers=8), LAYOUTS["data_model"], "tpu:v5e:2x4"),
-    "lm data_model, remat": (LM.replace(remat=True), LAYOUTS["data_model"], "tpu:v5e:2x4"),
-    "lm wide data": (WIDE, LAYOUTS["data"], "tpu:v5e:2x4"),
-    "lm wide sequence": (WIDE, LAYOUTS["sequence"], "tpu:v5e:2x4"),
-}
-HELD_OUT: dict[str, Point] = {
-    "mlp data_model": (MLP.replace(batch=65536), mlp.LAYOUTS["data_model"], "tpu:v5p:2x2x2"),
-    "mlp 16 devices": (MLP, ("rows:4 cols:4", "batch:rows; hidden:cols"), "tpu:v5e:4x4"),
-    "lm float32": (LM.replace(compute_dtype="float32"), LAYOUTS["data_model"], "tpu:v6e:2x4"),
-    "lm modern": (MODERN.replace(batch=32, remat=False), LAYOUTS["data_model"], "tpu:v5p:2x2x2"),
-    "lm modern data": (MODERN, LAYOUTS["data"], "tpu:v5p:2x2x2"),
-    "lm model": (LM.replace(batch=16), LAYOUTS["model"], "tpu:v5e:2x4"),
-    "lm collectives kept, 16 devices": (LM.replace(remat="collectives", batch=64), LAYOUTS["16"], "tpu:v5e:4x4"),
-    "lm bfloat16 parameters": (WIDE.replace(param_dtype="bfloat16"), LAYOUTS["data_model"], "tpu:v4:2x2x1"),
-    "lm heads of 64": (LM.replace(heads=16, d_head=64), LAYOUTS["sequence"], "tpu:v6e:2x4"),
-    "resnet data": (SHORT, resnet.LAYOUTS["data"], "tpu:v5e:2x4"),
-}
+Line = dict[str, Any]
 
 
-def measure(name: str, point: Point, effort: str) -> dict[str, object]:
-    """The predicted and the compiler's memory of one train step."""
-    workload, (mesh, layout), topology = point
-    step = md.compile(workload.train_step(), mesh, layout, donate=(0, 1))
-    program = step.program(*workload.specs())
-    donated = [v for v in program.ins if v.name.partition("/")[0] in ("params", "state")]
+def predicted(name: str, part: str, point: Point) -> tuple[Line, md.Program, list[Any]]:
+    """The predicted memory of one train step, its program and the donated inputs."""
+    step = md.compile(point.workload.train_step(), plan=point.plan, donate=(0, 1))
+    specs = point.workload.specs()
+    program, donated = step.program(*specs), list(step.donated(*specs))
     start = time.perf_counter()
     ours = md.memory(program, donated=donated)
-    seconds = time.perf_counter() - start
-    compiled = md.compile_for(topology, program, donated=donated, effort=effort)
-    assert compiled.memory is not None, str(compiled)
-    return {
+    line = {
         "figure": "tpu_memory",
         "point": name,
-        "topology": topology,
-        "held_out": name in HELD_OUT,
+        "topology": point.topology,
+        "part": part,
         "ours": ours.peak,
-        "theirs": compiled.memory.peak,
-        "error": round(ours.peak / compiled.memory.peak - 1, 4),
-        "sum": compiled.memory.total,
-        "error_of_sum": round(ours.peak / compiled.memory.total - 1, 4),
         "at": f"{ours.at.op} {ours.at.where}",
-        "our_seconds": round(seconds, 3),
-        "their_seconds": round(compiled.seconds, 1),
+        "our_seconds": round(time.perf_counter() - start, 3),
     }
+    return line, program, donated
 
 
-def summary(lines: list[dict[str, object]], label: str) -> dict[str, object]:
+def compiled(program: md.Program, donated: list[Any], topology: str, effort: str, cache: Path | None) -> Line:
+    """The compiler's figures of a program; from the cache if it has them."""
+    key = hashlib.sha256(f"{topology} {effort} {[v in donated for v in program.ins]} {program}".encode()).hexdigest()
+    at = None if cache is None else cache / f"{key[:20]}.json"
+    if at is not None and at.exists():
+        return json.loads(at.read_text(encoding="utf-8"))
+    made = md.compile_for(topology, program, donated=donated, effort=effort, timeout=3600)
+    assert made.memory is not None, str(made)
+    figures = {"theirs": made.memory.peak, "sum": made.memory.total, "their_seconds": round(made.seconds, 1)}
+    if at is not None:
+        at.write_text(json.dumps(figures), encoding="utf-8")
+    return figures
+
+
+def summary(lines: list[Line], label: str) -> Line:
     """The median and the largest error."""
-    errors = [abs(float(str(line["error"]))) for line in lines]
-    of_sum = [abs(float(str(line["error_of_sum"]))) for line in lines]
+    errors = [abs(line["error"]) for line in lines]
     return {
         "figure": "tpu_memory_summary",
         "points": label,
         "count": len(lines),
         "median_error": round(statistics.median(errors), 4),
         "worst_error": max(errors),
-        "median_error_of_sum": round(statistics.median(of_sum), 4),
-        "worst_error_of_sum": max(of_sum),
     }
 
 
 def main() -> None:
-    names = [name for name in sys.argv[1:] if name != "--full"]
-    effort = "" if "--full" in sys.argv else "O1"
-    lines: list[dict[str, object]] = []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("--part", action="append", choices=list(PARTS), help="may be repeated; default: all")
+    parser.add_argument("--full", action="store_true", help="full effort of the compiler")
+    parser.add_argument("--predict", action="store_true", help="compile nothing")
+    parser.add_argument("--cache", type=Path, metavar="DIRECTORY", help="an existing folder")
+    args = parser.parse_args()
+    points = {name: (part, point) for part in args.part or PARTS for name, point in PARTS[part].items()}
+    if unknown := set(args.names) - set(points):
+        raise SystemExit(f"there is no point {sorted(unknown)}; there are: {', '.join(points)}")
+    lines: list[Line] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for name, point in {**FITTED, **HELD_OUT}.items():
-            if not names or name in names:
-                lines.append(measure(name, point, effort))
-                print(json.dumps(lines[-1]), flush=True)
+        for name in args.names or points:
+            part, point = points[name]
+            line, program, donated = predicted(name, part, point)
+            if not args.predict:
+                line |= compiled(program, donated, point.topology, "" if args.full else "O1", args.cache)
+                line["error"] = round(line["ours"] / line["theirs"] - 1, 4)
+                lines.append(line)
+            print(json.dumps(line), flush=True)
     finally:  # also if the script is interrupted or a compilation fails
-        for label, held_out in (("fitted", False), ("held out", True)):
-            if selected := [line for line in lines if line["held_out"] == held_out]:
-                print(json.dumps(summary(selected, label)), flush=True)
+        for part in PARTS:
+            if selected := [line for line in lines if line["part"] == part]:
+                print(json.dumps(summary(selected, part)), flush=True)
+        if lines:
+            print(json.dumps(summary(lines, "all")), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..cost.fusion import Kernel, kind
+from ..cost.fusion import Kernel
 from ..cost.kernel_form import form_of, work_of
 from ..cost.ledger import ledger
 from ..cost.profile import Form, Point, Profile
+from ..cost.scores import kind
 from ..ir import Eqn, Fuses, Var, walk
 from ..lowering.emit import run_equations
 from ..lowering.program import Program

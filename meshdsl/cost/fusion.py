@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from ..ir import Cond, Eqn, Fuses, Graph, Op, Product, Var, While
+from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
-from ..ops.dtypes import CAST
+from .scores import kind, long_scores, names
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "batches", "holders", "kind", "steps"]
+__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "holders", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Branch:
 
 
 Step = Kernel | Send | Wait | Loop | Branch
-REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's bytes
+REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's elements
 
 
 def steps(program: Program) -> tuple[Step, ...]:
@@ -126,6 +126,7 @@ class _Fusion:
         for eqn in program.eqns:
             if eqn.op is FENCE:
                 self.results.update(map(self.holder, eqn.ins))
+        self.long_scores = long_scores(program)
         self.roots: dict[Var, tuple[Var, ...]] = {}  # value that is not stored -> stored values read instead
         self.chains: dict[Var, _Chain] = {}  # for each value that is not stored
         self.ending: set[Eqn] = set()  # elementwise equations that run in the kernel of a reduction
@@ -148,6 +149,8 @@ class _Fusion:
         readers = self.readers[v]
         if not takes_inside(eqn) or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
             return
+        if self.stored_for_reduction(v):
+            return
         chain = self.chain(eqn, v)
         reader = readers[0] if len(readers) == 1 else None
         roots = self.reads(eqn)
@@ -165,8 +168,17 @@ class _Fusion:
             self.roots[v], self.chains[v] = roots, chain
 
     def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
-        """True if recomputing a value reads little more than reading it."""
+        """True if recomputing a value reads little more than reading it; of long scores, no more bytes."""
+        if self.is_long(v):
+            return sum(map(self.bytes, roots)) <= self.bytes(v)
         return sum(map(self.size, roots)) <= REMADE * self.size(v)
+
+    def is_long(self, v: Var) -> bool:
+        return bool(self.long_scores) and names(v) in self.long_scores
+
+    def stored_for_reduction(self, v: Var) -> bool:
+        """True for long scores that a reduction reads. The kernel that stores them reduces too, not in place."""
+        return self.is_long(v) and any(kind(reader) is Fuses.REDUCE for reader in self.readers[v])
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
         """True if an equation is elementwise and can run in the kernel that makes its operand `v`."""
@@ -225,7 +237,10 @@ class _Fusion:
             return Send(eqn, reads, writes)
         if eqn.control is None:
             not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
-            return Kernel(tuple(parts), reads, writes, tuple(v for v in reads if v not in not_elementwise))
+            overwritable = tuple(v for v in reads if v not in not_elementwise)
+            return Kernel(
+                tuple(parts), reads, writes, () if any(map(self.stored_for_reduction, writes)) else overwritable
+            )
         inner = tuple(steps(cast(Program, sub)) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
@@ -233,31 +248,6 @@ class _Fusion:
         return Loop(eqn, body, eqn.trips, isinstance(eqn.control, While), reads, writes)
 
 
-def kind(eqn: Eqn) -> Fuses:
-    """The operation's `fuses`. A device's slice of its own block is a pick; other collectives run alone."""
-    if isinstance(eqn.op, Op):
-        return eqn.op.fuses
-    return Fuses.KERNEL if eqn.sends else Fuses.PICK
-
-
 def takes_inside(eqn: Eqn) -> bool:
     """True if a kernel of this operation can compute its operands inside."""
     return kind(eqn) is not Fuses.KERNEL
-
-
-def batches(graph: Graph) -> dict[Eqn, set[Var]]:
-    """For each batched matrix product (for example scores by values), its operands before views and casts.
-
-    An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
-    """
-    source: dict[Var, Var] = {}  # through views and casts
-    operands: dict[Eqn, set[Var]] = {}
-    for eqn in graph.eqns:
-        ins = [source.get(v, v) for v in eqn.ins]
-        if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
-            source[eqn.outs[0]] = ins[0]
-        elif isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(ins) > 1:
-            names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
-            if set.intersection(*names):
-                operands[eqn] = set(ins)
-    return operands

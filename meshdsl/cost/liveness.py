@@ -28,7 +28,8 @@ from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Scan, Var, While
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
-from .fusion import Branch, Kernel, Loop, Send, Step, Wait, batches, holders, steps
+from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
+from .scores import batches
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
 

@@ -195,6 +195,19 @@ def test_rematerialisation_lowers_the_peak() -> None:
     assert peaks[1] < peaks[0] / 3
 
 
+@pytest.mark.parametrize(("keys", "arrays"), [(2048, 1), (4096, 2)])
+def test_scores_of_many_keys_are_stored_beside_their_exponentials(keys: int, arrays: int) -> None:
+    """The kernels of a softmax of few keys compute the exponentials again, those of many keys read them."""
+
+    def attend(q: md.Tensor, k: md.Tensor) -> md.Tensor:
+        weights = md.softmax(md.einsum(k, q, out="batch memory length"), "memory")
+        return md.einsum(weights, k, out="batch length head")
+
+    found = of(attend, md.spec("batch:2 length:8 head:1"), md.spec(f"batch:2 memory:{keys} head:1"))
+    large = [held.name for held in found.by_tensor if held.bytes == 2 * keys * 8 * 4]
+    assert large == ["einsum", "exp"][:arrays], found
+
+
 def test_a_machine_may_pad() -> None:
     def tiled(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         return int(np.prod([-(-n // 128) * 128 for n in shape])) * dtype.itemsize
