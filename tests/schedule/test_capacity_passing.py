@@ -164,19 +164,20 @@ def rows_of(rng: np.random.Generator) -> tuple[Any, int, int, int]:
     groups = devices * int(rng.choice([1, 1, 2]))
     rows, chained, merged = int(rng.choice([2, 4, 6, 12])), rng.random() < 0.5, rng.random() < 0.5
     kept = rows if rng.random() < 0.7 else 1
+    fine = int(rng.choice([1, 2, 4]))  # a third dim of the batch
 
     def crossing(x: md.Tensor) -> md.Tensor:
-        x = md.unflatten(x + 1, "batch", [md.Dim("group", groups), md.Dim("row", rows)])
+        x = md.unflatten(x + 1, "batch", [md.Dim("group", groups), md.Dim("row", rows), md.Dim("fine", fine)])
         if merged:
-            x = md.unflatten(md.flatten(x, "row model", "token"), "token", f"row:{rows} model:4")
+            x = md.unflatten(md.flatten(x, "row fine model", "token"), "token", f"row:{rows} fine:{fine} model:4")
         made: list[md.Tensor] = []
         for k, row in enumerate(md.unstack(x, "row")):
             made.append(row * (k + 1) + (md.sum(made[-1]) if chained and made else 0))
         if kept == 1:
             return made[-1]
-        return md.flatten(md.transpose(md.stack(made, "row"), "group row model"), "group row", "batch")
+        return md.flatten(md.transpose(md.stack(made, "row"), "group row fine model"), "group row fine", "batch")
 
-    return crossing, devices, groups * rows, parts
+    return crossing, devices, groups * rows * fine, parts
 
 
 @pytest.mark.parametrize("seed", range(24))
