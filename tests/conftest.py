@@ -6,6 +6,7 @@ import difflib
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,13 +80,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-@pytest.fixture
-def optimized() -> Iterator[None]:
-    """For tests that run one program many times: XLA optimises it."""
+@contextmanager
+def optimizing() -> Iterator[None]:
+    """XLA optimises what is compiled inside: for tests that run one program many times, or measure."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    with optimizing():
+        yield
 
 
 @pytest.fixture

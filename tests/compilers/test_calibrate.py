@@ -13,6 +13,7 @@ from meshdsl.compilers.calibrate import calibrate
 from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
+from tests.conftest import optimizing
 
 TINY = BenchPlan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
 
@@ -20,7 +21,7 @@ TINY = BenchPlan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, optimizing():
         patch.setattr(module, "QUICK", TINY)
         path = calibrate(tmp_path_factory.mktemp("machines") / "new" / "here.toml", said.append, devices=2, quick=True)
     return path, said
