@@ -18,7 +18,7 @@ KERNELS = ("auto", "blockwise", "pallas", "pallas_interpret", "cudnn")
 FUSED = {"tpu": "pallas", "gpu": "cudnn"}  # the fused kernel of a platform
 PLATFORMS = {"pallas": "tpu", "cudnn": "gpu"}  # the platforms of kernels that run on one only
 HEAD = 16  # sizes of heads are multiples of this
-LARGEST_HEAD, LARGEST_BLOCK = 256, 1024  # whose arrays fit a core's 16 MiB of vector memory
+LARGEST_HEAD, LARGEST_BLOCK = 256, 512  # whose arrays fit a core's 16 MiB of vector memory
 
 
 @dataclass(frozen=True)
