@@ -7,13 +7,19 @@ devices to FILE. The test runs the same functions in one process with eight devi
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl.weights.files import Stored, open_directory
+from models.mixtral import mixtral
 
+MIXTRAL = Path(__file__).parent.parent / "models" / "references" / "mixtral"
+IMPORTED = "expert:rows; vocab:rows; heads:cols; d_ff:cols"
 LAYOUTS = ["batch:rows; hidden:cols", "batch:rows,cols", "batch:cols; io:rows", "hidden:rows,cols"]
 
 
@@ -55,6 +61,25 @@ def train() -> list[float]:
     return [record["loss"] for record in records if "loss" in record]
 
 
+def import_and_export(folder: str) -> tuple[dict[str, md.Tensor], list[str]]:
+    """Mixtral from a Hugging Face directory, with experts on different processes, written to a shared folder.
+
+    Returns the parameters, and the names of the tensors of which this process read a part.
+    """
+    names = {entry.start: name for name, entry in open_directory(MIXTRAL).items()}
+    read, view = set[str](), Stored.view
+
+    def noted(stored: Stored, mode: Any = "r") -> np.ndarray:
+        if mode == "r":
+            read.add(names[stored.start])
+        return view(stored, mode)
+
+    with mock.patch.object(Stored, "view", noted):
+        workload, params = md.import_hugging_face(MIXTRAL, mixtral, "rows:4 cols:2", IMPORTED)
+    md.export_hugging_face(params, workload, folder)
+    return params, sorted(read)
+
+
 def parts(name: str, tensor: md.Tensor) -> dict[str, np.ndarray]:
     """The blocks of a tensor on this process's devices, each with where it begins."""
     found = {}
@@ -75,7 +100,10 @@ def main(port: str, rank: str, file: str) -> None:
     for layout in LAYOUTS:
         for name, tensor in run(layout).items():
             results |= parts(f"{layout}@{name}", tensor)
-    np.savez(file, **results)
+    params, names = import_and_export(str(Path(file).parent / "exported"))
+    for path, tensor in params.items():
+        results |= parts(f"imported@{path}", tensor)
+    np.savez(file, read=np.array(names), **results)
     jax.distributed.shutdown()
 
 

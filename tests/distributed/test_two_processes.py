@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meshdsl as md
+from meshdsl.weights.files import open_directory
+
 from . import steps
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,9 +26,13 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
-    """The text that each process wrote."""
-    folder = tmp_path_factory.mktemp("processes")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> list[dict[str, np.ndarray]]:
+    """The arrays that each process wrote."""
     port = str(free_port())
     files = [folder / f"{rank}.npz" for rank in range(2)]
     processes = [
@@ -80,3 +87,22 @@ def test_two_processes_share_the_blocks(results: list[dict[str, np.ndarray]]):
 def test_two_processes_training_losses_equal_one_process(results: list[dict[str, np.ndarray]]):
     assert np.array_equal(results[0]["losses"], results[1]["losses"]), "every process sees the same numbers"
     np.testing.assert_allclose(results[0]["losses"], steps.train(), rtol=2e-6)
+
+
+def test_two_processes_read_their_own_experts_and_write_the_same_directory(
+    results: list[dict[str, np.ndarray]], folder: Path
+):
+    for rank, found in enumerate(results):
+        experts = {name.split("experts.")[1][0] for name in found["read"] if "experts." in name}
+        assert experts == {str(2 * rank), str(2 * rank + 1)}
+    written, original = open_directory(folder / "exported"), open_directory(steps.MIXTRAL)
+    assert written.keys() == original.keys()
+    assert all(np.array_equal(entry.view(), original[name].view()) for name, entry in written.items())
+    _, params = md.import_hugging_face(steps.MIXTRAL, steps.mixtral)
+    for key, block in (
+        (key, block) for found in results for key, block in found.items() if key.startswith("imported@")
+    ):
+        _, path, _, start = key.split("@")
+        at = [int(n) for n in start.split(",") if n]
+        there = params[path].numpy()[tuple(slice(a, a + n) for a, n in zip(at, block.shape, strict=True))]
+        assert np.array_equal(block[tuple(map(slice, there.shape))], there), key
