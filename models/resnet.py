@@ -162,7 +162,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
     """1797 images of handwritten digits (Alpaydin and Kaynak, 1998) with values from 0 to 1, and their classes."""
     from sklearn.datasets import load_digits  # scikit-learn is part of the `dev` extra
 
-    images, targets = load_digits(return_X_y=True)
+    images, targets = map(np.asarray, load_digits(return_X_y=True))
     return images.reshape(-1, 8, 8, 1) / 16, targets.astype(np.int32)
 
 
