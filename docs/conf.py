@@ -20,7 +20,6 @@ copyright = "the meshdsl maintainers"
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",
     "public_names",
     "notebooks",
     "gallery",
@@ -32,9 +31,6 @@ myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-
-# Docstring examples use names of their module, so tests/test_docs.py runs them, and not Sphinx.
-doctest_test_doctest_blocks = ""
 
 html_theme = "furo"
 html_title = "meshdsl"

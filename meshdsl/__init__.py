@@ -118,12 +118,23 @@ def __getattr__(name: str) -> Any:
     elif name in _PUBLIC:
         if _PUBLIC[name].startswith("trace."):
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
-        value = getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+        module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
+        value = getattr(module, name)
+        _guard_loaded()
         value = importlib.import_module(f"{__name__}.errors.boundary").guarded(value, name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
+
+
+def _guard_loaded() -> None:
+    """Guard the classes whose methods users call, where they are loaded: instances come from functions."""
+    boundary = importlib.import_module(f"{__name__}.errors.boundary")
+    for name in boundary.METHODS & _PUBLIC.keys():
+        module = sys.modules.get(f"{__name__}.{_PUBLIC[name]}")
+        if module is not None and hasattr(module, name):  # it may be loading
+            boundary.guarded(getattr(module, name), name)
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ def dims(text: str) -> Shape:
 
     Raises `ShapeError` for an item that is not of the form name:size.
     """
-    return located(lambda: tuple(_sized(word) for word in _words(text)))
+    return located(lambda: check_shape((_sized(word) for word in _words(text)), "dims"))
 
 
 def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
@@ -163,6 +163,8 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
     if isinstance(item, str):
         if item in table:
             return table[item]
+        if not item.isidentifier():
+            raise ShapeError(f"a dim is written name or name:size, for example 'batch:512'; got {item!r}")
         way_out = f"; to introduce it, give its size: '{item}:SIZE'" if new else ""
         raise ShapeError(f"no {what} {item!r} here; {nearest(item, table)}{way_out}")
     raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}")

@@ -97,8 +97,15 @@ class Workload:
 
     def init(self, key: md.Tensor) -> tuple[dict[str, md.Tensor], dict[str, Any]]:
         """Initial parameters and optimizer state. It can be traced: compile it to create each shard on its device."""
-        params = self.model(self.config).init(key, self.inputs(self.config))
-        return params, self.optimizer(self.config).init(params)
+        model, optimizer = self.model(self.config), self.optimizer(self.config)
+        for part, value, needed in (("model", model, md.Model), ("optimizer", optimizer, md.optim.Optimizer)):
+            if not isinstance(value, needed):
+                raise md.ShapeError(
+                    f"{part}(config) of the workload {self.name} returns a {type(value).__name__}; "
+                    f"expected {'an md.optim.Optimizer' if part == 'optimizer' else 'an md.Model'}"
+                )
+        params = model.init(key, self.inputs(self.config))
+        return params, optimizer.init(params)
 
     def specs(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """The specs of parameters, optimizer state and batch, which are the arguments of the train step."""

@@ -2,6 +2,9 @@
 
 `python -m tests.misuse --calls 3000 --seed 1` prints the calls that fail the law and ends with a line of JSON. A
 `TypeError` of Python itself about the number or names of arguments is right: it is raised in the caller's own line.
+
+Half of the calls have odd arguments only. The others are right calls, of `right`, of which one argument is replaced or
+left out. Layers run inside a model, and what `md.vmap` and its like return is called.
 """
 
 from __future__ import annotations
@@ -51,6 +54,51 @@ def values() -> list[Any]:
         float("inf"), 1j, "", "io", "batch", "zz", "batch:zz", "io:2", "io:-1", "batch:rows", "rows:2", "float32",
         "int3", "é:2", b"io", lambda x: x, lambda: None, print, md, Odd(), Odd, object(), range(3), iter([1]), slice(2),
         Ellipsis, SHAPE_DTYPE, np.dtype("int8"), np.random.default_rng(0),
+    ]  # fmt: skip
+
+
+def right() -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Calls that succeed, of names with many arguments."""
+    x, y = md.ones("batch:2 length:4 model:8"), md.tensor([1.0, 2.0], "batch")
+    image, key = md.ones("batch:2 height:4 width:4 channels:6"), md.random.key(0)
+    q, k = md.ones("batch:2 length:4 head:8"), md.ones("batch:2 memory:6 head:8")
+    params = {"w": md.ones("model:8 out:3")}
+    return [
+        ("attention", (q, k, k), {"causal": True, "window": 2, "scale": 0.5, "block": 2, "method": "auto"}),
+        ("attention", (q, k, k), {"mask": md.ones("length:4 memory:6", "bool"), "over": "head", "memory": "memory"}),
+        ("vmap", (lambda v: v * 2,), {"over": "batch"}),
+        ("grad", (lambda v: md.sum(v * v),), {}),
+        ("value_and_grad", (lambda v: (md.sum(v), v),), {"has_aux": True}),
+        ("checkpoint", (lambda v: v * 2,), {"policy": "products"}),
+        ("jvp", (lambda v: v * v, (y,), (y,)), {}),
+        ("vjp", (lambda v: v * v, y), {}),
+        ("associative_scan", (lambda a, b: a + b, y), {"over": "batch", "reverse": True}),
+        ("scan", (lambda c, v: (c + v, c), 0.0, y), {"over": "batch"}),
+        ("while_loop", (lambda i: i < 3, lambda i: i + 1, 0), {"max_trips": 4}),
+        ("cond", (md.tensor(True), lambda v: v, lambda v: v * 2, y), {}),
+        ("switch", (1, [lambda v: v, lambda v: v * 2], y), {}),
+        ("cumprod", (x, "length"), {"exclusive": True, "reverse": True}),
+        ("print", (y,), {"label": "y"}),
+        ("random.normal", (key, "a:3"), {"dtype": "float32"}),
+        ("random.randint", (key, "a:3", 0, 5), {}),
+        ("nn.linear", (x, "model", "out:3"), {"bias": False, "name": "linear"}),
+        ("nn.conv", (image, {"height": 3, "width": 3}, "channels", "out:4"), {"stride": 2, "padding": "same"}),
+        ("nn.batch_norm", (image, "batch height width"), {"momentum": 0.9, "eps": 1e-5, "training": True}),
+        ("nn.group_norm", (image, 3), {"over": "channels", "along": "height width"}),
+        ("nn.lstm", (x, "hidden:4"), {"over": "model", "along": "length"}),
+        ("nn.gru", (x, "hidden:4"), {"over": "model", "along": "length"}),
+        ("nn.state_space", (x, "states:4"), {"over": "model", "along": "length"}),
+        ("nn.multi_head_attention", (x, md.Dim("heads", 2), md.Dim("head", 4)), {"causal": True}),
+        ("nn.softmax_cross_entropy", (x, md.zeros("batch:2 length:4", "int32")), {"over": "model"}),
+        ("Plan", ("rows:2", "batch:rows"), {"microbatches": 2, "remat": "full", "weight_update": "sharded"}),
+        ("WeightUpdate", ("sharded",), {"group": "rows", "bucket_bytes": 1e6, "regather": True}),
+        ("HubConfig", ({"hidden_size": 8},), {"where": "here"}),
+        ("compile", (lambda v: v * 2, "rows:2", "batch:rows"), {"donate": 0, "overlap": "none"}),
+        ("optim.adamw", (1e-3,), {"b1": 0.9, "weight_decay": 0.1}),
+        ("optim.warmup_cosine", (1e-3, 10, 100), {"end": 0.0}),
+        ("optim.clip_by_global_norm", (params, 1.0), {}),
+        ("einsum", (x, params["w"]), {"out": "batch length out"}),
+        ("show", (x, "batch:rows", "rows:2"), {}),
     ]  # fmt: skip
 
 
@@ -110,20 +158,44 @@ def calls(seed: int) -> Iterator[Call]:
         yield Call(name, tuple(args), options)
 
 
+def near(seed: int) -> Iterator[Call]:
+    """Right calls of which one argument is replaced by an odd one, or left out."""
+    draw = random.Random(seed)
+    while True:
+        name, args, options = draw.choice(right())
+        odd, place = draw.choice(values()), draw.randrange(len(args) + len(options))
+        kept, named = list(args), dict(options)
+        if place >= len(args):
+            named[list(options)[place - len(args)]] = odd
+        elif draw.random() < 0.9:
+            kept[place] = odd
+        else:
+            del kept[place]
+        yield Call(name, tuple(kept), named)
+
+
+def perform(call: Call) -> None:
+    """Make the call, and one of what it returns, if that is the user's function transformed."""
+    function = functions()[call.name]
+    if call.name.startswith("nn."):
+        md.model(lambda: function(*call.args, **call.options)).specs()
+        return
+    result = function(*call.args, **call.options)
+    if call.name in ("vmap", "grad", "value_and_grad", "checkpoint"):
+        result(md.tensor([1.0, 2.0], "batch"))
+
+
 def outcome(call: Call) -> tuple[str, BaseException | None]:
     """ "accepted", "error", or what is wrong: "raw error", "no line", "wrong line"."""
-    function = functions()[call.name]
     try:
-        function(*call.args, **call.options)
+        perform(call)
     except md.MeshdslError as error:
         if error.where is None or error.where == NOWHERE:
             return "no line", error
         return ("error" if error.where.file == __file__ else "wrong line"), error
-    except TypeError as error:
-        own = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        return ("error" if own else "raw error"), error
     except Exception as error:
-        return "raw error", error
+        own = traceback.extract_tb(error.__traceback__)[-1].filename == __file__  # this line, or a function given
+        return ("error" if own else "raw error"), error
     return "accepted", None
 
 
@@ -131,7 +203,8 @@ def run(number: int, seed: int, show: Callable[[str], None] = print) -> Counter[
     """Draw calls, print those that fail the law, and count the outcomes."""
     counts: Counter[str] = Counter()
     known: set[tuple[str, str]] = set()
-    for call, _ in zip(calls(seed), range(number), strict=False):
+    drawn = (call for pair in zip(calls(seed), near(seed), strict=True) for call in pair)
+    for call, _ in zip(drawn, range(number), strict=False):
         kind, error = outcome(call)
         counts[kind] += 1
         if kind in ("accepted", "error") or error is None:

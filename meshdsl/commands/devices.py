@@ -77,10 +77,17 @@ def cluster_of(environment: Mapping[str, str]) -> Cluster | None:
         return _cluster("Open MPI", environment.get("OMPI_COMM_WORLD_SIZE"))
     if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
         return Cluster("Kubernetes", None)
-    hosts = environment.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    if len(hosts) > 1 or "MEGASCALE_COORDINATOR_ADDRESS" in environment:
-        return Cluster("a TPU pod", None)
-    return None
+    return _tpu_pod(environment)
+
+
+def _tpu_pod(environment: Mapping[str, str]) -> Cluster | None:
+    """The hosts of a slice of TPUs, or of several slices; None for one host."""
+    hosts = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES") or ""
+    slices = environment.get("MEGASCALE_NUM_SLICES", "1")
+    if hosts and slices.isascii() and slices.isdigit():
+        processes = len(hosts.split(",")) * int(slices)
+        return Cluster("a TPU pod", processes) if processes > 1 else None
+    return Cluster("a TPU pod", None) if "MEGASCALE_COORDINATOR_ADDRESS" in environment else None
 
 
 def _cluster(name: str, count: str | None) -> Cluster | None:

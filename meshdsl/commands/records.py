@@ -13,16 +13,18 @@ __all__ = ["StdoutWriter", "sinks"]
 
 
 def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], object]) -> list[Any]:
-    """The writers for metrics, TensorBoard and profile. Only process 0 writes metrics; each process has a profile."""
+    """The writers of metrics, for process 0, and of a profile, for every process."""
     import jax
 
-    from ..train.metrics import Lines, Profile, TensorBoard
+    from ..train.metrics import Lines, Profile, TensorBoard, Wandb
 
     writers: list[Any] = []
     if options.metrics is not None and is_first:
         writers.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
     if options.tensorboard is not None and is_first:
         writers.append(TensorBoard(options.tensorboard))
+    if options.wandb is not None and is_first:
+        writers.append(Wandb(options.wandb))
     if options.profile is not None:
         multi_process = jax.process_count() > 1  # on one host, processes would write the same file
         folder = options.profile / f"process-{jax.process_index()}" if multi_process else options.profile

@@ -77,6 +77,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     )
     option("--metrics", type=Path, metavar="FILE", help="append every record to this file as JSON lines")
     option("--tensorboard", type=Path, metavar="DIR", help="write event files (needs the extra `tensorboard`)")
+    option("--wandb", type=Path, metavar="DIR", help="write an offline run of W&B (needs the extra `wandb`)")
     option("--profile", type=Path, metavar="DIR", help="trace steps 3 to 7 of this run with JAX's profiler")
     several = parser.add_argument_group("several processes")
     option = several.add_argument

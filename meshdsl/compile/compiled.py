@@ -314,6 +314,8 @@ class Compiled:
         """
         program = self.program(*args, **kwargs)
         try:
+            if limit is not None and not limit > 0:
+                raise LayoutError(f"limit is a number of bytes above 0, or None for the machine's memory; got {limit}")
             on = machine if isinstance(machine, Machine) else machine_named(machine)
             placement = place(on.network, self.mesh, assignment)
             return report(

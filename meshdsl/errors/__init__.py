@@ -30,6 +30,7 @@ __all__ = [
     "Where",
     "at",
     "caller",
+    "is_ours",
     "located",
     "nearest",
     "raised",
@@ -52,6 +53,7 @@ class MeshdslError(Exception):
     """
 
     where: Where | None = None
+    is_mistake = True  # False: no line of the user's caused it, and none is added
 
     def _render_traceback_(self) -> list[str]:  # IPython prints this: the user's cells and the message
         return rendered(self, _is_users)
@@ -162,12 +164,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages; standard library
 _COMMAND = os.sep + "meshdsl"  # the installed command-line script
+_COMMANDS = (_PACKAGE + "commands" + os.sep, _PACKAGE + "cli.py")  # whoever runs a command wrote no line
 
 
 def caller() -> Where:
     """The innermost line on the stack that is outside meshdsl and installed libraries.
 
-    If there is none, the innermost line in `nn`, `optim` or `train`; else `NOWHERE`.
+    If there is none, the innermost line in `nn`, `optim` or `train`; else, and outside of a command, `NOWHERE`.
     """
     frame: FrameType | None = sys._getframe(1)
     layer: Where | None = None
@@ -177,6 +180,8 @@ def caller() -> Where:
             return Where(file, frame.f_lineno)
         if layer is None and file.startswith(_IN_THE_LANGUAGE):
             layer = Where(file, frame.f_lineno)
+        if file.startswith(_COMMANDS):
+            return NOWHERE
         frame = frame.f_back
     return layer or NOWHERE
 
@@ -192,6 +197,11 @@ def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
 
 
+def is_ours(file: str) -> bool:
+    """True for a file of this package."""
+    return file.startswith(_PACKAGE)
+
+
 @cache
 def _is_users(file: str) -> bool:
     return (
@@ -205,8 +215,8 @@ def _generated(frame: FrameType) -> bool:
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:
-    """Add the user's line to an error and return it; do nothing if the error already has a line."""
-    if error.where is None:
+    """Add the user's line to an error and return it; do nothing if it already has a line, or is no mistake."""
+    if error.where is None and error.is_mistake:
         error.where = where
         error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
     return error

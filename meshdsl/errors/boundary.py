@@ -6,7 +6,8 @@ are reported together. If all arguments fit, the error is not the caller's, and 
 that was raised by the user's own code, for example by a function that was passed.
 
 The arguments are compared even if nothing fails: `md.optim.adam` uses its arguments only later, and `md.slice` would
-round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`.
+round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`. The public methods of the classes in
+`METHODS` are wrapped too, and so is a function or an iterator that a public function returns.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import inspect
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Union
 
 import numpy as np
 
-from . import MeshdslError, ShapeError, at, caller, users_line
+from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, users_line
 
-__all__ = ["guarded", "guarded_module"]
+__all__ = ["METHODS", "guarded", "guarded_module"]
 
 _BUILT_BY_USERS = {
+    "HubConfig",
+    "HuggingFace",
     "Layout",
     "Mesh",
     "Model",
@@ -37,6 +40,20 @@ _BUILT_BY_USERS = {
     "nn.Precision",
     "optim.Optimizer",
 }
+METHODS = {
+    "Checkpoints",
+    "Compiled",
+    "Mesh",
+    "Model",
+    "Plan",
+    "Tensor",
+    "Workload",
+    "train.Iterated",
+    "train.TokenFiles",
+}
+_FUNCTIONS = {"optim.Optimizer": ("init", "update")}  # fields whose values are functions that users call
+_RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "value_and_grad", "vmap"}
+_HOT = {"Compiled": ("__call__",), "Tensor": ("__init__", "block_until_ready", "numpy")}  # called in every step
 _CONTAINERS = (list, tuple, dict, set, frozenset)  # whether these fit depends on their items
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
@@ -49,11 +66,29 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {
 def guarded(value: Any, name: str) -> Any:
     """The public function or class `name`, with errors as the module describes; other values unchanged."""
     if isinstance(value, types.FunctionType):
-        return _wrapped(value, name)
+        return value if hasattr(value, "__wrapped__") else _wrapped(value, name)
     init = vars(value).get("__init__") if isinstance(value, type) else None
-    if isinstance(init, types.FunctionType) and not issubclass(value, BaseException):
-        value.__init__ = _wrapped(init, name, compares=name in _BUILT_BY_USERS)
+    if isinstance(init, types.FunctionType) and not issubclass(value, BaseException) and not _is_guarded(init):
+        if "__init__" not in _HOT.get(name, ()):
+            value.__init__ = _wrapped(init, name, compares=name in _BUILT_BY_USERS, fields=_FUNCTIONS.get(name, ()))
+        if name in METHODS:
+            _guard_methods(value, name)
     return value
+
+
+def _is_guarded(function: Callable[..., Any]) -> bool:
+    return hasattr(function, "__wrapped__")
+
+
+def _guard_methods(cls: type, name: str) -> None:
+    for method, value in list(vars(cls).items()):
+        if method in _HOT.get(name, ()) or (method.startswith("_") and method != "__call__"):
+            continue
+        shown = name if method == "__call__" else f"{name}.{method}"
+        if isinstance(value, types.FunctionType) and not _is_guarded(value):
+            setattr(cls, method, _wrapped(value, shown))
+        elif isinstance(value, staticmethod | classmethod) and not _is_guarded(value.__func__):
+            setattr(cls, method, type(value)(_wrapped(value.__func__, shown)))
 
 
 def guarded_module(module: types.ModuleType, name: str) -> types.ModuleType:
@@ -62,13 +97,18 @@ def guarded_module(module: types.ModuleType, name: str) -> types.ModuleType:
         value = getattr(module, member)
         if isinstance(value, types.ModuleType):
             guarded_module(value, f"{name}.{member}")
-        elif not hasattr(value, "__wrapped__"):
+        elif not _is_guarded(value):
             setattr(module, member, guarded(value, f"{name}.{member}"))
     return module
 
 
-def _wrapped(function: Callable[..., Any], name: str, compares: bool = True) -> Callable[..., Any]:
-    """`function` with errors explained; `compares`: also if none is raised."""
+def _wrapped(
+    function: Callable[..., Any], name: str, compares: bool = True, fields: Iterable[str] = ()
+) -> Callable[..., Any]:
+    """`function` with errors explained.
+
+    `compares`: also if none is raised. `fields`: functions that the object created by this `__init__` holds.
+    """
     signature = inspect.signature(function)
     fitting: set[Any] = set()  # the types of arguments that fit, where types alone tell
 
@@ -77,25 +117,72 @@ def _wrapped(function: Callable[..., Any], name: str, compares: bool = True) -> 
         try:
             result = function(*args, **kwargs)
         except MeshdslError as error:
-            raise at(error, caller()) from None
+            misread = _contradictions(function, signature, name, args, kwargs) if _misread(error) else None
+            raise _at_caller(misread or error) from None
         except Exception as error:
             explained = None
             if not _from_the_user(error):
-                explained = _contradictions(function, signature, name, args, kwargs) or _miscalled(error, name, args)
+                explained = _contradictions(function, signature, name, args, kwargs) or _miscalled(
+                    error, name, [*args, *kwargs.values()]
+                )
             if explained is None:
                 raise
-            raise at(explained, caller()) from None
+            raise _at_caller(explained) from None
+        for field in fields:
+            object.__setattr__(args[0], field, guarded(getattr(args[0], field), f"{name}.{field}"))
+        if isinstance(result, types.GeneratorType):
+            result = _iterated(result, name, [*args, *kwargs.values()])
+        elif name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
+            result = _returned(result, name)
         kinds = (*map(type, args), *((key, type(value)) for key, value in kwargs.items()))
         if not compares or kinds in fitting:
             return result
         contradictions = _contradictions(function, signature, name, args, kwargs)
         if contradictions is not None:
-            raise at(contradictions, caller())
+            raise _at_caller(contradictions)
         if not any(isinstance(value, _CONTAINERS) for value in (*args, *kwargs.values())):
             fitting.add(kinds)
         return result
 
     return call
+
+
+def _at_caller(error: MeshdslError) -> MeshdslError:
+    """The error with the line of the user, if a user called: a command has no line."""
+    where = caller()
+    return error if where == NOWHERE else at(error, where)
+
+
+def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function that the public function `name` made of the user's, with errors explained."""
+    given = [cell.cell_contents for cell in function.__closure__ or ()]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except MeshdslError as error:
+            raise _at_caller(error) from None
+        except TypeError as error:
+            miscalled = _miscalled(error, name, given)
+            if miscalled is None:
+                raise
+            raise _at_caller(miscalled) from None
+
+    return call
+
+
+def _iterated(records: Generator[Any, Any, Any], name: str, given: list[Any]) -> Generator[Any, Any, Any]:
+    """The same items; an error gets the line that asked for the next one."""
+    try:
+        return (yield from records)
+    except MeshdslError as error:
+        raise _at_caller(error) from None
+    except TypeError as error:
+        miscalled = _miscalled(error, name, given)
+        if miscalled is None:
+            raise
+        raise _at_caller(miscalled) from None
 
 
 def _from_the_user(error: Exception) -> bool:
@@ -104,12 +191,28 @@ def _from_the_user(error: Exception) -> bool:
     return users_line((frame.filename, frame.lineno or 0) for frame in inner) is not None
 
 
-def _miscalled(error: Exception, name: str, args: Any) -> ShapeError | None:
-    """The error if a function that was passed takes other arguments than it was called with."""
-    passed = [f.__qualname__ for f in args if isinstance(f, types.FunctionType)]
-    if isinstance(error, TypeError) and any(str(error).startswith(f"{function}()") for function in passed):
-        return ShapeError(f"md.{name} called a function with arguments that it does not take\n  {error}")
-    return None
+def _misread(error: MeshdslError) -> bool:
+    """True if meshdsl itself iterated over a tensor, took its truth or indexed it: it expected something else."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][-2:]
+    reads = ("__iter__", "__bool__", "__getitem__", "__array__")
+    return len(frames) == 2 and frames[1].co_name in reads and is_ours(frames[0].co_filename)
+
+
+def _miscalled(error: Exception, name: str, given: Iterable[Any]) -> ShapeError | None:
+    """The error if a function that the user gave takes other arguments than meshdsl called it with.
+
+    `given` are the values that the user gave, or objects that hold them.
+    """
+    called, parenthesis, _ = str(error).partition("()")
+    if not isinstance(error, TypeError) or not parenthesis or called not in _functions(given):
+        return None
+    return ShapeError(f"md.{name} called a function with arguments that it does not take\n  {error}")
+
+
+def _functions(given: Iterable[Any]) -> set[str]:
+    """The names of the functions among these values, and among the fields of those that are objects."""
+    fields = [field for value in given if hasattr(value, "__dict__") for field in vars(value).values()]
+    return {f.__qualname__ for f in (*given, *fields) if isinstance(f, types.FunctionType | type)}
 
 
 @functools.cache

@@ -44,7 +44,10 @@ class Mesh:
         devices: Sequence[Any] | None = None,
         **named: int,
     ):
-        self.axes = {**_parse(axes), **named}
+        given = _parse(axes)
+        if twice := [name for name in named if name in given]:
+            raise LayoutError(f"the mesh axis {twice[0]!r} is given twice, as {given[twice[0]]} and {named[twice[0]]}")
+        self.axes = {**given, **named}
         for name, size in self.axes.items():
             if not _NAME.fullmatch(str(name)):
                 raise LayoutError(
@@ -58,6 +61,9 @@ class Mesh:
                 )
         self.device_order = None if device_order is None else _flat(device_order)
         self.devices: Sequence[Any] | None = None if devices is None else tuple(devices)
+        for device in self.devices or ():
+            if not hasattr(device, "platform"):
+                raise LayoutError(f"the devices of a mesh are devices of JAX, such as jax.devices(); got {device!r}")
         if self.device_order is not None and sorted(self.device_order) != sorted(set(self.device_order)):
             raise LayoutError(
                 f"device_order names a device twice: {list(self.device_order)}\n"

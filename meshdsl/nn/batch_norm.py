@@ -46,6 +46,8 @@ def batch_norm(
     and `var`, of the dims that are not in `over`; None stands for zeros and ones. It has no gradient. If `over` has a
     sharded dim, the statistics are those of the whole batch on all devices.
     """
+    if not 0 <= momentum <= 1:
+        raise md.ShapeError(f"the momentum of md.nn.batch_norm is from 0 to 1, got {momentum}")
     dims = dims_of(x, over)
     kept = [d for d in x.dims if d not in dims]
     wide = md.cast(x, precision.reduce)

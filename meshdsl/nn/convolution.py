@@ -43,6 +43,8 @@ def conv(
     features = None if into is None else new_dim(into, "the output channels of md.nn.conv")
     same_name = features is not None and features.name == channels.name
     made = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
+    if empty := [d for d, n in window.items() if n < 1]:
+        raise md.ShapeError(f"the window of md.nn.conv has at least 1 element, got {empty[0]}: {window[empty[0]]}")
     kernel = [md.Dim(f"{d}_window", n) for d, n in window.items()]
     fan_in = kernel if made is None else [*kernel, channels]
     dims = [*kernel, channels] if made is None else [*kernel, channels, made]

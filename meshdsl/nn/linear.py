@@ -53,14 +53,23 @@ def dense(
     return md.cast(y, precision.compute)
 
 
-def linear(x: md.Tensor, over: str | md.Dim, into: str | md.Dim, *, name: str = "linear", **options: Any) -> md.Tensor:
+def linear(
+    x: md.Tensor,
+    over: str | md.Dim,
+    into: str | md.Dim,
+    *,
+    name: str = "linear",
+    bias: bool = True,
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> md.Tensor:
     """`md.nn.dense` under its name in other libraries; its parameters are `linear/w` and `linear/b`.
 
     >>> import meshdsl as md
     >>> md.model(lambda x: md.nn.linear(x, "io", "hidden:16", bias=False)).specs(md.spec("batch:2 io:4"))
     {'linear/w': float32[io=4 hidden=16]}
     """
-    return dense(x, over, into, name=name, **options)
+    return dense(x, over, into, name=name, bias=bias, init=init, precision=precision)
 
 
 def embedding(

@@ -34,6 +34,13 @@ def softmax_cross_entropy(
     gathered for use.
     """
     classes = dim_of(logits, over)
+    if targets.dtype.kind not in "iu":
+        raise md.ShapeError(
+            f"the targets of softmax_cross_entropy are integers, the numbers of the classes; got {targets.type}\n"
+            f"  for probabilities: -md.sum(targets * md.log_softmax(logits, {classes.name!r}), {classes.name!r})"
+        )
+    if not 0 <= label_smoothing <= 1:
+        raise md.ShapeError(f"label_smoothing is from 0 to 1, got {label_smoothing}")
     if logits.dtype.itemsize < 4:
         logits = md.cast(logits, "float32")
     order = (classes,) if prefer is None else (dim_of(logits, prefer), classes)

@@ -32,7 +32,8 @@ class Precision:
 
     def __post_init__(self) -> None:
         for dtype in (self.param, self.compute, self.reduce, self.gradient or self.compute):
-            md.spec([], dtype)
+            if not md.spec([], dtype).dtype.name.startswith(("float", "bfloat")):
+                raise md.ShapeError(f"md.nn.Precision takes floating dtypes, got {dtype!r}")
 
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
         """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""

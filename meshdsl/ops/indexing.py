@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast
@@ -79,9 +79,11 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     tensor(float32[n=2 class=3], [[0. 0. 1.]
      [0. 0. 0.]])
 
-    Raises `ShapeError` if the indices have the dim, or if it has no size.
+    Raises `ShapeError` if the indices have the dim or are no integers, or if the dim has no size.
     """
     i, dim = as_tensor(i), new_dim(dim)
+    if i.dtype.kind not in "iub":
+        raise at(ShapeError(f"md.one_hot needs integer indices, got {i.type}; use md.cast(i, 'int32')"), caller())
     i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer's range
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 

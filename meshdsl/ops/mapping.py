@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from ..backend import Local
 from ..dims import names, show
-from ..errors import ShapeError, at, caller, located
+from ..errors import MeshdslError, ShapeError, at, caller, located, raised
 from ..ir import Fuses, Op, Type
 from ..jaxprs.primitives import mixing
 from ..trace import Tensor, as_tensor, bind1
@@ -65,7 +66,15 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
     """Raise `ShapeError` if f is not elementwise: on a part of an array it must return that part of its result."""
     shape = broadcast_shape(*types)
     sizes = tuple(d.size for d in shape)
-    jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))  # raises f's own errors first
+    try:
+        jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))
+    except Exception as error:
+        if isinstance(error, MeshdslError) or raised(error) is not None:  # the user's own function failed
+            raise
+        called = getattr(f, "__name__", f)
+        raise ShapeError(
+            f"md.map: {called} does not take {', '.join(str(t) for t in types)}\n  {_first_line(error)}"
+        ) from None
     mixed = mixing(f, names(shape), [t.dtype for t in types])
     if mixed is None:
         return
@@ -83,6 +92,10 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
     )
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     """Apply any elementwise `jnp` function to one or more tensors. JAX differentiates it.
 
@@ -98,5 +111,7 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     if not xs:
         raise at(ShapeError("md.map needs at least one tensor"), caller())
     tensors = [as_tensor(x) for x in xs]
+    if isinstance(f, np.ufunc):
+        raise at(ShapeError(f"md.map takes functions of jax.numpy: jnp.{f.__name__}, not np.{f.__name__}"), caller())
     located(lambda: _check_elementwise(f, [x.type for x in tensors]))
     return bind1(_MAP, *tensors, f=f)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..dims import DimLike, find
+from ..errors import LayoutError, ShapeError, at, caller
 from ..ir import Bounded, Fuses, Linear, Op
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
@@ -36,6 +37,8 @@ def prefer(x: Any, *dims: DimLike) -> Tensor:
     >>> md.prefer(md.tensor([[1.0]], "group expert"), "expert").dims
     (group=1, expert=1)
     """
+    if not dims:
+        raise at(ShapeError("md.prefer names at least one dim: md.prefer(x, dim)"), caller())
     x = as_tensor(x)
     chosen = located(lambda: tuple(find(d, x.dims).name for d in dims))
     return bind1(PREFER, x, names=chosen)
@@ -59,16 +62,20 @@ def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
     >>> md.shard(md.tensor([1.0, 2.0], "batch"), {"batch": "rows"}).dims
     (batch=2,)
 
-    `split` maps dims to mesh axes, major to minor. Raises `LayoutError` at compilation if the mesh lacks an axis or an
-    axis is used twice.
+    `split` maps dims to mesh axes, major to minor. Raises `LayoutError` if an axis is used twice, and at compilation if
+    the mesh lacks an axis.
     """
     x = as_tensor(x)
 
     def resolve() -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return tuple(
+        pairs = tuple(
             (find(d, x.dims).name, tuple(re.split(r"[\s,+]+", axes)) if isinstance(axes, str) else tuple(axes))
             for d, axes in split.items()
         )
+        used = [axis for _, axes in pairs for axis in axes]
+        if twice := [axis for axis in used if used.count(axis) > 1]:
+            raise LayoutError(f"md.shard uses the axis {twice[0]!r} twice; a tensor can use a mesh axis once")
+        return pairs
 
     return bind1(SHARD, x, split=located(resolve))
 

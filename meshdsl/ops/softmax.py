@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..dims import DimsLike, Shape
-from ..errors import located
+from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Op
 from ..trace import Tensor, as_tensor, bind, trace
 from .dtypes import as_dtype, cast, kind
@@ -23,9 +23,9 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
     tensor(float32[], 1000.6932)
 
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    Raises `ShapeError` for a dim that x lacks, and for numbers that are not floats.
     """
-    x = as_tensor(x)
+    x = _floating("logsumexp", x)
     gone = over_dims(x, over)
     top = stop_gradient(max(x, gone))
     shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
@@ -40,15 +40,20 @@ def softmax(x: Any, over: DimsLike, dtype: Any = None) -> Tensor:
     tensor(float32[a=2], [0.5 0.5])
 
     It is computed in the dtype of x; `dtype` is that of the result, and of what the gradient keeps (default: the same).
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    Raises `ShapeError` for a dim that x lacks, and for numbers that are not floats.
     """
-    x = as_tensor(x)
+    x = _floating("softmax", x)
     gone = over_dims(x, over)
     to = located(lambda: as_dtype(dtype or x.dtype))
-    if kind(x.dtype) != "f":
-        return cast(_quotient(x, gone), to)
     graph, _, _ = trace(lambda x: cast(_quotient(x, gone), to), [x.type])
     return bind(_SOFTMAX, x, over=gone, control=Call(graph))[0]
+
+
+def _floating(name: str, x: Any) -> Tensor:
+    x = as_tensor(x)
+    if kind(x.dtype) != "f":
+        raise at(ShapeError(f"md.{name} needs floats, got {x.type}; use md.cast(x, 'float32')"), caller())
+    return x
 
 
 def _quotient(x: Tensor, over: Shape) -> Tensor:
@@ -84,9 +89,9 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     >>> md.log_softmax(md.tensor([0.0, 0.0], "a"), "a")
     tensor(float32[a=2], [-0.6931 -0.6931])
 
-    Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    Raises `ShapeError` for a dim that x lacks, and for numbers that are not floats.
     """
-    x = as_tensor(x)
+    x = _floating("log_softmax", x)
     gone = over_dims(x, over)
     shifted = x - stop_gradient(max(x, gone))
     return shifted - log(sum(exp(shifted), gone))

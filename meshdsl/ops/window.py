@@ -146,7 +146,7 @@ def pads_of(name: str, padding: Any, usual: str, over: Sequence[str]) -> dict[st
         by_name = dict.fromkeys(over, padding)
     for d, p in by_name.items():
         pair = isinstance(p, tuple | list) and len(p) == 2 and all(hasattr(n, "__index__") for n in p)
-        if p not in ("same", "valid") and not pair:
+        if not pair and not (isinstance(p, str) and p in ("same", "valid")):
             raise ShapeError(f"md.{name} pads with 'same', 'valid' or a pair (low, high), got {p!r} for dim {d!r}")
     return {d: by_name.get(d, usual) for d in over}
 

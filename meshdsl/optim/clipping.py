@@ -45,9 +45,15 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, md.Tensor]:
     (Pascanu et al., 2013, algorithm 1.) Squares do not overflow: a float32 gradient with an element of 1e20 is clipped
     correctly. If the norm is infinite or NaN, all returned gradients are NaN.
     """
+    _check_norm("clip_by_global_norm", max_norm)
     norm = global_norm(grads)
     scale = md.where(md.isfinite(norm), md.minimum(max_norm / norm, 1.0), float("nan"))
     return jax.tree.map(lambda g: md.cast(g * scale, g.dtype), grads), norm
+
+
+def _check_norm(name: str, max_norm: float) -> None:
+    if isinstance(max_norm, int | float) and not max_norm > 0:
+        raise md.ShapeError(f"md.optim.{name} needs a max_norm above 0, got {max_norm}")
 
 
 def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
@@ -59,6 +65,8 @@ def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
     >>> optimizer.update({"w": md.tensor([3.0, 4.0], "io")}, optimizer.init(params), params)[0]["w"]
     tensor(float32[io=2], [-0.6 -0.8])
     """
+
+    _check_norm("with_clipping", max_norm)
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         return optimizer.update(clip_by_global_norm(grads, max_norm)[0], state, params)

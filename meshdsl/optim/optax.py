@@ -44,6 +44,11 @@ def from_optax(transformation: Any) -> Optimizer:
     error names a replacement. Also raises it if the dims of a state array cannot be inferred.
     """
 
+    if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
+        raise md.ShapeError(
+            f"md.optim.from_optax takes an optax transformation, such as optax.adam(1e-3); got {transformation!r}"
+        )
+
     @lru_cache(maxsize=8)
     def plan(structure: Any, types: tuple[Any, ...]) -> _Plan:
         return _plan(transformation, structure, types)

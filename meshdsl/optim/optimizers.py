@@ -6,6 +6,7 @@ A learning rate is a number or a schedule: a function of `step`, which is 0 at t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,8 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
     (tensor(float32[a=1], [0.8]), tensor(int32[], 1))
     """
 
+    checked_rate(learning_rate)
+
     def init(params: Any) -> dict[str, Any]:
         return {"step": zero()}
 
@@ -77,6 +80,9 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
     >>> params["w"], state["m"]["w"]
     (tensor(float32[io=1], [0.71]), tensor(float32[io=1], [1.9]))
     """
+
+    checked_rate(learning_rate)
+    checked_decays(decay=decay)
 
     def init(params: Any) -> dict[str, Any]:
         return {"step": zero(), "m": zeros_like(params)}
@@ -126,6 +132,11 @@ def adamw(
     tensor(float32[io=1], [0.85])
     """
 
+    checked_rate(learning_rate)
+    checked_decays(b1=b1, b2=b2)
+    if isinstance(weight_decay, int | float) and not 0 <= weight_decay < math.inf:
+        raise md.ShapeError(f"weight_decay is a finite number of at least 0, got {weight_decay}")
+
     def init(params: Any) -> dict[str, Any]:
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
@@ -160,10 +171,23 @@ def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
     return md.cast(step, "float64" if any(x.dtype.itemsize > 4 for x in leaves) else "float32")
 
 
+def checked_rate(learning_rate: LearningRate) -> None:
+    """Raises `ShapeError` for a number that is no learning rate; a schedule is checked at its update."""
+    if isinstance(learning_rate, int | float) and not 0 <= learning_rate < math.inf:
+        problem = "finite" if learning_rate == math.inf else "at least 0"
+        raise md.ShapeError(f"the learning rate must be {problem}, got {learning_rate}")
+
+
+def checked_decays(**decays: float) -> None:
+    """Raises `ShapeError` for a decay rate of moments outside 0 to below 1."""
+    for name, value in decays.items():
+        if isinstance(value, int | float) and not 0 <= value < 1:
+            raise md.ShapeError(f"{name} is from 0 to below 1, got {value}")
+
+
 def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
     rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
-    if isinstance(rate, int | float) and not rate >= 0:
-        raise md.ShapeError(f"the learning rate must be at least 0, got {rate}")
+    checked_rate(rate)
     if isinstance(rate, str):
         raise md.ShapeError(f"the learning rate must be a number or a function of the step, got {rate!r}")
     return rate
@@ -214,4 +238,10 @@ def zero() -> md.Tensor:
 
 
 def zeros_like(params: Any) -> Any:
+    for keys, p in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_tensor):
+        if not _is_tensor(p):
+            raise md.ShapeError(
+                f"an optimizer's state is created for a tree of tensors; {path_of(keys) or 'params'} is a "
+                f"{type(p).__name__}\n  params = model.init(key, *inputs); state = optimizer.init(params)"
+            )
     return jax.tree.map(lambda p: md.broadcast(md.cast(0, p.dtype), p.dims), params)

@@ -12,6 +12,11 @@ __all__ = ["Schedule", "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_co
 Schedule = Callable[[md.Tensor], md.Tensor]
 
 
+def _check_steps(name: str, steps: int) -> None:
+    if steps < 1:
+        raise md.ShapeError(f"md.optim.{name} takes at least 1 step, got {steps}")
+
+
 def constant(value: float) -> Schedule:
     """The same rate at every step.
 
@@ -29,6 +34,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     >>> md.optim.linear(1.0, 0.0, steps=4)(md.tensor(1))
     tensor(float32[], 0.75)
     """
+    _check_steps("linear", steps)
     return lambda step: start + (end - start) * md.minimum(md.cast(step, "float32") / steps, 1.0)
 
 
@@ -42,6 +48,11 @@ def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, 
     >>> [round(rate(md.tensor(step)).item(), 3) for step in (0, 5, 10, 20, 30)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
+
+    if not steps > warmup_steps >= 0:
+        raise md.ShapeError(
+            f"md.optim.warmup_cosine needs steps > warmup_steps >= 0; got steps={steps}, warmup_steps={warmup_steps}"
+        )
 
     def rate(step: md.Tensor) -> md.Tensor:
         count = md.cast(step, "float32")
@@ -64,6 +75,8 @@ def rsqrt(peak: float, warmup_steps: int) -> Schedule:
     [0.25, 1.0, 0.5]
     """
 
+    _check_steps("rsqrt", warmup_steps)
+
     def rate(step: md.Tensor) -> md.Tensor:
         count = md.cast(step + 1, "float32")
         return peak * md.minimum(count / warmup_steps, md.rsqrt(count / warmup_steps))
@@ -80,4 +93,5 @@ def inverse_sqrt(scale: float, hold: int) -> Schedule:
     >>> [inverse_sqrt(1.0, hold=4)(md.tensor(step)).item() for step in (0, 3, 15)]
     [0.5, 0.5, 0.25]
     """
+    _check_steps("inverse_sqrt", hold)
     return lambda step: scale * md.rsqrt(md.maximum(md.cast(step + 1, "float32"), float(hold)))

@@ -62,6 +62,11 @@ def ones() -> Init:
     return constant(1)
 
 
+def _check_std(std: float) -> None:
+    if isinstance(std, int | float) and not std >= 0:
+        raise at(ShapeError(f"a standard deviation is at least 0, got {std}"), caller())
+
+
 def normal(std: float = 1.0, mean: float = 0.0) -> Init:
     """Normal distribution with standard deviation `std` and mean `mean`.
 
@@ -70,6 +75,8 @@ def normal(std: float = 1.0, mean: float = 0.0) -> Init:
     >>> f"{md.var(w).item() ** 0.5:.4f}"
     '0.0200'
     """
+
+    _check_std(std)
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
         x = random.normal(key, dims, _drawn(dtype)) * std
@@ -89,6 +96,8 @@ def truncated_normal(std: float = 1.0, mean: float = 0.0, bound: float = 2.0) ->
     With `bound` 2, the standard deviation after truncation is 0.8796 `std`.
     """
 
+    _check_std(std)
+
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
         x = random.truncated_normal(key, -bound, bound, dims, _drawn(dtype)) * std
         return cast(x + mean if mean else x, dtype)
@@ -104,6 +113,9 @@ def uniform(low: float = -1.0, high: float = 1.0) -> Init:
     >>> (md.min(drawn) >= 0).item(), (md.max(drawn) < 0.1).item()
     (True, True)
     """
+
+    if low > high:
+        raise at(ShapeError(f"md.init.uniform draws from low to high; got low={low} and high={high}"), caller())
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
         return cast(random.uniform(key, dims, low, high, dtype=_drawn(dtype)), dtype)

@@ -64,6 +64,15 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
             f"a JAX transformation (jit, grad, vmap) is running: got a traced {x.aval.str_short()}\n"
             "  name its dims, md.tensor(x, dims), or transform with md.grad and md.compile instead"
         )
+    if isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x):
+        raise ShapeError(
+            f"one tensor is needed, got a {type(x).__name__} of tensors\n"
+            "  pass them one by one, or join them with md.stack(xs, dim) or md.concat(xs, over)"
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise ShapeError(
+            "a masked array would lose its mask\n  fill it, x.filled(0), and pass the mask as a tensor of booleans"
+        )
     if isinstance(x, jax.Array):
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             raise ShapeError(f"got a JAX random key, {x.dtype.name}\n  make it a tensor: md.tensor(key)")
@@ -131,7 +140,8 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
 def dtype_of(dtype: Any) -> np.dtype:
     """The NumPy dtype of numbers or booleans that a name, a type or a dtype stands for; else raises `ShapeError`."""
     try:
-        found = None if isinstance(dtype, Tensor | np.ndarray | jax.Array) else np.dtype(jnp.dtype(dtype))
+        wrong = dtype is None or isinstance(dtype, Tensor | np.ndarray | jax.Array)
+        found = None if wrong else np.dtype(jnp.dtype(dtype))
     except (TypeError, ValueError):
         found = None
     if found is None or not (jnp.issubdtype(found, np.number) or found.kind == "b"):

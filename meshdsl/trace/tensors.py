@@ -246,6 +246,14 @@ class Tensor:
         return int(self.item())
 
     def __index__(self) -> int:
+        if self._array is None:
+            raise at(
+                _NoIndexError(
+                    f"a traced tensor has no values yet, so it is no size, index or number of trips: {self.type}\n"
+                    "  use a number of Python's, a dim's size, or md.while_loop"
+                ),
+                caller(),
+            )
         if self.dtype.kind not in "iu":
             raise TypeError(f"{self.type} is not an integer")
         return int(self.item())
@@ -283,6 +291,10 @@ class Tensor:
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+
+class _NoIndexError(TraceError, TypeError):
+    """A traced tensor is no integer: Python and NumPy ask for a `TypeError`."""
 
 
 def _in_jax(frame: FrameType | None) -> bool:

@@ -1,6 +1,10 @@
 """The training runtime behind `meshdsl train`: data, the loop, checkpoints, metrics and progress."""
 
+import sys
+
+from ..errors.boundary import guarded_module
 from . import report
+from .adapters import from_datasets, from_grain
 from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
@@ -29,6 +33,8 @@ __all__ = [
     "configure",
     "corpus",
     "data_for",
+    "from_datasets",
+    "from_grain",
     "load",
     "mesh_and_layout",
     "report",
@@ -37,3 +43,5 @@ __all__ = [
     "stages",
     "train",
 ]
+
+guarded_module(sys.modules[__name__], "train")

@@ -86,6 +86,11 @@ def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[s
 
     Raises `MeshdslError` if an input is missing, or if its shape or dtype does not match.
     """
+    if not isinstance(batch, Mapping):
+        raise md.MeshdslError(
+            f"a batch is a dict of arrays, got {type(batch).__name__}\n"
+            f"  return one array for each of the workload's inputs: {', '.join(specs)}"
+        )
     if missing := [name for name in specs if name not in batch]:
         raise md.MeshdslError(
             f"the batch has no array {missing[0]!r}; it has: {', '.join(batch) or 'none'}\n"

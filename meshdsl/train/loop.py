@@ -48,7 +48,9 @@ def train(
     keep: Keeping | None = None,
     stop: Stop | None = None,
 ) -> Generator[Record]:
-    """Trains until `steps` steps are done; yields a record for the start, each step, save and evaluation, and the end.
+    """Trains until `steps` steps are done; returns an iterator of the run's records.
+
+    It yields a record for the start, each step, save and evaluation, and the end.
 
     `batches(split, step)` returns the data of the splits `train` and `held_out`; the default is `data_for(workload)`.
     The run evaluates on `eval_batches` held-out batches (0: never) every `eval_every` steps (0: not during training)
@@ -59,6 +61,7 @@ def train(
     row. With `keep`, the run resumes from its newest checkpoint, and saves during training and after the last step. If
     `stop` reports a signal, the run saves and raises `Stopped`.
     """
+    _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
     key_parameter = _key(workload)
     if plan is None:
@@ -117,6 +120,21 @@ def train(
         first_step = state.step
         yield from loop.all_steps(resumed=restored is not None)
         yield _end(state, loop.reader, steps - first_step, time.perf_counter() - started, batches)
+
+
+def _check(workload: Any, steps: Any, batches: Any, non_finite: str) -> None:
+    """Raises `MeshdslError` for arguments of `train` that no run can have."""
+    if not isinstance(workload, md.Workload):
+        raise md.MeshdslError(f"train takes an md.Workload, got {workload!r}")
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+        raise md.MeshdslError(f"steps is a number of steps from 0, got {steps!r}")
+    if batches is not None and not callable(batches):
+        raise md.MeshdslError(
+            f"batches is a function (split, step) -> dict of arrays, got {type(batches).__name__}\n"
+            "  an iterator with a position: meshdsl.train.Iterated(iterator, held_out)"
+        )
+    if non_finite not in ("stop", "skip"):
+        raise md.MeshdslError(f"non_finite is 'stop' or 'skip', got {non_finite!r}")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Writers of a run's records: JSON lines, TensorBoard event files, and a profile of a few steps.
+"""Writers of a run's records: JSON lines, TensorBoard event files, W&B offline runs, and a profile of a few steps.
 
 JSON lines are flushed one by one, so a killed run loses at most the current step. A resumed run appends `start` and
 `resume` lines; if a step appears twice, the later line is valid.
@@ -11,6 +11,7 @@ import errno
 import importlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +22,7 @@ import meshdsl as md
 
 from .values import UsageError
 
-__all__ = ["Lines", "Profile", "TensorBoard"]
+__all__ = ["Lines", "Profile", "TensorBoard", "Wandb"]
 
 Record = Mapping[str, Any]
 
@@ -84,13 +85,82 @@ class TensorBoard:
     def write(self, record: Record) -> None:
         """Write the numbers of a step or evaluation record; other records are ignored."""
         group = {"step": "train", "eval": "eval"}.get(record["event"])
-        for name, value in record.items() if group else ():
-            if isinstance(value, int | float) and name not in ("step", "batches"):
-                self.writer.add_scalar(f"{group}/{name}", value, record["step"])
+        for name, value in _numbers(record) if group else ():
+            self.writer.add_scalar(f"{group}/{name}", value, record["step"])
 
     def close(self) -> None:
         """Flush and close."""
         self.writer.close()
+
+
+class Wandb:
+    """Writes the metrics of steps and evaluations into a directory, as an offline run of Weights & Biases.
+
+    Nothing is sent; `wandb sync DIR/wandb/offline-run-*` uploads it. The run's id is kept in `DIR/run-id`, so a resumed
+    training run continues the same run. Raises `UsageError` if wandb is not installed or `DIR` cannot be written.
+    """
+
+    def __init__(self, directory: Path):
+        try:
+            self.library = importlib.import_module("wandb")
+        except ImportError:
+            raise UsageError(
+                "--wandb needs wandb, which is not installed\n"
+                "  pip install 'meshdsl[wandb]', or write JSON lines with --metrics FILE"
+            ) from None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.identity = _identity(directory / "run-id")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--wandb {directory} cannot be written: {error}") from None
+        self.directory, self.run = directory, None
+
+    def write(self, record: Record) -> None:
+        """Begin the run at the start record; write the numbers of step and evaluation records."""
+        if record["event"] == "start":
+            self.run = self._begin(record)
+        group = {"step": "train", "eval": "eval"}.get(record["event"])
+        if group and self.run is not None:
+            self.run.log({f"{group}/{name}": value for name, value in _numbers(record)}, step=record["step"])
+
+    def _begin(self, start: Record) -> Any:
+        settings = self.library.Settings(
+            silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
+        )
+        config = {**start["config"], **{name: start[name] for name in ("mesh", "layout", "seed", "parameters")}}
+        return self.library.init(
+            mode="offline",
+            dir=str(self.directory),
+            id=self.identity,
+            project="meshdsl",
+            name=start["workload"],
+            config=config,
+            settings=settings,
+        )
+
+    def close(self) -> None:
+        """Write what is left, and end the process that writes."""
+        if self.run is not None:
+            self.run.finish()
+            self.library.teardown()  # waits for the process
+
+
+def _numbers(record: Record) -> list[tuple[str, float]]:
+    """The metrics of a step or evaluation record."""
+    return [
+        (name, value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and name not in ("step", "batches")
+    ]
+
+
+def _identity(file: Path) -> str:
+    """The id of a run, from its file; a new one if there is none."""
+    if file.exists():
+        return file.read_text(encoding="ascii").strip()
+    identity = secrets.token_hex(4)
+    file.write_text(identity + "\n", encoding="ascii")
+    return identity
 
 
 class Profile:

@@ -26,6 +26,7 @@ class NonFiniteLoss(md.MeshdslError):
     """A loss or a gradient became NaN or infinite."""
 
     exit_code = 5
+    is_mistake = False
 
 
 class Reader:

@@ -50,6 +50,15 @@ class Keeping:
     config: Mapping[str, Any] | None = None
     wait: bool = False
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.checkpoints, md.Checkpoints):
+            raise UsageError(
+                f"a run saves to md.Checkpoints(directory), got {self.checkpoints!r}\n"
+                "  for example Keeping(md.Checkpoints('run'), every=100)"
+            )
+        if not isinstance(self.every, int) or self.every < 1:
+            raise UsageError(f"a run saves every N steps, with N at least 1; got every={self.every!r}")
+
     def due(self, step: int) -> bool:
         """True if this step is to be saved."""
         return step % self.every == 0

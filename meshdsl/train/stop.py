@@ -29,6 +29,8 @@ _SAVED = {signal.SIGTERM: 75, signal.SIGINT: 130}  # 75 is EX_TEMPFAIL of sysexi
 class Stopped(md.MeshdslError):
     """The run received a signal and has saved its state."""
 
+    is_mistake = False
+
     def __init__(self, number: int, step: int):
         super().__init__(f"stopped by {signal.Signals(number).name}; step {step} is saved")
         self.step, self.exit_code = step, _SAVED[signal.Signals(number)]

@@ -56,7 +56,7 @@ class _Windows:
     """The windows of `length + 1` tokens of some files, in the order of the files; consecutive ones share a token."""
 
     def __init__(self, paths: Sequence[str | Path], dtype: str, length: int):
-        self.paths = [Path(path) for path in paths]
+        self.paths = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
         self.length = length
         self.files = [_mapped(path, dtype) for path in self.paths]
         self.starts = [0, *itertools.accumulate((len(file) - 1) // length for file in self.files)]
@@ -139,6 +139,8 @@ class TokenFiles:
         }
 
     def __call__(self, split: str, step: int) -> Mapping[str, np.ndarray]:
+        if split not in self._splits:
+            raise md.MeshdslError(f"the split must be one of {', '.join(SPLITS)}, got {split!r}")
         windows = self._splits[split]
         if not len(windows):
             raise md.MeshdslError(f"there are no {split} files with a window of {self.length + 1} tokens")

@@ -224,11 +224,14 @@ def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
         raise at(ShapeError("with has_aux=True the function returns a pair (loss, aux)"), caller())
     loss = indices[0] if has_aux else indices
     if not isinstance(loss, int) or graph.outs[loss].shape or not _floating(graph.outs[loss]):
-        returned = repr(graph.outs[loss].type) if isinstance(loss, int) else str(structure)
+        returned = repr(graph.outs[loss].type) if isinstance(loss, int) else f"a {type(loss).__name__}"
+        way_out = "reduce it with md.mean or md.sum"
+        if not isinstance(loss, int) and not has_aux:
+            way_out = "if it is (loss, aux): md.value_and_grad(f, has_aux=True)"
         raise at(
             ShapeError(
                 f"a gradient is taken of one floating tensor without dims; the function returned {returned}\n"
-                "  reduce it with md.mean or md.sum"
+                f"  {way_out}"
             ),
             caller(),
         )

@@ -46,7 +46,16 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                     ),
                     caller(),
                 )
-            result, residuals = fwd(*tree.tree_unflatten(structure, ins[n_captures:]))
+            pair = fwd(*tree.tree_unflatten(structure, ins[n_captures:]))
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise at(
+                    ShapeError(
+                        f"fwd of a md.custom_vjp returns a pair (result, residuals); got {type(pair).__name__}\n"
+                        "  where bwd needs nothing: return result, None"
+                    ),
+                    caller(),
+                )
+            result, residuals = pair
             return tree.tree_leaves(result), residuals
 
         def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:

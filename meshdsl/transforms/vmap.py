@@ -54,6 +54,8 @@ def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
 
 
 def _dim(over: DimLike, args: Any) -> Dim:
+    if not isinstance(over, Dim | str):
+        raise ShapeError(f"a dim is a md.Dim or a name, got {over!r}")
     shapes: list[Shape] = [x.dims for x in tree.tree_leaves(args) if isinstance(x, Tensor)]
     name = over.name if isinstance(over, Dim) else over.partition(":")[0]
     sizes = {d for shape in shapes for d in shape if d.name == name}

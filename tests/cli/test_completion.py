@@ -48,6 +48,12 @@ def test_completion_has_every_command_and_option(shell: str, capsys: pytest.Capt
         (["analyze", "--batch", ""], ""),
         (["analyze", "mo"], "models"),
         (["analyze", "--html", "mo"], "models"),
+        (["import", "--model", "gp"], "gpt2"),
+        (["analyze", "MODELS/resnet.py", ":"], "resnet50 digits"),  # bash divides words at colons
+        (["analyze", "MODELS/resnet.py", ":", "di"], "digits"),
+        (["analyze", "MODELS/mlp.py", ":", "mlp", "--layout", "da"], "data data_model"),
+        (["train", "MODELS/gpt2.py", ":", "gpt2_xl", "--layout", "ze"], "zero zero_context"),
+        (["train", "none.py", ":", "lm", "--layout", ""], ""),
     ],
     ids=" ".join,
 )
@@ -58,10 +64,13 @@ def test_completion_in_bash(
     if bash is None:
         pytest.skip("bash is not installed")
     (tmp_path / "models").mkdir()
+    words = [word.replace("MODELS", str(ROOT / "models")) for word in words]
     typed = " ".join(f"'{word}'" for word in ["meshdsl", *words])
-    ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _meshdsl; echo "${{COMPREPLY[*]}}"'
+    line = " ".join(["meshdsl", *words]).replace(" : ", ":")
+    command = f'meshdsl() {{ PYTHONPATH={ROOT} {sys.executable} -m meshdsl "$@"; }}\n'
+    ask = f'COMP_WORDS=({typed}); COMP_CWORD={len(words)}; COMP_LINE="{line}"; _meshdsl; echo "${{COMPREPLY[*]}}"'
     run = subprocess.run(
-        [bash, "-c", script("bash", capsys) + ask], capture_output=True, text=True, timeout=20, cwd=tmp_path
+        [bash, "-c", command + script("bash", capsys) + ask], capture_output=True, text=True, timeout=20, cwd=tmp_path
     )
     assert (run.stdout.strip(), run.stderr) == (expected, "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import json
 import os
@@ -100,16 +99,33 @@ def test_train_writes_metrics_and_skips_a_corrupt_checkpoint(tmp_path: Path):
     assert "Traceback" not in run.err
 
 
-def test_tensorboard_error_if_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("option", "library"), [("--tensorboard", "tensorboardX"), ("--wandb", "wandb")])
+def test_sink_error_if_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, library: str):
+    real = importlib.import_module
+
     def missing(name: str, *rest: Any) -> Any:
-        if name == "tensorboardX":
+        if name == library:
             raise ImportError(name)
-        return builtins.__import__(name, *rest)
+        return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    run = here(*TINY, "--steps", "0", "--tensorboard", str(tmp_path))
+    run = here(*TINY, "--steps", "0", option, str(tmp_path))
     assert run.code == 2
-    assert "--tensorboard needs tensorboardX, which is not installed" in run.err and "pip install" in run.err
+    assert f"{option} needs {library}, which is not installed" in run.err and "pip install" in run.err
+
+
+def test_wandb_writes_one_run_offline(tmp_path: Path):
+    """Two starts of one training run have one id; their files hold the metrics, and nothing was sent."""
+    board, losses = tmp_path / "board", []
+    for steps in ("1", "2"):
+        run = here(*TINY, "--steps", steps, "--checkpoints", str(tmp_path / "c"), "--wandb", str(board), "--json")
+        assert run.code == 0, run.err
+        losses += [r["loss"] for line in run.out.splitlines() if (r := json.loads(line))["event"] == "step"]
+    identity = (board / "run-id").read_text().strip()
+    files = sorted(board.glob(f"wandb/offline-run-*-{identity}/run-{identity}.wandb"))
+    content = b"".join(file.read_bytes() for file in files)
+    assert len(losses) == 2 and all(str(loss)[:12].encode() in content for loss in losses)
+    assert b"train/loss" in content and b"learning_rate" in content
 
 
 def test_settings_error_from_the_model():

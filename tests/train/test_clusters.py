@@ -36,6 +36,41 @@ def open_mpi(rank: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+def tpu_pod(rank: int, port: int) -> dict[str, str]:
+    return {
+        "TPU_WORKER_HOSTNAMES": "localhost,localhost", "TPU_WORKER_ID": str(rank), "JAX_COORDINATOR_PORT": str(port),
+        "MEGASCALE_COORDINATOR_ADDRESS": "localhost", "MEGASCALE_NUM_SLICES": "1", "MEGASCALE_SLICE_ID": "0",
+        "JAX_FORCE_TPU_INIT": "1",  # as if chips were attached; --devices then selects the CPU
+    }  # fmt: skip
+
+
+def kubernetes(rank: int, port: int) -> dict[str, str]:
+    return {
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": str(rank), "HOSTNAME": f"train-{rank}",
+        "JAX_COORDINATOR_PORT": str(port), "PYTHONPATH": f"{ROOT / 'tests' / 'train' / 'pod'}:{ROOT}",
+        "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }  # fmt: skip
+
+
+# A pod has names of other pods, and a file with its namespace: both are mounted where only this process sees them.
+POD = """
+mount --bind "$0" /etc/hosts && mount -t tmpfs none /var/run && mkdir -p /var/run/secrets/kubernetes.io/serviceaccount
+printf team > /var/run/secrets/kubernetes.io/serviceaccount/namespace && exec "$@"
+"""
+UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+def in_a_pod(folder: Path) -> list[str]:
+    """What a command starts with to run as in a pod; skips the test where mount namespaces are not permitted."""
+    hosts = folder / "hosts"
+    names = " ".join(f"train-{i} train-{i}.jaxpods" for i in range(2))
+    hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()} {names}\n")
+    command = [*UNSHARE, POD, str(hosts)]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this machine permits no mount namespaces")
+    return command
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -43,11 +78,15 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", [slurm, open_mpi])
+@pytest.mark.parametrize("environment", [slurm, open_mpi, kubernetes, tpu_pod])
 def test_train_under_a_cluster(tmp_path: Path, environment: Any):
     port = free_port()
     command = [sys.executable, "-m", "meshdsl", "train", "tests/train/tiny.py:tiny", "--layout", "data", "--json"]
-    command += ["--devices", "2", "--steps", "3", "--checkpoints", str(tmp_path / "run")]
+    command += ["--steps", "3", "--checkpoints", str(tmp_path / "run")]
+    if environment is kubernetes:  # the number of pods is known only to the API, so each has its one device
+        command = [*in_a_pod(tmp_path), *command]
+    else:
+        command += ["--devices", "2"]
     runs = [
         subprocess.Popen(
             command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -79,6 +118,9 @@ TPU = {"TPU_WORKER_HOSTNAMES": "a,b,c,d", "TPU_WORKER_ID": "1"}
         (open_mpi(0, 1), "Open MPI"),
         (KUBERNETES, "Kubernetes"),
         (TPU, "a TPU pod"),
+        ({**TPU, "TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, "a TPU pod"),
+        ({"TPU_PROCESS_ADDRESSES": "a:8471,b:8471"}, "a TPU pod"),
+        ({"MEGASCALE_COORDINATOR_ADDRESS": "a"}, "a TPU pod"),
         ({}, None),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # a batch script, without srun
         ({**slurm(0, 1), "SLURM_NTASKS": "1"}, None),

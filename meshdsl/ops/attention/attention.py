@@ -86,6 +86,7 @@ def attention(
         return how
 
     how = located(resolve)
+    window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in given)
     if method == "plain":

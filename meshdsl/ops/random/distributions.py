@@ -106,6 +106,8 @@ def truncated_normal(
 
     The results equal those of `jax.random.truncated_normal`.
     """
+    if not low < high:
+        raise at(ShapeError(f"there is no number between {low} and {high}; give low < high"), caller())
     dtype = located(lambda: _float("truncated_normal", dtype))
     root = np.array(math.sqrt(2), dtype)
     with jax.ensure_compile_time_eval():
@@ -142,6 +144,8 @@ def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = Non
     >>> md.random.bernoulli(md.random.key(7), 0.9, "a:2")
     tensor(bool[a=2], [ True False])
     """
+    if isinstance(p, int | float) and not 0 <= p <= 1:
+        raise at(ShapeError(f"a probability is from 0 to 1, got {p}"), caller())
     p = as_tensor(p)
     return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
 

@@ -159,7 +159,9 @@ def split(key: Tensor | jax.Array, n: int | Dim = 2) -> Any:
     """
     if isinstance(n, Dim):
         return fold_in(key, iota(n))
-    return unstack(fold_in(key, iota(Dim("key_number", n))), "key_number")
+    if not isinstance(n, int | np.integer) or n < 1:
+        raise at(ShapeError(f"md.random.split makes at least 1 key, got n={n!r}"), caller())
+    return unstack(fold_in(key, iota(Dim("key_number", int(n)))), "key_number")
 
 
 def bits(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:

@@ -1,0 +1,188 @@
+"""Mistakes with meshes, layouts, plans, compiled functions, costs and searches."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+from models.mlp import mlp
+
+X = md.tensor([[1.0, 2.0], [3.0, 4.0]], "batch io")
+SPEC = md.spec("batch:8 io:4")
+ON_ROWS = md.compile(lambda x: x * 2, "rows:2", "batch:rows")
+ON_COLS = md.compile(lambda x: x * 2, "cols:4", "io:cols")
+SMALL = mlp.replace(batch=8, io=4, hidden=8)
+STEP, ARGS = md.compile(SMALL.train_step(), "rows:2", "batch:rows"), SMALL.specs()
+
+
+def double(x: md.Tensor) -> md.Tensor:
+    return x * 2
+
+
+def donated() -> md.Tensor:
+    """A tensor that a compiled function has overwritten."""
+    x = ON_ROWS(X)
+    md.compile(lambda x: x * 3, "rows:2", "batch:rows", donate=0)(x)
+    return x
+
+
+def compiled(mesh: Any, layout: Any, **options: Any) -> md.Compiled:
+    return md.compile(double, mesh, layout, **options)
+
+
+ROWS = [
+    # Meshes
+    (lambda: md.Mesh(8), "axes is 8 (int); expected str or Mapping[str, int] or None"),
+    (lambda: md.Mesh("rows"), "a mesh axis is written name:size, for example 'rows:2 cols:4';"),
+    (lambda: md.Mesh("rows:two"), "a mesh axis is written name:size, for example 'rows:2 cols:4';"),
+    (lambda: md.Mesh("rows:0"), "mesh axis 'rows' needs a size of at least 1, got 0"),
+    (lambda: md.Mesh("rows=2"), "a mesh axis is written name:size, for example 'rows:2 cols:4';"),
+    (lambda: md.Mesh("2x4"), "a mesh axis is written name:size, for example 'rows:2 cols:4';"),
+    (lambda: md.Mesh((2, 4)), "axes is (2, 4) (tuple); expected str or Mapping[str, int] or"),
+    (lambda: md.Mesh("rows:2 rows:4"), "the mesh axis 'rows' is given twice, in 'rows:2 rows:4'; give"),
+    (lambda: md.Mesh({"rows": "2"}), "mesh axis 'rows' needs a size of at least 1, got '2'"),
+    (lambda: md.Mesh(rows=2.0), "mesh axis 'rows' needs a size of at least 1, got 2.0"),
+    (lambda: md.Mesh("rows:2", rows=4), "the mesh axis 'rows' is given twice, as 2 and 4"),
+    (lambda: md.Mesh(("rows", "cols"), (2, 4)), "md.Mesh: too many positional arguments"),
+    (lambda: md.Mesh("rows:2", device_order=[0, 0]), "device_order names a device twice: [0, 0]"),
+    (lambda: md.Mesh("rows:2", device_order=[0, 1, 2]), "device_order has 3 entries, and the mesh 'rows:2' has 2"),
+    (lambda: md.Mesh("rows:2", devices=jax.devices()), "devices has 8 entries, and the mesh 'rows:2' has 2 places"),
+    (lambda: md.Mesh("rows:2").on([0, 1]), "the devices of a mesh are devices of JAX, such as"),
+    (lambda: md.Mesh(jax.devices()), "axes is [CpuDevice(id=0), CpuDevice(id=1), CpuDevice(id=2),"),
+    (lambda: md.host_devices(64), "JAX has already started with 8 CPU devices, so 64 cannot be made"),
+    (lambda: md.host_devices("8"), "count is '8' (str); expected int"),
+    # Layouts
+    (lambda: md.Layout(3), "rules is 3 (int); expected str or Mapping[str, str or"),
+    (lambda: md.Layout("batch=rows"), "a layout rule is written dim:axis, for example 'batch:rows;"),
+    (lambda: md.Layout("batch"), "a layout rule is written dim:axis, for example 'batch:rows;"),
+    (lambda: md.Layout("batch:rows; batch:cols"), "the layout gives dim 'batch' twice; write its axes together:"),
+    (lambda: compiled("rows:2", "batch:rows,rows").program(SPEC), "dim 'batch' is mapped to the axis 'rows' twice"),
+    (lambda: md.Layout({"batch": 0}), "rules is {'batch': 0} (dict); expected str or Mapping[str, str"),
+    (lambda: md.Layout({0: "rows"}), "rules is {0: 'rows'} (dict); expected str or Mapping[str, str"),
+    (lambda: md.Layout([("batch", "rows")]), "rules is [('batch', 'rows')] (list); expected str or"),
+    (lambda: md.Layout({"batch": None}), "rules is {'batch': None} (dict); expected str or Mapping[str,"),
+    (lambda: md.Layout("batch:rows", {"w": "io:rows"}), "md.Layout: too many positional arguments"),
+    (lambda: md.Layout("batch:rows", overrides="w"), "overrides is 'w' (str); expected Mapping[str, str or"),
+    (lambda: md.Layout("batch:rows", overrides={"w": {"io": 2}}), "overrides is {'w': {'io': 2}} (dict); expected"),
+    # Compiling
+    (lambda: md.compile(double), "md.compile needs a mesh, or a plan"),
+    (lambda: md.compile(double(X), "rows:2"), "f is tensor(float64[batch=2 io=2], [[2. 4.] [6. 8.]]) (Tensor);"),
+    (lambda: md.compile("double", "rows:2"), "f is 'double' (str); expected a function"),
+    (lambda: md.compile(double, "rows:2", "batch:cols").program(SPEC), "dim 'batch' is mapped to axis 'cols', which"),
+    (lambda: md.compile(double, "rows:2", "bach:rows").program(SPEC), "the layout names dim 'bach', which the"),
+    (lambda: md.compile(double, "rows:2 cols:4", "batch:rows io:rows").program(SPEC), "cannot split dim 'io' over"),
+    (lambda: md.compile(double, 8, "batch:rows"), "axes is 8 (int); expected str or Mapping[str, int] or None"),
+    (lambda: md.compile(double, "rows:2", 8), "rules is 8 (int); expected str or Mapping[str, str or"),
+    (lambda: md.compile(double, "batch:rows", "rows:2").program(SPEC), "a mesh axis is written name:size, for"),
+    (lambda: md.compile(double, "rows:2", donate=1).program(SPEC), "donate=(1,) of a call with 1 arguments"),
+    (lambda: md.compile(double, "rows:2", donate="x"), "donate is 'x' (str); expected Sequence[int] or int"),
+    (lambda: md.compile(double, "rows:2", static="y").program(SPEC), "static='y' is no argument; there are: x"),
+    (lambda: md.compile(double, "rows:2", weight_update="zero3"), "weight_update='zero3' is not available; there"),
+    (lambda: md.compile(double, "rows:2", overlap="ringg"), "overlap='ringg' is not available; did you mean 'ring'?"),
+    (lambda: md.compile(double, "rows:2", overlap=True), "overlap is True (bool); expected str or Overlap"),
+    (lambda: md.compile(double, "rows:2", gather_limit="1GB"), "gather_limit is '1GB' (str); expected float or None"),
+    (lambda: md.compile(double, "rows:2", plan=md.Plan("rows:2", "batch:rows")), "the call has a plan and also mesh,"),
+    (lambda: md.compile(double, plan="plan.toml"), "plan is 'plan.toml' (str); expected Plan or None"),
+    (lambda: md.compile(double, "rows:2", machine="tpu-v99", overlap="auto").program(SPEC), "no machine is called"),
+    (lambda: md.compile(lambda x: x.numpy(), "rows:2").program(SPEC), "a traced tensor has no values yet, so its"),
+    (lambda: md.compile(lambda x: "done", "rows:2").program(SPEC), "expected a tensor, or numbers or booleans; got"),
+    (lambda: md.compile(lambda x: x if md.sum(x) > 0 else -x, "rows:2").program(SPEC), "a traced tensor cannot decide"),
+    (
+        lambda: md.compile(lambda x: [x for _ in range(md.sum(x))], "rows:2").program(SPEC),
+        "a traced tensor has no values",
+    ),
+    (lambda: md.compile(lambda x: md.shard(x, {"batch": "cols"}), "rows:2").program(SPEC), "md.shard names the axis"),
+    (lambda: md.shard(X, "batch:zz"), "split is 'batch:zz' (str); expected Mapping[str, str or"),
+    (lambda: md.shard(X, {"bach": "rows"}), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
+    (lambda: md.shard(X, {"batch": "rows", "io": "rows"}), "md.shard uses the axis 'rows' twice; a tensor can use a"),
+    (lambda: md.prefer(X, "bach"), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
+    (lambda: md.prefer(X), "md.prefer names at least one dim: md.prefer(x, dim)"),
+    (lambda: md.replicate(X, "batch"), "md.replicate: too many positional arguments"),
+    # Calling
+    (lambda: ON_ROWS(), "<lambda> takes (x), and the call has 0 of them: missing a"),
+    (lambda: ON_ROWS(X, X), "<lambda> takes (x), and the call has 2 of them: too many"),
+    (lambda: ON_ROWS(np.ones((4, 3))), "argument x: an argument is a tensor, md.spec or number, got"),
+    (lambda: ON_ROWS(SPEC), "argument x is the spec float32[batch=8 io=4], and a call needs"),
+    (lambda: ON_ROWS(y=X), "<lambda> takes (x): missing a required argument: 'x'"),
+    (lambda: ON_ROWS("x"), "argument x: an argument is a tensor, md.spec or number, got"),
+    (lambda: ON_ROWS(X) + ON_COLS(X), "add of tensors on different devices: results of functions"),
+    (lambda: md.concat([ON_ROWS(X), ON_COLS(X)], "batch"), "concat of tensors on different devices: results of"),
+    (lambda: donated() + 1, "tensor float64[batch=2 io=2] was donated to an earlier call,"),
+    (lambda: donated().numpy(), "tensor float64[batch=2 io=2] was donated to an earlier call,"),
+    (lambda: compiled("rows:16", "batch:rows")(md.ones("batch:16")), "the mesh 'rows:16' needs 16 devices, and there"),
+    (lambda: jax.jit(ON_ROWS)(X.array), "argument x: an argument is a tensor, md.spec or number, got"),
+    (lambda: STEP(*ARGS), "argument params/bias is the spec float32[hidden=8], and a call"),
+    (lambda: STEP.program(ARGS), "train_step takes (params, state, batch, key, remat,"),
+    (lambda: STEP.program(*ARGS[:2]), "train_step takes (params, state, batch, key, remat,"),
+    (lambda: STEP.program({"w": SPEC}, *ARGS[1:]), "the parameters do not match the model two_layers"),
+    # Costs and pictures
+    (lambda: ON_ROWS.cost(SPEC, machine="tpu-v99"), "no machine is called 'tpu-v99'; did you mean 'tpu-v4'? there"),
+    (lambda: ON_ROWS.cost(SPEC, machine="h1000"), "no machine is called 'h1000'; did you mean 'h100'? there are:"),
+    (lambda: ON_ROWS.cost(SPEC, machine=3), "machine is 3 (int); expected Machine or str or PathLike[str]"),
+    (lambda: ON_ROWS.cost(SPEC, limit="16GB"), "limit is '16GB' (str); expected float or None"),
+    (lambda: ON_ROWS.cost(SPEC, limit=-1), "limit is a number of bytes above 0, or None for the machine's"),
+    (lambda: ON_ROWS.cost(), "<lambda> takes (x), and the call has 0 of them: missing a"),
+    (lambda: ON_ROWS.cost(SPEC, assignment={"cols": "x"}), "the assignment of mesh axes to hardware axes does not fit"),
+    (lambda: ON_ROWS.cost(SPEC, machine="tpu-v5e", assignment={"rows": "q"}), "the assignment of mesh axes to"),
+    (lambda: md.machine("nothing.toml"), "there is no machine file nothing.toml; the names known are:"),
+    (lambda: md.machine("tpu-v4:eager"), "the machine file "),
+    (lambda: md.memory(ON_ROWS), "program is <compiled <lambda> on rows:2, layout batch:rows>"),
+    (lambda: md.simulate(ON_ROWS, X), "program is <compiled <lambda> on rows:2, layout batch:rows>"),
+    (lambda: md.simulate(ON_ROWS.program(SPEC)), "the program takes inputs of shapes [(8, 4)], got []"),
+    (lambda: md.simulate(ON_ROWS.program(SPEC), np.ones((2, 2))), "the program takes inputs of shapes [(8, 4)], got"),
+    (lambda: md.verify(ON_ROWS.program(SPEC), "text"), "text is <program on rows:2: 1 operations, 0 collectives>"),
+    (lambda: md.show(SPEC), "a tensor is drawn under a layout on a mesh, and one of them is"),
+    (lambda: md.show(SPEC, "batch:rows"), "a tensor is drawn under a layout on a mesh, and one of them is"),
+    (lambda: md.show(SPEC, "batch:cols", "rows:2"), "the mesh has no axis 'cols'; there are: rows"),
+    (lambda: md.show("model"), "a tensor is drawn under a layout on a mesh, and one of them is"),
+    (lambda: md.show(ON_ROWS), "md.show draws a program, got a compiled function"),
+    (lambda: md.jaxify(double, SPEC), "compiled is <function double"),
+    # Plans
+    (lambda: md.Plan("rows:2", "batch:cols").replace(layuot="batch:rows"), "md.Plan: got an unexpected keyword"),
+    (lambda: md.Plan("rows:2", microbatches=0), "microbatches=0: a step divides its batch into 1 part or more"),
+    (lambda: md.Plan("rows:2", microbatches=2.5), "microbatches=2.5: a step divides its batch into 1 part or more"),
+    (lambda: md.Plan("rows:2", remat="everything"), "remat='everything' is not available; there are: 'model',"),
+    (lambda: md.Plan("rows:2", weight_update="fsdp"), "weight_update='fsdp' is not available; there are: replicated,"),
+    (lambda: md.Plan("rows:2", overlap="rings"), "overlap='rings' is not available; did you mean 'ring'? there"),
+    (lambda: md.Plan(8), "axes is 8 (int); expected str or Mapping[str, int] or None"),
+    (lambda: md.Plan("rows:2", pipeline="rows"), "pipeline='rows': pipeline stages are not available yet"),
+    (lambda: md.Plan("rows:2", machine="tpu-v99"), "machine='tpu-v99' decides nothing in this plan"),
+    (lambda: md.Plan.from_toml("mesh = rows:2"), "the plan is not TOML: Invalid value (at line 1, column 8)"),
+    (lambda: md.Plan.from_toml('meshh = "rows:2"'), "a plan has no key 'meshh'; did you mean 'mesh'? there are:"),
+    (lambda: md.Plan.load("no-such-plan.toml"), "the plan no-such-plan.toml cannot be read: No such file or"),
+    (lambda: md.compile(double, plan=md.Plan("rows:2", microbatches=4)).program(SPEC), "the plan has microbatches=4,"),
+    (
+        lambda: md.compile(SMALL.train_step(), plan=md.Plan("rows:2", microbatches=3)).program(*ARGS),
+        "md.accumulate cannot cut",
+    ),
+    (lambda: md.compile(double, plan=md.Plan("", "batch:rows")).program(SPEC), "dim 'batch' is mapped to axis"),
+    (lambda: md.WeightUpdate("shard"), "weight_update='shard' is not available; did you mean 'sharded'?"),
+    (lambda: md.WeightUpdate("replicated", group="rows"), "group='rows' has no effect with"),
+    (lambda: md.WeightUpdate("sharded", bucket_bytes=-1), "bucket_bytes is a number of bytes from 0, or None for the"),
+    (
+        lambda: compiled("rows:2", "", weight_update=md.WeightUpdate("sharded", group="planes")).program(SPEC),
+        "the mesh has no axis",
+    ),
+    (lambda: md.Overlap("ring", parts=1), "parts=1: a program is cut into 2 parts or more"),
+    (lambda: md.Overlap("auto", memory_limit="2x"), "memory_limit is '2x' (str); expected float or None"),
+    # Searches
+    (lambda: md.search(SMALL), "a search takes a mesh or a number of devices, one of the two;"),
+    (lambda: md.search(SMALL, devices=0), "a mesh has at least 1 device, got 0"),
+    (lambda: md.search(SMALL, devices=2, mesh="rows:2"), "a search takes a mesh or a number of devices, one of the"),
+    (lambda: md.search(SMALL, devices=2, machine="tpu-v99"), "no machine is called 'tpu-v99'; did you mean 'tpu-v4'?"),
+    (lambda: md.search(SMALL, devices=2, limit=10), "no plan costed fits 10 B on each device"),
+    (lambda: md.search(SMALL, devices=2, objective="money"), "nothing can be searched for by 'money'; there are:"),
+    (lambda: md.search(SMALL, devices=2, dims="bach"), "dim 'bach' is to be searched; did you mean 'batch'? there"),
+    (lambda: md.search(SMALL, devices=2, knobs="microbatch"), "a search turns no knob 'microbatch'; did you mean"),
+    (lambda: md.search(double, devices=2), "double takes (x), and the call has 0 of them: missing a"),
+    (lambda: md.search(ON_ROWS, SPEC, mesh="rows:2", axes="cols"), "axis 'cols' is to be searched; there are: rows"),
+    (lambda: md.search(ON_ROWS, SPEC, mesh="x:2", layout="batch:rows"), "which the mesh 'x:2' lacks"),
+    (lambda: md.search(SMALL, devices="2"), "a mesh has at least 1 device, got '2'"),
+    (lambda: md.search(SMALL, mesh="rows:2", time_limit=-1), "time_limit is a number above 0, or None; got -1"),
+    (lambda: md.search_overrides(ON_ROWS, SPEC, mesh="rows:2", tensors="w"), "tensors='w' matches no input with a"),
+]

@@ -1,0 +1,205 @@
+"""Mistakes with models, layers, optimizers and workloads."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import meshdsl as md
+from models.mlp import mlp
+
+X = md.ones("batch:2 length:4 model:8")
+IMAGE = md.ones("batch:2 height:8 width:8 channels:6")
+IDS = md.zeros("batch:2 length:4", "int32")
+LOGITS = md.ones("batch:2 length:4 vocab:16")
+KEY = md.random.key(0)
+LINEAR = md.model(lambda x: md.einsum(x, md.param("w", "model:8 out:3"), out="batch length out"))
+PARAMS = LINEAR.init(KEY, X)
+ADAM = md.optim.adam(1e-3)
+STATE = ADAM.init(PARAMS)
+MHA = md.nn.multi_head_attention
+SQUARE = {"height": 3, "width": 3}
+HEADS, HEAD = md.Dim("heads", 2), md.Dim("head", 4)
+
+
+def inside(layer: Callable[[], Any]) -> Any:
+    """The parameters of a model that is this layer alone."""
+    return md.model(layer).specs()
+
+
+def mine(**fields: Any) -> md.Workload:
+    """The workload mlp with other fields."""
+    known = {f.name: getattr(mlp, f.name) for f in dataclasses.fields(mlp)}
+    return md.Workload(**{**known, **fields})
+
+
+ROWS = [
+    # Models and parameters
+    (lambda: md.model("mlp"), "function is 'mlp' (str); expected a function"),
+    (lambda: LINEAR(X), "the first argument of a model must be a dict of parameters, got"),
+    (lambda: LINEAR(X, PARAMS), "the first argument of a model must be a dict of parameters, got"),
+    (lambda: LINEAR({}, X), "the parameters do not match the model <lambda>"),
+    (lambda: LINEAR({"v": X}, X), "the parameters do not match the model <lambda>"),
+    (lambda: LINEAR({"w": np.ones((8, 3))}, X), "the parameters do not match the model <lambda>"),
+    (lambda: LINEAR({"w": md.ones("model:8 out:4")}, X), "the parameters do not match the model <lambda>"),
+    (lambda: LINEAR(PARAMS), "md.Model called a function with arguments that it does not take"),
+    (lambda: LINEAR(PARAMS, X, X), "md.Model called a function with arguments that it does not take"),
+    (lambda: LINEAR.init(X), "md.Model.declarations called a function with arguments that it"),
+    (lambda: LINEAR.init(0, X), "a random key is a uint32[key_word=2] tensor, got 0"),
+    (lambda: LINEAR.init(KEY), "md.Model.declarations called a function with arguments that it"),
+    (lambda: LINEAR.init(KEY, np.ones((2, 4, 8))), "expected a tensor or a number, got an array of shape (2, 4, 8)"),
+    (lambda: LINEAR.specs(KEY, X), "md.Model.declarations called a function with arguments that it"),
+    (lambda: md.param("w", "io:3"), "md.param('w') is used outside a model"),
+    (lambda: inside(lambda: md.param("w", "io")), "no dim 'io' here; there are none; to introduce it, give its"),
+    (lambda: inside(lambda: md.param(3, "io:3")), "a parameter name must be a Python identifier, got 3"),
+    (lambda: inside(lambda: md.param("w", "io:3", init="normal")), "init is 'normal' (str); expected a function or"),
+    (lambda: inside(lambda: md.param("w", "io:3", init=0.02)), "init is 0.02 (float); expected a function or None"),
+    (lambda: md.model(lambda: md.param("w", "io:3", init=np.zeros)).init(KEY), "only a tensor without dims is one"),
+    (lambda: inside(lambda: md.param("w", "io:3", dtype="float33")), "'float33' is no dtype; for example 'float32',"),
+    (lambda: md.model(lambda: md.param("w", "io:3", md.init.lecun("hidden"))).init(KEY), "no fan dim 'hidden' here;"),
+    (lambda: md.model(lambda: md.param("w", "io:3") + md.param("w", "io:3")).specs(), "the parameter 'w' is created"),
+    (lambda: md.model(lambda x: x + md.param("b", "io:3")).init(KEY, X), "broadcasting [batch=2 length=4 model=8]"),
+    (lambda: md.scope("a b").__enter__(), "md.scope('a b') is used outside a model"),
+    (lambda: md.init.normal("0.02"), "std is '0.02' (str); expected float"),
+    (lambda: md.init.normal(-1.0), "a standard deviation is at least 0, got -1.0"),
+    (lambda: md.init.uniform(1.0, -1.0), "md.init.uniform draws from low to high; got low=1.0 and"),
+    (lambda: md.init.variance_scaling(1.0, distribution="gauss"), "unknown distribution 'gauss'; known: normal,"),
+    (lambda: md.eval_shape(X), "f is tensor(float32[batch=2 length=4 model=8], [[[1. 1. 1."),
+    # Layers
+    (lambda: md.nn.layer_norm(X, "model"), "md.scope('norm') is used outside a model"),
+    (lambda: inside(lambda: md.nn.linear(X, "modle", "hidden:4")), "no dim 'modle' in float32[batch=2 length=4"),
+    (lambda: inside(lambda: md.nn.linear(X, "model", "hidden")), "a new dim is written name:size, for example"),
+    (lambda: inside(lambda: md.nn.linear(X, "model", 16)), "into is 16 (int); expected str or Dim"),
+    (lambda: inside(lambda: md.nn.linear(X, 8, 16)), "over is 8 (int); expected str or Dim"),
+    (lambda: inside(lambda: md.nn.linear(X, "model", "hidden:4", activation="relu")), "md.nn.linear: got an"),
+    (lambda: inside(lambda: md.nn.linear(np.ones((2, 8)), "model", "hidden:4")), "x is array([[1., 1., 1., 1., 1.,"),
+    (lambda: inside(lambda: md.nn.linear(X, "model", "length:4")), "output dims cannot have the dim 'length' twice"),
+    (lambda: inside(lambda: md.nn.dense(X, "model", "hidden:4", bias="yes")), "bias is 'yes' (str); expected bool"),
+    (lambda: inside(lambda: md.nn.embedding(X, md.Dim("vocab", 16), md.Dim("model", 8))), "md.take needs integer"),
+    (lambda: inside(lambda: md.nn.embedding(IDS, 16, 8)), "a dim is a md.Dim or a name, got 16"),
+    (lambda: inside(lambda: md.nn.embedding(IDS, "vocab:16", "model:8")), "rows is 'vocab:16' (str); expected Dim"),
+    (lambda: inside(lambda: md.nn.layer_norm(X, "width")), "no dim 'width' in float32[batch=2 length=4 model=8];"),
+    (lambda: inside(lambda: md.nn.layer_norm(X, -1)), "over is -1 (int); expected str or Dim or Sequence[str or Dim]"),
+    (lambda: inside(lambda: md.nn.layer_norm(X, "model", eps="1e-5")), "eps is '1e-5' (str); expected float"),
+    (lambda: inside(lambda: md.nn.rms_norm(X, bias=True)), "md.nn.rms_norm: got an unexpected keyword argument 'bias'"),
+    (lambda: inside(lambda: md.nn.batch_norm(IMAGE, ["batch", "height", "widht"])), "no dim 'widht' in"),
+    (lambda: inside(lambda: md.nn.batch_norm(IMAGE, "batch height width", momentum=1.5)), "the momentum of"),
+    (lambda: inside(lambda: md.nn.group_norm(IMAGE, 4)), "md.nn.group_norm cannot divide channels=6 into 4 equal"),
+    (lambda: inside(lambda: md.nn.group_norm(IMAGE, 0)), "md.nn.group_norm cannot divide channels=6 into 0 equal"),
+    (lambda: inside(lambda: md.nn.group_norm(X, 2)), "no dim 'channels' in float32[batch=2 length=4 model=8]; name"),
+    (lambda: inside(lambda: md.nn.conv(IMAGE, 3, "channels", "out:4")), "window is 3 (int); expected Mapping[str,"),
+    (
+        lambda: inside(lambda: md.nn.conv(IMAGE, {"height": 3, "wdith": 3}, "channels", "out:4")),
+        "no dim to slide over 'wdith'",
+    ),
+    (lambda: inside(lambda: md.nn.conv(IMAGE, SQUARE, "channels", "out")), "the output channels of"),
+    (
+        lambda: inside(lambda: md.nn.conv(IMAGE, {"height": 0, "width": 3}, "channels", "out:4")),
+        "the window of md.nn.conv has",
+    ),
+    (
+        lambda: inside(lambda: md.nn.conv(IMAGE, SQUARE, "channels", "out:4", padding="smae")),
+        "md.conv pads with 'same',",
+    ),
+    (lambda: inside(lambda: md.nn.lstm(X, "hidden")), "the hidden dim of md.nn.lstm must have a size, as in"),
+    (lambda: inside(lambda: md.nn.lstm(X, "hidden:4", along="time")), "no dim 'time' in float32[batch=2 length=4"),
+    (lambda: inside(lambda: md.nn.lstm(X, "hidden:4", state=X)), "state is tensor(float32[batch=2 length=4 model=8],"),
+    (lambda: inside(lambda: md.nn.lstm(X, "hidden:4", state=(X, X))), "no dim 'hidden' here; there are: batch,"),
+    (lambda: inside(lambda: md.nn.gru(X, "hidden:4", over="embed")), "no dim 'embed' in float32[batch=2 length=4"),
+    (lambda: inside(lambda: md.nn.gru(X, "hidden:4", state=X)), "no dim 'hidden' here; there are: batch, length,"),
+    (lambda: inside(lambda: md.nn.gru(X, "model:8")), "dims cannot have the dim 'model' twice"),
+    (lambda: inside(lambda: md.nn.state_space(X, "states")), "the states of md.nn.state_space must have a size, as"),
+    (lambda: inside(lambda: md.nn.state_space(X, "states:4", along="time")), "no dim 'time' in float32[batch=2"),
+    (lambda: inside(lambda: md.nn.state_space(X, 16)), "the states of md.nn.state_space must have a size, as in"),
+    (lambda: inside(lambda: MHA(X, 2, 4)), "a dim is a md.Dim or a name, got 2"),
+    (lambda: inside(lambda: MHA(X, "heads:2", "head:4")), "heads is 'heads:2' (str); expected"),
+    (lambda: inside(lambda: MHA(X, HEADS, HEAD, length="time")), "no dim 'time' in"),
+    (lambda: inside(lambda: MHA(X, HEADS, HEAD, mask=X)), "md.where needs a boolean"),
+    (
+        lambda: inside(lambda: MHA(X, HEADS, HEAD, positions="sinusoidal")),
+        "positions must be 'none' or",
+    ),
+    (
+        lambda: inside(lambda: MHA(X, HEADS, md.Dim("head", 3), positions="rotary")),
+        "rotary positions rotate pairs",
+    ),
+    (lambda: inside(lambda: md.nn.feed_forward(X, "hidden:16")), "hidden is 'hidden:16' (str); expected Dim"),
+    (
+        lambda: inside(lambda: md.nn.feed_forward(X, md.Dim("hidden", 16), activation="swish")),
+        "unknown activation 'swish';",
+    ),
+    (lambda: inside(lambda: md.nn.feed_forward(X, md.Dim("hidden", 16), over="embed")), "no dim 'embed' in"),
+    (lambda: inside(lambda: md.nn.moe_layer(X, "experts", "hidden:4")), "experts must have a size, as in"),
+    (lambda: inside(lambda: md.nn.moe_layer(X, "experts:4", "hidden:4", router="top3")), "unknown router 'top3'; did"),
+    (
+        lambda: inside(lambda: md.nn.moe_layer(X, "experts:4", "hidden:4", capacity_factor=0)),
+        "capacity_of needs a positive",
+    ),
+    (lambda: inside(lambda: md.nn.moe_layer(X, "experts:4", "hidden:4", tokens="time")), "no dim 'time' in"),
+    (lambda: inside(lambda: md.nn.learned_positions(X, "time")), "no dim 'time' in float32[batch=2 length=4"),
+    (lambda: md.nn.dropout(X, 1.5, KEY), "the dropout rate must be at least 0 and less than 1, got 1.5"),
+    (lambda: md.nn.dropout(X, 0.1, 0), "a random key is a uint32[key_word=2] tensor, got 0"),
+    (lambda: md.nn.dropout(X, 0.1), "md.nn.dropout: missing a required argument: 'key'"),
+    (lambda: md.nn.rotary(X, "length", "model:3"), "dim 'model' has size 8 in float32[batch=2 length=4 model=8],"),
+    (lambda: md.nn.rotary(X, "length", "width"), "no dim 'width' in float32[batch=2 length=4 model=8]; name one"),
+    (lambda: md.nn.rotary(md.ones("length:4 head:3"), "length", "head"), "rotary positions rotate pairs of elements,"),
+    (lambda: md.nn.softmax_cross_entropy(LOGITS, md.ones("batch:2 length:4")), "the targets of softmax_cross_entropy"),
+    (lambda: md.nn.softmax_cross_entropy(LOGITS, IDS, over="vocabulary"), "no dim 'vocabulary' in float32[batch=2"),
+    (lambda: md.nn.softmax_cross_entropy(IDS, LOGITS), "no dim 'vocab' in int32[batch=2 length=4]; name one of its"),
+    (lambda: md.nn.softmax_cross_entropy(LOGITS, md.zeros("batch:3", "int32")), "dim 'batch' has two sizes, 3 and 2,"),
+    (lambda: md.nn.softmax_cross_entropy(LOGITS, IDS, label_smoothing=2.0), "label_smoothing is from 0 to 1, got 2.0"),
+    (lambda: md.nn.Precision("float33"), "'float33' is no dtype; for example 'float32', 'bfloat16' or"),
+    (lambda: md.nn.Precision(compute="int8"), "md.nn.Precision takes floating dtypes, got 'int8'"),
+    (lambda: md.nn.moe.capacity_of(16, 0), "capacity_of needs a positive factor, k >= 1 and experts >= 1;"),
+    # Optimizers
+    (lambda: md.optim.adamw("0.1"), "learning_rate is '0.1' (str); expected float or a function"),
+    (lambda: md.optim.adamw(1e-3, betas=(0.9, 0.999)), "md.optim.adamw: got an unexpected keyword argument 'betas'"),
+    (lambda: md.optim.adam(PARAMS, 1e-3), "learning_rate is {'w': tensor(float32[model=8 out=3], [[-0.0063"),
+    (lambda: md.optim.sgd(-0.1), "the learning rate must be at least 0, got -0.1"),
+    (lambda: md.optim.sgd(float("nan")), "the learning rate must be at least 0, got nan"),
+    (lambda: md.optim.adam(1e-3, b1=1.5), "b1 is from 0 to below 1, got 1.5"),
+    (lambda: ADAM.init(LINEAR), "an optimizer's state is created for a tree of tensors; params"),
+    (lambda: ADAM.init({"w": np.ones(3)}), "an optimizer's state is created for a tree of tensors; w is a"),
+    (lambda: ADAM.update(PARAMS, STATE), "md.optim.Optimizer.update: missing a required argument: 'params'"),
+    (lambda: ADAM.update({"v": X}, STATE, PARAMS), "an update needs one gradient for each parameter"),
+    (lambda: ADAM.update(PARAMS, {}, PARAMS), "the optimizer's state has no 'step', 'm', 'v'; it has: "),
+    (lambda: ADAM.update(PARAMS, PARAMS, STATE), "an update needs one gradient for each parameter"),
+    (lambda: ADAM.update({"w": md.ones("model:8 out:4")}, STATE, PARAMS), "a gradient must have the dims of its"),
+    (lambda: ADAM.update({"w": None}, STATE, PARAMS), "an update needs one gradient for each parameter"),
+    (lambda: md.optim.from_optax(1e-3), "md.optim.from_optax takes an optax transformation, such as"),
+    (lambda: md.optim.with_clipping(1e-3, 1.0), "optimizer is 0.001 (float); expected Optimizer"),
+    (lambda: md.optim.with_clipping(ADAM, -1.0), "md.optim.with_clipping needs a max_norm above 0, got -1.0"),
+    (lambda: md.optim.with_accumulation(ADAM, 0), "md.optim.with_accumulation needs steps of at least 1, got 0"),
+    (lambda: md.optim.with_average(ADAM, 1.5), "the decay of md.optim.with_average is from 0 to 1, got 1.5"),
+    (lambda: md.optim.with_frozen(ADAM, "embed"), "frozen is 'embed' (str); expected a function"),
+    (lambda: md.optim.clip_by_global_norm(PARAMS, "1"), "max_norm is '1' (str); expected float"),
+    (lambda: md.optim.global_norm({"w": IDS}), "a norm needs floats; got int32"),
+    (lambda: md.optim.global_norm([]), "a norm needs a pytree of tensors, at least one; got list"),
+    (lambda: md.optim.warmup_cosine(1e-3, 100, 50), "md.optim.warmup_cosine needs steps > warmup_steps >= 0; got"),
+    (lambda: md.optim.linear(0.0, 1.0, 0), "md.optim.linear takes at least 1 step, got 0"),
+    (lambda: md.optim.linear(0.0, 1.0, 10)("step"), "expected a tensor, or numbers or booleans; got 'step' (str)"),
+    (lambda: md.optim.Optimizer(ADAM), "md.optim.Optimizer: missing a required argument: 'update'"),
+    # Workloads
+    (lambda: mlp.replace(btach=8), "the config of mlp has no 'btach'; did you mean 'batch'? known:"),
+    (lambda: mlp.replace(batch="8").specs(), "dim 'batch' needs a whole size, got '8'"),
+    (lambda: mlp.replace(batch=-8).specs(), "dim 'batch' cannot have the negative size -8"),
+    (lambda: md.Workload("mine", mlp.config, mlp.model, mlp.inputs, mlp.loss), "md.Workload: missing a required"),
+    (
+        lambda: mine(model=lambda c: None).specs(),
+        "model(config) of the workload",
+    ),
+    (
+        lambda: mine(optimizer=lambda c: 1e-3).specs(),
+        "optimizer(config) of the",
+    ),
+    (
+        lambda: mine(layouts="batch:rows"),
+        "layouts is 'batch:rows'",
+    ),
+]
+SPEC = md.spec("batch:8 io:4")

@@ -1,0 +1,146 @@
+"""Mistakes with tensors, dims, dtypes and arrays."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false, reportGeneralTypeIssues=false, reportReturnType=false
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshdsl as md
+
+X = md.tensor([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], "batch io")
+V = md.tensor([1.0, 2.0], "batch")
+I = md.tensor([1, 0], "batch")  # noqa: E741
+B = md.tensor([True, False], "batch")
+KEY = md.random.key(0)
+ARRAY = np.ones((2, 3), np.float32)
+
+
+class Frame:  # what a data frame looks like from here
+    values = ARRAY
+    shape = (2, 3)
+
+
+ROWS = [
+    # Making tensors
+    (lambda: md.tensor(ARRAY), "0 dims given ([]) for an array of shape (2, 3); name every axis"),
+    (lambda: md.tensor(ARRAY, "batch"), "1 dims given (['batch']) for an array of shape (2, 3); name"),
+    (lambda: md.tensor(ARRAY, "batch io hidden"), "3 dims given (['batch', 'io', 'hidden']) for an array of shape"),
+    (lambda: md.tensor(ARRAY, "batch:3 io:2"), "dims [batch=3 io=2] do not fit an array of shape (2, 3); the"),
+    (lambda: md.tensor(ARRAY, "batch batch"), "dims cannot have the dim 'batch' twice (sizes 2 and 3)"),
+    (lambda: md.tensor(ARRAY, ("batch", 3)), "a dim is a md.Dim or a name, got 3"),
+    (lambda: md.tensor(ARRAY, dims=["batch", None]), "a dim is a md.Dim or a name, got None"),
+    (lambda: md.tensor(ARRAY, 2), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
+    (lambda: md.tensor(ARRAY, "batch, 3"), "a dim is named like a Python variable, got '3'"),
+    (lambda: md.tensor("batch io", ARRAY), "expected a tensor, or numbers or booleans; got 'batch io' (str)"),
+    (lambda: md.tensor([[1, 2], [3]], "a b"), "the rows of [[1, 2], [3]] have different lengths or types"),
+    (lambda: md.tensor([[1, 2], 3], "a b"), "the rows of [[1, 2], 3] have different lengths or types"),
+    (lambda: md.tensor(["the", "cat"], "token"), "expected a tensor, or numbers or booleans; got ['the', 'cat']"),
+    (lambda: md.tensor(None, "a"), "expected a tensor, or numbers or booleans; got None (NoneType)"),
+    (lambda: md.tensor(Frame(), "batch io"), "expected a tensor, or numbers or booleans; got"),
+    (lambda: md.tensor({"x": 1.0}, "a"), "expected a tensor, or numbers or booleans; got {'x': 1.0} (dict)"),
+    (lambda: md.tensor(iter([1.0, 2.0]), "a"), "expected a tensor, or numbers or booleans; got <list_iterator"),
+    (lambda: md.tensor([10**30], "a"), "expected a tensor, or numbers or booleans; got"),
+    (
+        lambda: md.tensor(np.datetime64("2020-01-01"), "expected a tensor, or numbers or booleans; got"),
+        "expected a tensor, or numbers or booleans; got",
+    ),
+    (lambda: md.tensor(np.ma.masked_array([1.0, 2.0], [True, False]), "a"), "a masked array would lose its mask"),
+    (lambda: md.tensor(X, "io batch"), "an array or a number is needed, got tensor(float64[batch=2"),
+    (lambda: md.tensor(jax.random.key(0), "a"), "2 dims given (['a', key_word=2]) for an array of shape (2,);"),
+    (lambda: md.tensor(jax.ShapeDtypeStruct((2, 3), np.float32), "batch io"), "expected a tensor, or numbers or"),
+    (lambda: md.spec("batch:8 io"), "no dim 'io' here; there are none; to introduce it, give its"),
+    (lambda: md.spec("batch:8 io:x"), "a new dim is written name:size, for example 'batch:512'; got"),
+    (lambda: md.spec("batch=8"), "a dim is written name or name:size, for example 'batch:512';"),
+    (lambda: md.spec("batch:-1"), "a new dim is written name:size, for example 'batch:512'; got"),
+    (lambda: md.spec("batch:8 batch:4"), "dims cannot have the dim 'batch' twice (sizes 8 and 4)"),
+    (lambda: md.spec((8, 4)), "a dim is a md.Dim or a name, got 8"),
+    (lambda: md.spec("batch:8", "float33"), "'float33' is no dtype; for example 'float32', 'bfloat16' or"),
+    (lambda: md.spec("batch:8", jnp.zeros), "<function zeros"),
+    (lambda: md.spec("batch:8", object), "<class 'object'> is no dtype; for example 'float32', 'bfloat16'"),
+    (lambda: md.spec("batch:1e3"), "a new dim is written name:size, for example 'batch:512'; got"),
+    (lambda: md.Dim("batch", 8.0), "dim 'batch' needs a whole size, got 8.0"),
+    (lambda: md.Dim("batch size", 8), "a dim is named like a Python variable, got 'batch size'"),
+    (lambda: md.Dim("batch:8"), "md.Dim: missing a required argument: 'size'"),
+    (lambda: md.Dim(8, "batch"), "a dim is named like a Python variable, got 8"),
+    (lambda: md.Dim("batch", -8), "dim 'batch' cannot have the negative size -8"),
+    (lambda: md.Dim("", 8), "a dim is named like a Python variable, got ''"),
+    (lambda: md.dims("batch:8 io:4 batch:8"), "dims cannot have the dim 'batch' twice"),
+    (lambda: md.dims(("batch", 8)), "text is ('batch', 8) (tuple); expected str"),
+    (lambda: md.zeros((2, 3)), "a dim is a md.Dim or a name, got 2"),
+    (lambda: md.zeros("batch"), "no dim 'batch' here; there are none; to introduce it, give its"),
+    (lambda: md.ones("batch:2", "floaty"), "'floaty' is no dtype; for example 'float32', 'bfloat16' or"),
+    (lambda: md.full("batch:2", "one"), "expected a tensor, or numbers or booleans; got 'one' (str)"),
+    (lambda: md.full("batch:2", [1, 2]), "expected a tensor or a number, got an array of shape (2,)"),
+    (lambda: md.arange(10), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
+    (lambda: md.arange("a"), "no dim 'a' here; there are none; to introduce it, give its"),
+    (lambda: md.linspace("a", 0.0, 1.0), "no dim 'a' here; there are none; to introduce it, give its"),
+    (lambda: md.iota("length"), "no dim 'length' here; there are none; to introduce it, give its"),
+    # Reading them
+    (lambda: X[0], "a tensor float64[batch=2 io=3] is indexed by name: md.slice(x,"),
+    (lambda: X[:, 1], "a tensor float64[batch=2 io=3] is indexed by name: md.slice(x,"),
+    (lambda: X["batch"], "a tensor float64[batch=2 io=3] is indexed by name: md.slice(x,"),
+    (lambda: list(X), "a tensor float64[batch=2 io=3] has named dims; iterate with"),
+    (lambda: float(X), "only a tensor without dims is one number; this is"),
+    (lambda: int(V), "only a tensor without dims is one number; this is"),
+    (lambda: bool(X > 1), "the truth of a tensor bool[batch=2 io=3] is ambiguous; use"),
+    (lambda: 1 if X > 1 else 0, "the truth of a tensor bool[batch=2 io=3] is ambiguous; use"),
+    (lambda: X.sum("bach"), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
+    (lambda: X.mean(axis=0), "md.Tensor.mean: got an unexpected keyword argument 'axis'"),
+    (lambda: X.mean(0), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
+    (lambda: X.item(), "only a tensor without dims is one number; this is"),
+    (lambda: np.sum(X), "md.Tensor.sum: got an unexpected keyword argument 'axis'"),
+    (lambda: jnp.sum(X), "a function of jax.numpy takes arrays, and this is"),
+    (lambda: np.asarray(X) @ X, "x @ y does not say which dim is summed"),
+    (lambda: setattr(X, "dims", ()), "a tensor does not change: its dims cannot be set"),
+    # Arithmetic
+    (lambda: X + md.tensor([1.0, 2.0], "hidden"), "broadcasting [batch=2 io=3] with [hidden=2] would be an outer"),
+    (lambda: X + md.tensor([1.0, 2.0], "io"), "dim 'io' has two sizes, 3 and 2, in one operation"),
+    (lambda: X + ARRAY, "expected a tensor or a number, got an array of shape (2, 3)"),
+    (lambda: X @ V, "x @ y does not say which dim is summed"),
+    (lambda: X & X, "md.bitwise_and does not take float64; use md.cast(x, 'int32')"),
+    (lambda: ~X, "md.invert does not take float64; use md.cast(x, 'int32')"),
+    (lambda: -B, "md.negative does not take bool; use md.cast(x, 'float32')"),
+    (lambda: md.sqrt("2"), "expected a tensor, or numbers or booleans; got '2' (str)"),
+    (lambda: md.exp([1.0]), "expected a tensor or a number, got an array of shape (1,)"),
+    (lambda: md.exp(ARRAY), "expected a tensor or a number, got an array of shape (2, 3)"),
+    (lambda: md.exp(X, X), "md.exp: too many positional arguments"),
+    (lambda: md.maximum(X), "md.maximum: missing a required argument: 'y'"),
+    (lambda: md.maximum(X, None), "expected a tensor, or numbers or booleans; got None (NoneType)"),
+    (lambda: md.where(X, 1.0, 0.0), "md.where needs a boolean condition, got float64; compare first,"),
+    (lambda: md.where(B, X), "md.where: missing a required argument: 'b'"),
+    (lambda: md.where(B, X, md.tensor([1.0], "z")), "broadcasting [batch=2] with [batch=2 io=3] with [z=1] would be"),
+    (lambda: md.clip(X, "low", 1), "expected a tensor, or numbers or booleans; got 'low' (str)"),
+    (lambda: md.cast(X, "float33"), "'float33' is no dtype; for example 'float32', 'bfloat16' or"),
+    (lambda: md.cast(X, None), "None is no dtype; for example 'float32', 'bfloat16' or 'int32'"),
+    (lambda: md.cast("float32", X), "expected a tensor, or numbers or booleans; got 'float32' (str)"),
+    (lambda: md.map(jnp.dot, X, X), "md.map: dot does not take float64[batch=2 io=3],"),
+    (lambda: md.map(lambda a: a.sum(), X), "md.map needs an elementwise function; <lambda> computes"),
+    (lambda: md.map(np.tanh, X), "md.map takes a function of jax.numpy; use jnp.tanh, not np.tanh"),
+    (lambda: md.map("tanh", X), "md.map: tanh does not take float64[batch=2 io=3]"),
+    (lambda: md.leaky_relu(X, slope="0.1"), "slope is '0.1' (str); expected float"),
+    (lambda: md.elu(X, alpha=None), "alpha is None (NoneType); expected float"),
+    # Random numbers
+    (lambda: md.random.key("seed"), "expected a tensor, or numbers or booleans; got 'seed' (str)"),
+    (lambda: md.random.key(0.5), "the seed of a random key is one integer without dims, got"),
+    (lambda: md.random.key(None), "expected a tensor, or numbers or booleans; got None (NoneType)"),
+    (lambda: md.random.normal(0, "a:3"), "a random key is a uint32[key_word=2] tensor, got 0"),
+    (lambda: md.random.normal("a:3", KEY), "key is 'a:3' (str); expected Tensor or jaxlib._jax.Array"),
+    (lambda: md.random.normal(KEY, (3,)), "a dim is a md.Dim or a name, got 3"),
+    (lambda: md.random.normal(KEY, "a"), "no dim 'a' here; there are none; to introduce it, give its"),
+    (lambda: md.random.normal(KEY, "a:3", "int32"), "md.random.normal draws floats, not int32"),
+    (lambda: md.random.normal(np.random.default_rng(0), "a:3"), "a random key is a uint32[key_word=2] tensor, got"),
+    (lambda: md.random.normal(jax.random.key(0, impl="rbg"), "a:3"), "got a JAX random key, key<rbg>; md.random has"),
+    (lambda: md.random.bernoulli(KEY, 1.5, "a:3"), "a probability is from 0 to 1, got 1.5"),
+    (lambda: md.random.bernoulli(KEY, "a:3"), "expected a tensor, or numbers or booleans; got 'a:3' (str)"),
+    (lambda: md.random.randint(KEY, "a:3", 5, 1), "there is no integer from 5 to below 1; give low < high"),
+    (lambda: md.random.randint(KEY, "a:3", 0.5, 2.5), "low is 0.5 (float); expected Tensor or int"),
+    (lambda: md.random.split(KEY, 0), "md.random.split makes at least 1 key, got n=0"),
+    (lambda: md.random.split(KEY, "n"), "md.random.split makes at least 1 key, got n='n'"),
+    (lambda: md.random.fold_in(KEY, "step"), "expected a tensor, or numbers or booleans; got 'step' (str)"),
+    (lambda: md.random.permutation(KEY, X), "expected one dim, got [batch=2 io=3]"),
+    (lambda: md.random.permutation(KEY, X, "bach"), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
+    (lambda: md.random.truncated_normal(KEY, 1.0, -1.0, "a:3"), "there is no number between 1.0 and -1.0; give low <"),
+]
