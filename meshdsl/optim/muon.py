@@ -59,8 +59,8 @@ def muon(
     (['m', 'others', 'step'], ['w'], ['bias'])
     >>> after, state = optimizer.update({"w": params["w"] * 8.0, "bias": params["bias"]}, state, params)
     >>> after["w"]
-    tensor(float32[io=2 hidden=2], [[0.9304 0.    ]
-     [0.     0.9304]])
+    tensor(float32[io=2 hidden=2], [[0.8892 0.    ]
+     [0.     0.8892]])
 
     By default, each weight with two dims is a matrix, from its first dim to its second. `matrices` says otherwise, by
     path: `{"layer/q": "model -> heads head", "layer/o": "heads head -> model", "embed*": None}`. Each index of the dims
