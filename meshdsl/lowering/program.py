@@ -77,8 +77,8 @@ class Program(Graph):
     def note(self, eqn: Eqn) -> str:
         """The text printed beside a collective: its bytes and its cause; beside an attention: why it is not fused."""
         if not eqn.sends:
-            kernel: Kernel | None = eqn.params.get("kernel")
-            return kernel.reason if kernel else ""
+            kernel = eqn.params.get("kernel")  # of an attention; a convolution's is its kernel dims
+            return kernel.reason if isinstance(kernel, Kernel) else ""
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
 

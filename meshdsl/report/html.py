@@ -68,7 +68,7 @@ def page(
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
     >>> text = page({"summed": step.cost(md.spec("batch:64 io:64"), md.spec("io:64 hidden:64"))})
-    >>> text[:15], text.count("<svg"), "http" in text
+    >>> text[:15], text.count("<svg"), "://" in text
     ('<!doctype html>', 5, False)
     """
     first = next(iter(reports.values()))

@@ -326,3 +326,10 @@ def test_padding_of_an_empty_split_dim_is_all_fill(fill: int) -> None:
     empty = md.tensor(np.zeros((0, 2), np.float32), "a b")
     assert (pad(empty).numpy() == np.full((4, 2), fill)).all()
     assert (md.simulate(pad.program(empty), empty)[0] == fill).all()
+
+
+def test_program_with_a_convolution_prints():
+    """A convolution's parameter `kernel` is its dims; an attention's is the kernel that computes it."""
+    x, w = md.spec("batch:4 h:8 c:2"), md.spec("kh:3 c:2 o:2")
+    program = md.compile(lambda x, w: md.conv(x, w, {"h": "kh"}, "o"), "rows:2", "batch:rows").program(x, w)
+    assert " = conv x w " in str(program)

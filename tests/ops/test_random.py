@@ -64,6 +64,8 @@ def test_uniform(sizes: tuple[int, ...], text: str) -> None:
 
 
 # The sizes enter through the bits alone, and JAX takes long to compile these: one size for the rest.
+# Without optimizations, XLA fuses other multiplications with additions than it does in JAX's functions.
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats(dtype: str) -> None:
     n, text = (1001,), "a:1001"
