@@ -331,5 +331,5 @@ def test_padding_of_an_empty_split_dim_is_all_fill(fill: int) -> None:
 def test_program_with_a_convolution_prints():
     """A convolution's parameter `kernel` is its dims; an attention's is the kernel that computes it."""
     x, w = md.spec("batch:4 h:8 c:2"), md.spec("kh:3 c:2 o:2")
-    program = md.compile(lambda x, w: md.conv(x, w, {"h": "kh"}, "o"), "rows:2", "batch:rows").program(x, w)
+    program = md.compile(lambda x, w: md.conv(x, w, {"h": "kh"}, "batch h o"), "rows:2", "batch:rows").program(x, w)
     assert " = conv x w " in str(program)
