@@ -59,8 +59,8 @@ class Checkpoints:
         try:
             check_options(directory, keep, chunk_bytes, report, seconds)
             if Path(directory).is_file():
-                raise ShapeError(f"directory is the file {directory}; checkpoints are stored in a directory")
-        except ShapeError as error:
+                raise SaveError(f"directory is the file {directory}; checkpoints are stored in a directory")
+        except (ShapeError, SaveError) as error:
             raise at(error, caller()) from None
         self.directory, self.keep = Path(directory), keep
         self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds

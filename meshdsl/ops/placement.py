@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..dims import DimLike, find
-from ..errors import LayoutError, ShapeError, at, caller
+from ..dims import DimLike, find, show
+from ..errors import LayoutError
 from ..ir import Bounded, Fuses, Linear, Op
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
@@ -37,8 +37,6 @@ def prefer(x: Any, *dims: DimLike) -> Tensor:
     >>> md.prefer(md.tensor([[1.0]], "group expert"), "expert").dims
     (group=1, expert=1)
     """
-    if not dims:
-        raise at(ShapeError("md.prefer names at least one dim: md.prefer(x, dim)"), caller())
     x = as_tensor(x)
     chosen = located(lambda: tuple(find(d, x.dims).name for d in dims))
     return bind1(PREFER, x, names=chosen)
@@ -74,7 +72,12 @@ def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
         )
         used = [axis for _, axes in pairs for axis in axes]
         if twice := [axis for axis in used if used.count(axis) > 1]:
-            raise LayoutError(f"md.shard uses the axis {twice[0]!r} twice; a tensor can use a mesh axis once")
+            requested = " ".join(f"{name}:{','.join(axes)}" for name, axes in pairs)
+            raise LayoutError(
+                f"md.shard uses the axis {twice[0]!r} twice in one tensor\n"
+                f"  the requested split is {requested} of {show(x.dims)}, and a tensor can use an axis once\n"
+                "  remove one of them, or use another axis"
+            )
         return pairs
 
     return bind1(SHARD, x, split=located(resolve))

@@ -99,9 +99,11 @@ def search(
     started = time.perf_counter()
     try:
         compiled, args = _compiled(f, args, donate)
-        for name, value in (("time_limit", time_limit), ("patience", patience), ("limit", limit)):
-            if value is not None and not value > 0:
-                raise LayoutError(f"{name} is a number above 0, or None; got {value!r}")
+        for name, value in (("time_limit", time_limit), ("patience", patience)):
+            if value is not None and not value >= 0:
+                raise LayoutError(f"{name} is a number of at least 0, or None; got {value!r}")
+        if limit is not None and not limit > 0:
+            raise LayoutError(f"limit is a number above 0, or None; got {limit!r}")
         on = _bounded(machine)
         request = SearchRequest(
             objective=objective,

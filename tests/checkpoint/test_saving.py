@@ -239,7 +239,7 @@ def test_claim_locks_before_the_first_save(tmp_path: Path):
     second.close()
     assert os.listdir(tmp_path / "run") == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(md.SaveError, match="file cannot be written"):
+    with pytest.raises(md.SaveError, match="directory is the file"):
         md.Checkpoints(tmp_path / "file").claim()
 
 

@@ -99,9 +99,8 @@ ROWS = [
     (lambda: md.compile(lambda x: md.shard(x, {"batch": "cols"}), "rows:2").program(SPEC), "md.shard names the axis"),
     (lambda: md.shard(X, "batch:zz"), "split is 'batch:zz' (str); expected Mapping[str, str or"),
     (lambda: md.shard(X, {"bach": "rows"}), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
-    (lambda: md.shard(X, {"batch": "rows", "io": "rows"}), "md.shard uses the axis 'rows' twice; a tensor can use a"),
+    (lambda: md.shard(X, {"batch": "rows", "io": "rows"}), "md.shard uses the axis 'rows' twice in one tensor"),
     (lambda: md.prefer(X, "bach"), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
-    (lambda: md.prefer(X), "md.prefer names at least one dim: md.prefer(x, dim)"),
     (lambda: md.replicate(X, "batch"), "md.replicate: too many positional arguments"),
     # Calling
     (lambda: ON_ROWS(), "<lambda> takes (x), and the call has 0 of them: missing a"),
@@ -183,6 +182,6 @@ ROWS = [
     (lambda: md.search(ON_ROWS, SPEC, mesh="rows:2", axes="cols"), "axis 'cols' is to be searched; there are: rows"),
     (lambda: md.search(ON_ROWS, SPEC, mesh="x:2", layout="batch:rows"), "which the mesh 'x:2' lacks"),
     (lambda: md.search(SMALL, devices="2"), "a mesh has at least 1 device, got '2'"),
-    (lambda: md.search(SMALL, mesh="rows:2", time_limit=-1), "time_limit is a number above 0, or None; got -1"),
+    (lambda: md.search(SMALL, mesh="rows:2", time_limit=-1), "time_limit is a number of at least 0, or None; got -1"),
     (lambda: md.search_overrides(ON_ROWS, SPEC, mesh="rows:2", tensors="w"), "tensors='w' matches no input with a"),
 ]

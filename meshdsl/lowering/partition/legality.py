@@ -39,12 +39,6 @@ def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
                         f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n"
                         f"  the requested split is {_shown(split)} of {shape}\n  {nearest(axis, mesh.axes)}"
                     ] = eqn.where
-                elif axes.count(axis) > 1:
-                    found[
-                        f"md.shard uses the axis {axis!r} twice in one tensor\n"
-                        f"  the requested split is {_shown(split)} of {shape}, and a tensor can use an axis once\n"
-                        f"  remove one of them, or use another axis (the mesh has: {', '.join(mesh.axes)})"
-                    ] = eqn.where
     return found
 
 
