@@ -92,7 +92,7 @@ def sent(case: Case) -> int:
 
 
 def share(n: int, size: float) -> float:
-    """What a device sends in an all-gather, a reduce-scatter or an all_to_all."""
+    """The bytes that a device sends in an all-gather, a reduce-scatter or an all_to_all."""
     return size * (n - 1) / n
 
 
@@ -138,7 +138,7 @@ def megatron(case: Case) -> float:
 
 
 def context(case: Case) -> float:
-    """What attention sends, or the scan of Mamba."""
+    """The bytes that attention sends, or the scan of Mamba."""
     config, n = case.config, case.axes["ring"]
     if case.model == "mamba":
         states = 2 * (n - 1) * 4 * case.batch * config.inner * config.state

@@ -152,7 +152,7 @@ def workload(name: str, config: Any, network: Callable[[Any], tuple[Network, Emp
 
 
 class Sizes(Protocol):
-    """What `stacked` reads of a config."""
+    """The fields of a config that `stacked` reads."""
 
     @property
     def remat(self) -> bool | str: ...

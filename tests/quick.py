@@ -41,7 +41,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def files_for(changed: Iterable[str], files: Iterable[str]) -> list[str]:
-    """What to pass to pytest for these changed files, out of the test files of the repository."""
+    """The arguments of pytest for these changed files, out of the test files of the repository."""
     files = sorted(files)
     found = dict.fromkeys(ALWAYS)
     for path in changed:

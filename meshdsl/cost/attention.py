@@ -31,7 +31,7 @@ PASSES = {False: 6, True: 8}
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """What one attention computes on a device, blockwise, and what its kernel depends on."""
+    """The work of one attention on a device, blockwise, and the sizes that its kernel depends on."""
 
     case: Case
     asked: str

@@ -1,4 +1,4 @@
-"""How the compiler fuses operations, and which values are attention scores of so many keys that it stores them."""
+"""The fusions of a program, and the attention scores of so many keys that the compiler stores them."""
 
 from __future__ import annotations
 

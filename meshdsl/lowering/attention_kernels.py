@@ -72,7 +72,7 @@ def _chosen(program: Program, eqn: Eqn, platform: str, asked: str | None) -> Eqn
 
 
 def case_of(program: Program, eqn: Eqn) -> Case:
-    """What a kernel of this equation must take: the sizes on one device, and what the device does not have."""
+    """The properties of this attention for the choice of a kernel: local sizes, and parts on other devices."""
     how: Names = eqn.params["how"]
     q, k, v = eqn.ins[:3]
     queries, keys = (dict(zip([d.name for d in x.shape], program.local_shape(x), strict=True)) for x in (q, k))

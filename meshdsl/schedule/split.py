@@ -49,7 +49,7 @@ class Parts:
 
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
-    """How to cut every value that is connected to `dim` of the program's inputs."""
+    """The cut of every value that is connected to `dim` of the program's inputs."""
     made = _Splitter(program, _of_inputs(program, dim), parts, None, dim)
     for eqn in program.eqns:
         made.add(eqn)
@@ -84,7 +84,7 @@ def split(
 
 @dataclass(frozen=True)
 class Cut:
-    """How a value is cut into parts: its name of the dim, and the number of chunks that each have parts."""
+    """The cut of a value into parts: its name of the dim, and the number of chunks that each have parts."""
 
     dim: str
     chunks: int
@@ -92,7 +92,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Filled:
-    """How counts of filled slots are cut: every part has `size` slots of a device's block."""
+    """The cut of counts of filled slots: every part has `size` slots of a device's block."""
 
     size: int
 
@@ -257,7 +257,7 @@ class _Splitter:
         return resized(v.shape, cut.dim, 1 / self.parts)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
-        """How the equation runs in parts; None if it cannot."""
+        """The equation in parts; None if it cannot run in parts."""
         if isinstance(eqn.op, Op):
             return self.of_operation(eqn)
         x, (out,) = eqn.ins[0], eqn.outs
@@ -273,7 +273,7 @@ class _Splitter:
     def of_counts(
         self, eqn: Eqn, op: RaggedAllToAll, before: Cut, after: Cut
     ) -> tuple[tuple[Var, Cut | Filled], ...] | None:
-        """How the counts of a ragged exchange are cut, before and after it; None if it cannot run in parts."""
+        """The cuts of the counts of a ragged exchange, before and after it; None if it cannot run in parts."""
         x, sent, came = eqn.ins
         if before.dim == op.slots:
             slots = next(i for i, d in enumerate(x.shape) if d.name == op.slots)
@@ -372,7 +372,7 @@ class _Splitter:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one equation runs in parts: the cut of each operand and result; None if every part reads the complete
+    """One equation in parts: the cut of each operand and result; None if every part reads the complete
     value.
     """
 

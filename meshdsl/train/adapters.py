@@ -102,7 +102,7 @@ class _Rows:
                 raise md.MeshdslError(f"the {split} data has {len(table)} rows, fewer than a batch of {batch}")
 
     def describe(self) -> dict[str, Any]:
-        """What is stored in checkpoints, and compared when a run resumes."""
+        """A description for checkpoints; a resumed run compares it."""
         return {
             "kind": "datasets",
             "batch": self.batch,

@@ -122,7 +122,7 @@ HELP = [[], *([name] for names in cli.parser().groups.values() for name in names
 
 @pytest.fixture(scope="module")
 def helped() -> list[dict[str, Any]]:
-    """What one new process prints for each of `HELP`, its exit code, and which of JAX and NumPy it has imported."""
+    """The output of one new process for each of `HELP`, its exit code, and those of JAX and NumPy that it imports."""
     script = f"""
 import contextlib, io, json, sys
 from meshdsl.cli import main

@@ -45,7 +45,7 @@ def sample() -> dict[str, float]:
 
 
 def run_here(folder: Path, rank: int, port: int, where: tuple[str, str], steps: int) -> int:
-    """What one process does: train to the end, and write losses and samples to `folder`. Returns the exit code."""
+    """Train to the end in one process, and write losses and samples to `folder`. Returns the exit code."""
     import jax
 
     jax.config.update("jax_platforms", "cpu")

@@ -61,7 +61,7 @@ UNSHARE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 
 
 def in_a_pod(folder: Path) -> list[str]:
-    """What a command starts with to run as in a pod; skips the test where mount namespaces are not permitted."""
+    """The start of a command that runs as in a pod; skips the test where mount namespaces are not permitted."""
     hosts = folder / "hosts"
     names = " ".join(f"train-{i} train-{i}.jaxpods" for i in range(2))
     hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()} {names}\n")

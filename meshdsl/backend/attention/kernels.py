@@ -1,4 +1,4 @@
-"""Which kernel computes an attention: the fused one of the platform if it takes the case, else blocks in JAX.
+"""Choose the kernel that computes an attention: the fused one of the platform if it takes the case, else blocks in JAX.
 
 A choice never changes a result, except for rounding. It is data of the program, with the reason for it.
 """
@@ -45,7 +45,7 @@ BLOCKWISE = Kernel("blockwise")
 
 @dataclass(frozen=True)
 class Case:
-    """What a kernel must take, on one device."""
+    """The properties of an attention on one device by which a kernel takes or refuses it."""
 
     queries: int  # at consecutive positions; 0 if queries have no positions
     keys: int  # at consecutive positions

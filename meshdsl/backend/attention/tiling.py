@@ -17,7 +17,7 @@ LANES = 128  # of a register of a TPU
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the queries and keys of one device are cut into blocks, and which pairs of them see each other.
+    """The blocks of queries and keys on one device, and the pairs of blocks that see each other.
 
     Block i of the queries starts at a position that may be known only on the device, and so does block j of the keys.
     """
