@@ -7,7 +7,7 @@ before any of them was compiled.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import meshdsl as md
 from models import gpt_moe, mlp, moe_transformer, resnet, transformer
@@ -47,8 +47,8 @@ EXPERT_LAYOUTS = moe_transformer.LAYOUTS
 REGATHER = md.WeightUpdate("sharded", regather=True)
 
 
-def _point(chips: str, workload: md.Workload, at: tuple[str, str], **knobs: object) -> Point:
-    return Point(workload, md.Plan(*at, **knobs), f"tpu:{chips}")  # type: ignore[arg-type]
+def _point(chips: str, workload: md.Workload, at: tuple[str, str], **knobs: Any) -> Point:
+    return Point(workload, md.Plan(*at, **knobs), f"tpu:{chips}")
 
 
 FITTED = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, combinations
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,11 +61,12 @@ def test_choose_finds_the_cheapest_choice(steps: list[tuple[str, int, int]], rea
     assert residuals == (used | {v for eqn in made for v in eqn.ins}) - free - recomputed
 
 
-def stacked(f: object, *specs: object) -> list[str]:
+def stacked(f: Callable[..., Any], *specs: Any) -> list[str]:
     """The types of the residuals of the only loop of a gradient."""
-    graph = md.compile(md.grad(f), "rows:2").graph(*specs)  # type: ignore[arg-type]
+    graph = md.compile(md.grad(f), "rows:2").graph(*specs)
     loop = next(eqn for eqn in graph.eqns if isinstance(eqn.control, Scan))
-    return [str(v.type) for v in loop.control.results(loop.outs)[1]]  # type: ignore[union-attr]
+    assert isinstance(loop.control, Scan)
+    return [str(v.type) for v in loop.control.results(loop.outs)[1]]
 
 
 def test_a_norm_keeps_its_narrow_operand_and_its_scale_not_the_wide_result() -> None:
