@@ -1,5 +1,7 @@
 """The overhead of a call: CPU time of calling a compiled function of 100 arrays, beside `jax.jit` of the same function.
 
+`jaxified` is `md.jaxify` of the compiled function, `inside` is `jax.jit` of that.
+
 `python -m benchmarks.calls [--arrays N] [--calls N] [--rounds N]` prints one JSON object for one device and one for
 eight. Every array has eight numbers, so that the call and not the computation is measured; on eight devices each array
 is split over all of them. Times are milliseconds of the thread that calls (`time.thread_time`), the median of rounds
@@ -30,14 +32,20 @@ def add_one(*arrays: Any) -> list[Any]:
 
 
 def measure(devices: int, arrays: int, calls: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds of one call by `md.compile` and by `jax.jit`, and their difference."""
+    """Milliseconds of one call by each candidate; `overhead_ms` is that of `md.compile` over that of `jax.jit`."""
     mesh, layout = md.Mesh(f"all:{devices}"), md.Layout("place:all" if devices > 1 else "")
     tensors = [md.tensor(np.zeros(8, np.float32), "place") for _ in range(arrays)]
     step = md.compile(add_one, mesh, layout)
     tensors = step(*tensors)
     values = [x.array for x in tensors]
-    jitted = jax.jit(add_one)
-    candidates = {"meshdsl": lambda: step(*tensors), "jit": lambda: jitted(*values)}
+    jitted, jaxified = jax.jit(add_one), md.jaxify(step, *tensors)
+    inside = jax.jit(jaxified)
+    candidates: dict[str, Callable[[], list[Any]]] = {
+        "meshdsl": lambda: step(*tensors),
+        "jit": lambda: jitted(*values),
+        "jaxified": lambda: jaxified(*values),
+        "inside": lambda: inside(*values),
+    }
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, call in candidates.items():
@@ -52,7 +60,7 @@ def measure(devices: int, arrays: int, calls: int, rounds: int) -> dict[str, Any
     }
 
 
-def _milliseconds(call: Callable[[], Any], calls: int) -> float:
+def _milliseconds(call: Callable[[], list[Any]], calls: int) -> float:
     """CPU time of this thread for one call, after a first call that may compile."""
     results = call()
     jax.block_until_ready([getattr(x, "array", x) for x in results])

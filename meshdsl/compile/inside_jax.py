@@ -25,7 +25,7 @@ from ..trace import Tensor
 from ..transforms.autodiff import pullback
 from .signature import Stages
 
-__all__ = ["array_function", "traced_by_jax"]
+__all__ = ["array_function", "run", "traced_by_jax"]
 
 
 def traced_by_jax(leaves: Sequence[Any]) -> bool:
@@ -39,10 +39,10 @@ def array_function(stages: Stages, compiled: Callable[[Callable[..., Any]], Call
     `compiled` compiles a function of tensors for the same mesh and layout; it is called when a gradient is asked for.
     """
     graph = stages.graph
-    run = _unbatched(lambda *arrays: _run(stages, arrays))
+    unbatched = _unbatched(lambda *arrays: run(stages, arrays))
 
     def forward(*arrays: Any) -> Any:
-        return run(*arrays), arrays
+        return unbatched(*arrays), arrays
 
     pulled: list[Callable[..., Any]] = []
 
@@ -51,14 +51,14 @@ def array_function(stages: Stages, compiled: Callable[[Callable[..., Any]], Call
             pulled.append(compiled(_pullback(graph)))
         floats = [i for i, v in enumerate(graph.outs) if _floating(v)]
         xs = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(graph.ins, arrays, strict=True)]
-        given = [Tensor(graph.outs[i].shape, graph.outs[i].dtype, array=cts[i]) for i in floats]
-        found = iter(pulled[0](xs, given))
+        float_cts = [Tensor(graph.outs[i].shape, graph.outs[i].dtype, array=cts[i]) for i in floats]
+        gradients = iter(pulled[0](xs, float_cts))
         return tuple(
-            next(found).array if _floating(v) else np.zeros(np.shape(x), jax.dtypes.float0)
+            next(gradients).array if _floating(v) else np.zeros(np.shape(x), jax.dtypes.float0)
             for v, x in zip(graph.ins, arrays, strict=True)
         )
 
-    differentiable = jax.custom_vjp(run)
+    differentiable = jax.custom_vjp(unbatched)
     differentiable.defvjp(forward, backward)
     return differentiable
 
@@ -71,34 +71,47 @@ def _pullback(graph: Graph) -> Callable[..., Any]:
     """The function of arguments and cotangents that returns the cotangents of floating arguments."""
 
     def pulled(xs: list[Tensor], cts: list[Tensor]) -> list[Tensor]:
-        given = iter(cts)
+        float_cts = iter(cts)
         _, backward = pullback(graph, xs, [True] * len(xs))
-        found = backward([next(given) if _floating(v) else None for v in graph.outs])
+        gradients = backward([next(float_cts) if _floating(v) else None for v in graph.outs])
         return [
-            zeros_like(x) if ct is None else ct for x, v, ct in zip(xs, graph.ins, found, strict=True) if _floating(v)
+            zeros_like(x) if g is None else g for x, v, g in zip(xs, graph.ins, gradients, strict=True) if _floating(v)
         ]
 
     return pulled
 
 
-def _run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
-    """Run the program on arrays without padding; returns arrays without padding."""
-    given = []
-    for x, (sizes, sharding), v in zip(arrays, stages.expected, stages.graph.ins, strict=True):
-        x = jnp.asarray(x, v.dtype)
-        pads = [(0, size - n) for size, n in zip(sizes, x.shape, strict=True)]
-        x = jnp.pad(x, pads) if any(high for _, high in pads) else x
-        given.append(x if isinstance(x, Tracer) else jax.device_put(x, sharding))
-    results = stages.executable(*given)
+def run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
+    """Run the program on arrays without padding; returns arrays without padding.
+
+    Raises `ShapeError` for an array that was donated to an earlier call.
+    """
+    results = stages.executable(*(_stored(stages, i, x) for i, x in enumerate(arrays)))
     return [
         y if y.shape == tuple(d.size for d in v.shape) else y[tuple(slice(d.size) for d in v.shape)]
         for v, y in zip(stages.graph.outs, results, strict=True)
     ]
 
 
-def _unbatched(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, with an error of ours under `jax.vmap`."""
-    guarded = custom_vmap(run)
+def _stored(stages: Stages, i: int, x: Any) -> Any:
+    """An argument in the dtype, with the padding and in the sharding that the program takes."""
+    (sizes, sharding), v = stages.expected[i], stages.graph.ins[i]
+    concrete = not isinstance(x, Tracer)
+    if concrete and isinstance(x, jax.Array):
+        if x.is_deleted():
+            raise stages.deleted(i)
+        same_type = x.shape == sizes and x.dtype == v.dtype and not x.weak_type
+        if same_type and x.sharding.is_equivalent_to(sharding, len(sizes)):
+            return x
+    x = jnp.asarray(x, v.dtype)
+    pads = [(0, size - n) for size, n in zip(sizes, x.shape, strict=True)]
+    x = jnp.pad(x, pads) if any(high for _, high in pads) else x
+    return jax.device_put(x, sharding) if concrete else x
+
+
+def _unbatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with an error of ours under `jax.vmap`."""
+    guarded = custom_vmap(function)
 
     @guarded.def_vmap
     def refuse(axis_size: int, in_batched: Any, *args: Any) -> Any:

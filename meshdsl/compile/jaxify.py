@@ -8,10 +8,11 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from ..errors import ShapeError, at, caller
+from ..errors import MeshdslError, ShapeError, at, caller
 from ..lowering.emit import partition_spec
 from ..trace import tree
 from . import Compiled
+from .inside_jax import run, traced_by_jax
 
 __all__ = ["jaxify"]
 
@@ -33,18 +34,22 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     Under `jax.vmap` it raises `TraceError`.
     """
     stages, _ = compiled._for(args)
-    structure, run = stages.structure, compiled.array_function(stages)
+    structure, traceable = stages.structure, compiled.array_function(stages)
+    shapes = [tuple(d.size for d in v.shape) for v in stages.graph.ins]
 
     def function(*arrays: Any) -> Any:
         leaves, own = tree.tree_flatten(arrays)
         if own != structure:
             raise at(ShapeError(f"md.jaxify was called for {structure}, and the function with {own}"), caller())
-        shapes = [tuple(d.size for d in v.shape) for v in stages.graph.ins]
         if [jax.numpy.shape(x) for x in leaves] != shapes:
             raise at(
                 ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}"), caller()
             )
-        return tree.tree_unflatten(stages.result, run(*leaves))
+        try:
+            results = traceable(*leaves) if traced_by_jax(leaves) else run(stages, leaves)
+        except MeshdslError as error:
+            raise at(error, caller()) from None
+        return tree.tree_unflatten(stages.result, results)
 
     outs = [NamedSharding(stages.bound, partition_spec(v.shape, v.sharding)) for v in stages.program.outs]
     function.in_shardings = tree.tree_unflatten(structure, stages.shardings)  # pyright: ignore[reportFunctionMemberAccess]

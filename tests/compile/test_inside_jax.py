@@ -56,6 +56,28 @@ def test_jaxify_takes_and_returns_arrays_in_the_programs_shardings() -> None:
         f({"w": W}, W, 3)
 
 
+def test_jaxify_called_outside_jax_equals_the_call_inside_jit() -> None:
+    """Arrays of NumPy, in other shardings, of another dtype or weakly typed, and sizes that need padding."""
+    compiled = md.compile(lambda x, s: (x * s, md.sum(x, "batch")), "r:4", "batch:r")
+    f: Any = md.jaxify(compiled, md.spec("batch:6 io:8"), md.spec(""))
+    x = np.arange(48, dtype=np.float32).reshape(6, 8)
+    replicated = jax.device_put(x, jax.sharding.NamedSharding(jax.make_mesh((4,), ("other",)), jax.P()))
+    for array in (x, x.astype(np.float16), jnp.asarray(x), replicated, f(x, 1)[0]):
+        for scale in (2, np.float32(2), jnp.asarray(2.0)):
+            for bare, inside in zip(f(array, scale), jax.jit(f)(array, scale), strict=True):
+                np.testing.assert_array_equal(bare, inside, strict=True)
+    assert f(x, 1)[0].tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("mesh", ["r:1", "r:4"])
+def test_jaxify_refuses_an_array_that_was_donated(mesh: str) -> None:
+    f: Any = md.jaxify(md.compile(lambda x: x + 1.0, mesh, "io:r", donate=(0,)), md.spec("io:8"))
+    x = f(jnp.zeros(8))
+    f(x)
+    with pytest.raises(md.ShapeError, match="argument x was donated to an earlier call"):
+        f(x)
+
+
 def test_vmap_of_a_compiled_function_says_what_to_write() -> None:
     f = md.jaxify(STEP, *SPECS)
     with pytest.raises(md.TraceError, match="give the tensors one more dim"):
