@@ -1,4 +1,8 @@
-"""The operators and methods of tensors: `x + y`, `x < y`, `-x`, `x.sum("batch")`."""
+"""The operators and methods of tensors: `x + y`, `x < y`, `-x`, `x.sum("batch")`.
+
+NumPy computes `array + x` as `np.add(array, x)`, which calls the tensor's reflected operator. Every other elementwise
+function of NumPy (`np.exp(x)`) is an error.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError, TraceError, at, caller
 from ..trace import Tensor
 from . import elementwise as ops
 from . import reductions
@@ -39,6 +43,38 @@ def _no_matmul(x: Tensor, y: Any) -> Any:
     )
 
 
+def _numpy_function(x: Tensor, function: np.ufunc, method: str, *args: Any, **options: Any) -> Any:
+    """`array + x`, for an array or a NumPy scalar; raises `TraceError` for all other uses of a ufunc."""
+    name, left = function.__name__, args[0]
+    reflected = _REFLECTED.get(name)
+    if reflected and method == "__call__" and not options and _operand(left) and not isinstance(left, Tensor):
+        return getattr(Tensor, reflected[0])(x, left)
+    if options.get("out"):
+        use = "name the array's dims first: md.tensor(array, dims)"
+    elif method != "__call__":
+        name, use = f"{name}.{method}", "use md's own function"
+    elif reflected:
+        use = f"use the operator {reflected[1]}"
+    else:
+        own = "abs" if name == "absolute" else name
+        use = f"use md.{own}" if own in ops.__all__ else f"use md.map(jnp.{name}, ...)"
+    raise at(
+        TraceError(
+            f"np.{name} takes arrays, and this is {x.type}, whose dims have names\n"
+            f"  {use}, or pass x.numpy() outside a trace"
+        ),
+        caller(),
+    )
+
+
+_REFLECTED = {
+    "add": ("__radd__", "+"), "subtract": ("__rsub__", "-"), "multiply": ("__rmul__", "*"),
+    "divide": ("__rtruediv__", "/"), "floor_divide": ("__rfloordiv__", "//"), "remainder": ("__rmod__", "%"),
+    "power": ("__rpow__", "**"), "bitwise_and": ("__rand__", "&"), "bitwise_or": ("__ror__", "|"),
+    "bitwise_xor": ("__rxor__", "^"), "left_shift": ("__rlshift__", "<<"), "right_shift": ("__rrshift__", ">>"),
+    "equal": ("__eq__", "=="), "not_equal": ("__ne__", "!="), "less": ("__gt__", "<"), "less_equal": ("__ge__", "<="),
+    "greater": ("__lt__", ">"), "greater_equal": ("__le__", ">="), "matmul": ("__rmatmul__", "@"),
+}  # fmt: skip
 _ARITHMETIC = {
     "add": ops.add, "sub": ops.subtract, "mul": ops.multiply, "truediv": ops.divide, "floordiv": ops.floor_divide,
     "mod": ops.remainder, "pow": ops.power, "and": ops.bitwise_and, "or": ops.bitwise_or, "xor": ops.bitwise_xor,
@@ -67,3 +103,4 @@ for _name, _function in _METHODS.items():
 for _name, _function in _OTHERS.items():
     setattr(Tensor, f"__{_name}__", _function)
 Tensor.__hash__ = object.__hash__
+Tensor.__array_ufunc__ = _numpy_function  # type: ignore[attr-defined]

@@ -14,7 +14,8 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, check_update, count_of, rate_of, subtract, zero
+from .checks import LearningRate, check_update
+from .optimizers import Optimizer, count_of, rate_of, subtract, zero
 from .per_tensor import own_dims, rms, wide
 
 __all__ = ["adafactor", "factored_dims"]
@@ -66,7 +67,7 @@ def adafactor(
         return {**state, "m": jax.tree.map(_zeros, params)} if momentum else state
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, *(("v", "m") if momentum else ("v",)))
+        check_update(params, grads, state, init)
         leaves, structure = jax.tree.flatten(params)
         step = state["step"] + 1
         rate = rate_of(learning_rate, state["step"])

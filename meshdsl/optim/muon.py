@@ -17,7 +17,8 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, adamw, check_update, rate_of, zero, zeros_like
+from .checks import LearningRate, check_update
+from .optimizers import Optimizer, adamw, rate_of, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["muon"]
@@ -80,7 +81,7 @@ def muon(
         return {"step": zero(), "m": zeros_like(ours), "others": rest.init(theirs)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "m", "others")
+        check_update(params, grads, state, init)
         known = _matrices(params, rules, stacked)
         (p, p_others), (g, g_others) = _divided(params, known), _divided(grads, known)
         rate = rate_of(learning_rate, state["step"])

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 
 import meshdsl as md
 
+from .checks import check_update
 from .jaxpr import Flat, flatten
-from .optimizers import Optimizer, check_update, zero
+from .optimizers import Optimizer, zero
 from .per_tensor import path_of
 
 __all__ = ["from_optax"]
@@ -63,7 +64,7 @@ def from_optax(transformation: Any) -> Optimizer:
         return {"step": zero(), "optax": dict(zip(traced.paths, state, strict=True))}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "optax")
+        check_update(params, grads, state, init)
         traced = plan_for(params)
         leaves, structure = jax.tree.flatten(params)
         old_state = [state["optax"][path] for path in traced.paths]

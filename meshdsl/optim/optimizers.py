@@ -1,6 +1,7 @@
 """An optimizer is two functions: `init(params) -> state` and `update(grads, state, params) -> (params, state)`.
 
 The state is a dict: `step`, the number of updates done (int32), and for each moment a tree shaped like the parameters.
+`update` raises `ShapeError` for a state with other entries than `init` creates.
 A learning rate is a number or a schedule: a function of `step`, which is 0 at the first update.
 """
 
@@ -15,11 +16,10 @@ import jax
 
 import meshdsl as md
 
+from .checks import LearningRate, check_update, checked_decays, checked_rate, is_tensor
 from .per_tensor import Chosen, every, path_of
 
-__all__ = ["LearningRate", "Optimizer", "adam", "adamw", "momentum", "sgd"]
-
-LearningRate = float | Callable[[md.Tensor], md.Tensor]
+__all__ = ["Optimizer", "adam", "adamw", "momentum", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
         return {"step": zero()}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state)
+        check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
         return subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
 
@@ -88,7 +88,7 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "m")
+        check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
         m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
         direction = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
@@ -141,7 +141,7 @@ def adamw(
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "m", "v")
+        check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 
@@ -171,62 +171,12 @@ def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
     return md.cast(step, "float64" if any(x.dtype.itemsize > 4 for x in leaves) else "float32")
 
 
-def checked_rate(learning_rate: LearningRate) -> None:
-    """Raises `ShapeError` for a number that is no learning rate; a schedule is checked at its update."""
-    if isinstance(learning_rate, int | float) and not 0 <= learning_rate < math.inf:
-        problem = "finite" if learning_rate == math.inf else "at least 0"
-        raise md.ShapeError(f"the learning rate must be {problem}, got {learning_rate}")
-
-
-def checked_decays(**decays: float) -> None:
-    """Raises `ShapeError` for a decay rate of moments outside 0 to below 1."""
-    for name, value in decays.items():
-        if isinstance(value, int | float) and not 0 <= value < 1:
-            raise md.ShapeError(f"{name} is from 0 to below 1, got {value}")
-
-
 def rate_of(learning_rate: LearningRate, step: md.Tensor) -> Any:
     rate: Any = learning_rate(step) if callable(learning_rate) else learning_rate
     checked_rate(rate)
     if isinstance(rate, str):
         raise md.ShapeError(f"the learning rate must be a number or a function of the step, got {rate!r}")
     return rate
-
-
-def check_update(params: Any, grads: Any, state: dict[str, Any], *moments: str) -> None:
-    """Raises `ShapeError` unless gradients match parameters in path and dims, and the state has these moments."""
-    param_leaves, grad_leaves = (
-        {path_of(keys): x for keys, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_tensor)}
-        for tree in (params, grads)
-    )
-    if param_leaves.keys() != grad_leaves.keys():
-        params_only, grads_only = (
-            sorted(param_leaves.keys() - grad_leaves.keys()),
-            sorted(grad_leaves.keys() - param_leaves.keys()),
-        )
-        raise md.ShapeError(
-            "an update needs one gradient for each parameter\n"
-            f"  parameters without gradient: {', '.join(params_only) or 'none'}\n"
-            f"  gradients without parameter: {', '.join(grads_only) or 'none'}\n"
-            "  pass the same params to both: grads = md.grad(loss)(params, ...)"
-        )
-    for path, p in param_leaves.items():
-        g = grad_leaves[path]
-        if not _is_tensor(g) or set(g.dims) != set(p.dims):
-            got = g.type if _is_tensor(g) else type(g).__name__
-            raise md.ShapeError(
-                f"a gradient must have the dims of its parameter; {path!r} is {p.type} and its gradient is {got}"
-            )
-    missing = [name for name in ("step", *moments) if name not in state]
-    if missing:
-        raise md.ShapeError(
-            f"the optimizer's state has no {', '.join(map(repr, missing))}; it has: {', '.join(state)}\n"
-            "  create it with init of the same optimizer, with the same options"
-        )
-
-
-def _is_tensor(x: object) -> bool:
-    return isinstance(x, md.Tensor)
 
 
 def subtract(params: Any, deltas: Any) -> Any:
@@ -238,8 +188,8 @@ def zero() -> md.Tensor:
 
 
 def zeros_like(params: Any) -> Any:
-    for keys, p in jax.tree_util.tree_leaves_with_path(params, is_leaf=_is_tensor):
-        if not _is_tensor(p):
+    for keys, p in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tensor):
+        if not is_tensor(p):
             raise md.ShapeError(
                 f"an optimizer's state is created for a tree of tensors; {path_of(keys) or 'params'} is a "
                 f"{type(p).__name__}\n  params = model.init(key, *inputs); state = optimizer.init(params)"

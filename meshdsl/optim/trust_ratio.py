@@ -12,7 +12,8 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import LearningRate, Optimizer, check_update, moments, rate_of, subtract, zero, zeros_like
+from .checks import LearningRate, check_update
+from .optimizers import Optimizer, moments, rate_of, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["lamb", "lars"]
@@ -62,7 +63,7 @@ def lars(
         return {"step": zero(), "m": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "m")
+        check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
 
         def change(keys: Any, p: md.Tensor, g: md.Tensor) -> md.Tensor:
@@ -111,7 +112,7 @@ def lamb(
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "m", "v")
+        check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
         state, correction_1, correction_2 = moments(grads, state, b1, b2)
 

@@ -8,7 +8,8 @@ import jax
 
 import meshdsl as md
 
-from .optimizers import Optimizer, check_update, zero
+from .checks import check_update
+from .optimizers import Optimizer, zero
 from .per_tensor import Chosen, path_of
 
 __all__ = ["with_accumulation", "with_average", "with_frozen"]
@@ -38,7 +39,7 @@ def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
         return optimizer.init(found)
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state)
+        check_update(params, grads, state, init)
         new, state = optimizer.update(trained(grads), state, trained(params))
         return jax.tree_util.tree_map_with_path(lambda keys, p: new.get(path_of(keys), p), params), state
 
@@ -68,7 +69,7 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
         return {**optimizer.init(params), "average": jax.tree.map(wide, params)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "average")
+        check_update(params, grads, state, init)
         inner = {key: value for key, value in state.items() if key != "average"}
         params, inner = optimizer.update(grads, inner, params)
         average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * md.cast(p, a.dtype), state["average"], params)
@@ -102,7 +103,7 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
         return {**optimizer.init(params), "part": zero(), "total": total}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, "part", "total")
+        check_update(params, grads, state, init)
         inner = {key: value for key, value in state.items() if key not in ("part", "total")}
         total = jax.tree.map(lambda t, g: t + md.cast(g, t.dtype), state["total"], grads)
 

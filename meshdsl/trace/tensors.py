@@ -42,7 +42,6 @@ class Tensor:
     _trace: Any
     _var: Any
     __array_priority__ = 1000
-    __array_ufunc__ = None
 
     if TYPE_CHECKING:  # ops.operators defines the operators; these stubs are for type checkers
 

@@ -168,6 +168,7 @@ ROWS = [
     (lambda: ADAM.update(PARAMS, STATE), "md.optim.Optimizer.update: missing a required argument: 'params'"),
     (lambda: ADAM.update({"v": X}, STATE, PARAMS), "an update needs one gradient for each parameter"),
     (lambda: ADAM.update(PARAMS, {}, PARAMS), "the optimizer's state has no 'step', 'm', 'v'; it has: "),
+    (lambda: md.optim.sgd(0.1).update(PARAMS, STATE, PARAMS), "state has 'm', 'v', which this optimizer does not use"),
     (lambda: ADAM.update(PARAMS, PARAMS, STATE), "an update needs one gradient for each parameter"),
     (lambda: ADAM.update({"w": md.ones("model:8 out:4")}, STATE, PARAMS), "a gradient must have the dims of its"),
     (lambda: ADAM.update({"w": None}, STATE, PARAMS), "an update needs one gradient for each parameter"),

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +94,17 @@ ROWS = [
     (lambda: X.mean(0), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
     (lambda: X.item(), "only a tensor without dims is one number; this is"),
     (lambda: np.sum(X), "md.Tensor.sum: got an unexpected keyword argument 'axis'"),
+    (lambda: np.exp(X), "use md.exp, or pass x.numpy() outside a trace"),
+    (lambda: np.absolute(X), "use md.abs, or pass x.numpy()"),
+    (lambda: np.hypot(X, 1.0), "use md.map(jnp.hypot, ...), or pass x.numpy()"),
+    (lambda: np.add(X, 1.0), "use the operator +, or pass x.numpy() outside a trace"),
+    (lambda: np.add([1.0, 2.0], X), "use the operator +, or pass x.numpy() outside a trace"),
+    (lambda: np.add.reduce(X), "np.add.reduce takes arrays, and this is float64[batch=2 io=3], whose"),
+    (lambda: np.exp(ARRAY, where=X > 1), "np.exp takes arrays, and this is bool[batch=2 io=3]"),
+    (lambda: operator.iadd(ARRAY.copy(), X), "np.add takes arrays, and this is float64[batch=2 io=3], whose"),
+    (lambda: md.grad(lambda x: md.sum(np.exp(x)))(X), "use md.exp, or pass x.numpy() outside a trace"),
+    (lambda: md.compile(np.exp, "rows:2").program(X), "use md.exp, or pass x.numpy() outside a trace"),
+    (lambda: ARRAY < X, "expected a tensor or a number, got an array of shape (2, 3)"),
     (lambda: jnp.sum(X), "a function of jax.numpy takes arrays, and this is"),
     (lambda: np.asarray(X) @ X, "x @ y does not say which dim is summed"),
     (lambda: setattr(X, "dims", ()), "a tensor does not change: its dims cannot be set"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,23 @@ def test_powers() -> None:
     for x, y in [(0.0, 2.0), (2.0, 0.0), (2.0, 3.0), (0.0, 1.0)]:
         ours = md.grad(lambda x, y: x**y, argnums=(0, 1))(t(x), t(y))
         np.testing.assert_allclose([g.item() for g in ours], jax.grad(jnp.power, (0, 1))(x, y), rtol=1e-6)
+
+
+OPERATORS = [
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),
+]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_with_a_numpy_number_on_the_left(name: str) -> None:
+    """NumPy calls a function of its own, such as `np.add`; the result is the tensor that `6 + x` gives."""
+    x, apply = t([1, 3], "io", np.int32), getattr(operator, name)
+    expected = apply(6, x)
+    for left in (np.int32(6), np.array(6, np.int32)):
+        found = apply(left, x)
+        assert isinstance(found, md.Tensor) and found.dtype == expected.dtype
+        assert np.array_equal(found.numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("other", [True, 2, 2.5, np.float32(2), np.int8(3), np.float64(2)])

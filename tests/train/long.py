@@ -26,7 +26,14 @@ from typing import Any
 
 from tests.train.faults import content
 
-LAYOUTS = [("all:4", "batch:all"), ("all:4", "hidden:all"), ("rows:2 cols:2", "batch:rows hidden:cols")]
+LAYOUTS = [
+    ("all:4", "batch:all"),
+    ("all:4", "hidden:all"),
+    ("rows:2 cols:2", "batch:rows hidden:cols"),
+    ("rows:2 cols:2", "io:rows hidden:cols"),
+    ("all:4", "io:all"),
+    ("rows:2 cols:2", "batch:cols io:rows"),
+]
 SAMPLES = 40
 TOLERANCE = 1e-3  # of a loss, relative: float32 sums in another order, over thousands of updates
 SECONDS = 600  # without a step: something hangs
@@ -126,11 +133,11 @@ def codes(pids: list[int]) -> list[int]:
 def run(folder: Path, steps: int, kills: int, seed: int, *, moves: bool = False) -> dict[str, Any]:
     """One run to its end, killed `kills` times; with `moves`, under another layout after every kill."""
     draw, began, done = random.Random(seed), time.monotonic(), 0
-    used: list[str] = []
+    used: set[tuple[str, str]] = set()
     targets = sorted(draw.sample(range(1, steps), kills))
     while True:
         where = LAYOUTS[done % len(LAYOUTS) if moves else 0]
-        used.append(where[1])
+        used.add(where)
         pids = start(folder, where, steps)
         target = targets[done] if done < kills else steps + 1
         if not wait_until(folder, target, pids):
@@ -141,7 +148,7 @@ def run(folder: Path, steps: int, kills: int, seed: int, *, moves: bool = False)
         end(pids, draw)
         done += 1
         print(f"{folder.name}: kill {done} at step {last_step(folder)}", file=sys.stderr, flush=True)
-    return {"steps": steps, "kills": done, "layouts": len(set(used)), "seconds": round(time.monotonic() - began)}
+    return {"steps": steps, "kills": done, "layouts": len(used), "seconds": round(time.monotonic() - began)}
 
 
 def end(pids: list[int], draw: random.Random) -> None:
