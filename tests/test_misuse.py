@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.errors.boundary import fits
+from meshdsl.errors.boundary import fits, guarded
 from tests import misuse
 
 X = md.tensor([[1.0, 2.0], [3.0, 4.0]], "batch io")
@@ -96,6 +96,22 @@ def test_the_users_own_errors_pass_unchanged() -> None:
 )  # fmt: skip
 def test_fits_compares_values_with_annotations(value: Any, annotation: Any, expected: bool) -> None:
     assert fits(value, annotation) is expected
+
+
+def _count_of_tuple(axes: tuple[tuple[str, ...], ...]) -> int:
+    return len(axes)
+
+
+def _count_of_list(axes: tuple[list[str], ...]) -> int:
+    return len(axes)
+
+
+@pytest.mark.parametrize(("function", "inner"), [(_count_of_tuple, tuple), (_count_of_list, list)])
+def test_arguments_are_compared_by_the_types_of_their_items(function: Callable[..., int], inner: type) -> None:
+    public = guarded(function, "count")
+    assert public((inner(["x"]),)) == public((inner(["y"]),)) == 1
+    with pytest.raises(md.ShapeError, match="axes is"):
+        public((inner([1]),))
 
 
 def test_random_wrong_calls_raise_our_error() -> None:

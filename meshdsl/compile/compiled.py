@@ -312,8 +312,9 @@ class Compiled:
         the machine's). `assignment` maps mesh axes to hardware axes. Raises `LayoutError` for an illegal layout and for
         a mesh that does not fit the machine, `MachineError` for an unknown machine.
         """
-        program = self.program(*args, **kwargs)
+        stages, _ = self._for(args, kwargs)
         try:
+            program = stages.program
             if limit is not None and not limit > 0:
                 raise LayoutError(f"limit is a number of bytes above 0, or None for the machine's memory; got {limit}")
             on = machine if isinstance(machine, Machine) else machine_named(machine)
@@ -321,8 +322,8 @@ class Compiled:
             return report(
                 program,
                 on,
-                donated=self.donated(*args, **kwargs),
-                placement=self._for(args, kwargs)[0].state.refined.placement(placement),
+                donated=tuple(program.ins[i] for i in stages.donated),
+                placement=stages.state.refined.placement(placement),
                 mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,

@@ -101,6 +101,8 @@ def _shard_weight_updates(state: State, options: Options) -> State:
 
 
 def _partition(state: State, options: Options) -> State:
+    if state.program is not None:
+        return state
     program = partition(state.graph, state.mesh, state.layout, state.results, options.gather_limit)
     return dataclasses.replace(state, program=program)
 
@@ -187,14 +189,19 @@ def begin(traced: Graph) -> tuple[Stage, ...]:
 
 
 def run(
-    begun: Sequence[Stage], mesh: Mesh, layout: Layout, results: Sequence[str], options: Options
+    begun: Sequence[Stage],
+    mesh: Mesh,
+    layout: Layout,
+    results: Sequence[str],
+    options: Options,
+    partitioned: Program | None = None,
 ) -> tuple[State, tuple[Stage, ...]]:
-    """The state after all of `PASSES`, and every stage.
+    """The state after all of `PASSES`, and every stage. `partitioned` is the result of partition, if it is known.
 
     Raises `LayoutError` for an illegal layout and for options without effect, and `InternalError`, naming the pass, if
     a pass returns an invalid graph or program.
     """
-    state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh))
+    state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
     stages = list(begun)
     for compiler_pass in PASSES:
         check_deadline()

@@ -66,6 +66,7 @@ class Stages:
         self.begun = traced.begun
         self.platform = traced.target.platform
         self.result = traced.result
+        self.partitioned: Program | None = None  # set by a search, which lowers many layouts together
         self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
 
     @cached_property
@@ -74,7 +75,7 @@ class Stages:
         indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
         options = dataclasses.replace(self.options, donated=self.donated, platform=self.platform or "")
-        return run(self.begun, self.mesh, self.layout, paths, options)
+        return run(self.begun, self.mesh, self.layout, paths, options, self.partitioned)
 
     @property
     def state(self) -> State:

@@ -55,6 +55,7 @@ _FUNCTIONS = {"optim.Optimizer": ("init", "update")}  # fields whose values are 
 _RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "value_and_grad", "vmap"}
 _HOT = {"Compiled": ("__call__",), "Tensor": ("__init__", "block_until_ready", "numpy")}  # called in every step
 _CONTAINERS = (list, tuple, dict, set, frozenset)  # whether these fit depends on their items
+Kind = Any  # the type of an argument; of a tuple, the kinds of its items too
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
     float: (int, float, np.integer, np.floating),
@@ -110,7 +111,7 @@ def _wrapped(
     `compares`: also if none is raised. `fields`: functions that the object created by this `__init__` holds.
     """
     signature = inspect.signature(function)
-    fitting: set[Any] = set()  # the types of arguments that fit, where types alone tell
+    fitting: set[tuple[Kind, ...]] = set()  # the kinds of arguments that fit, where kinds alone tell
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -134,17 +135,26 @@ def _wrapped(
             result = _iterated(result, name, [*args, *kwargs.values()])
         elif name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
             result = _returned(result, name)
-        kinds = (*map(type, args), *((key, type(value)) for key, value in kwargs.items()))
+        kinds = (*map(_kind, args), *((key, _kind(value)) for key, value in kwargs.items()))
         if not compares or kinds in fitting:
             return result
         contradictions = _contradictions(function, signature, name, args, kwargs)
         if contradictions is not None:
             raise _at_caller(contradictions)
-        if not any(isinstance(value, _CONTAINERS) for value in (*args, *kwargs.values())):
+        if not any(map(_has_other_items, (*args, *kwargs.values()))):
             fitting.add(kinds)
         return result
 
     return call
+
+
+def _kind(value: Any) -> Kind:
+    return (tuple, *map(_kind, value)) if type(value) is tuple else type(value)
+
+
+def _has_other_items(value: Any) -> bool:
+    """True if a value has items whose types its kind does not have."""
+    return any(map(_has_other_items, value)) if type(value) is tuple else isinstance(value, _CONTAINERS)
 
 
 def _at_caller(error: MeshdslError) -> MeshdslError:

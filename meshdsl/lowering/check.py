@@ -8,16 +8,20 @@ predicate must be replicated and complete, so that all devices take the same bra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 from ..dims import names
 from ..errors import InternalError
 from ..ir import Eqn, borders, predicates
-from ..layouts import Sharding
+from ..layouts import Mesh, Sharding
 from .asynchrony import check_pairs
 from .labels import out_shardings
 from .program import Program
 
 __all__ = ["check"]
+
+
+_checked: WeakKeyDictionary[Eqn, Mesh] = WeakKeyDictionary()  # equations without problems, on this mesh
 
 
 def check(program: Program, made_by: str) -> Program:
@@ -36,8 +40,10 @@ def _check(program: Program, made_by: str) -> None:
             )
         program.local_shape(var)
     for eqn in program.eqns:
-        for problem in _problems(eqn, program):
-            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+        if _checked.get(eqn) is not program.mesh:
+            for problem in _problems(eqn, program):
+                raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
+            _checked[eqn] = program.mesh
         for body in eqn.graphs().values():
             assert isinstance(body, Program)
             _check(body, made_by)

@@ -297,7 +297,8 @@ class Search:
         return self.entries[key]
 
     def cost(self, mesh: Candidates, layout: Layout) -> Entry:
-        return evaluate(mesh.problem, mesh.space.mesh, layout, self.machine, self.limit, self.assignment)
+        program = mesh.screen.program(layout) if mesh.screen.usable else None
+        return evaluate(mesh.problem, mesh.space.mesh, layout, self.machine, self.limit, self.assignment, program)
 
     def check(self, mesh: Candidates, row: Row, entry: Entry) -> None:
         for name, bound in mesh.claims(row).items():

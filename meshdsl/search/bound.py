@@ -2,14 +2,20 @@
 
 A *partial* layout leaves dims undecided (option -1). Its bound holds for every completion.
 
-Seconds. The program contains every einsum, convolution and elementwise operation of the graph, once per trip of the
-enclosing loops. An axis splits at most one label of an operation, so its FLOPs on one device are at least the global
-FLOPs over the sizes of all axes in the layout, and `roofline` charges a kernel at least for its products and its
-elementwise FLOPs. All kernels share one lane, so their times add up. No kernel contains two reductions (`fusion`) or
-writes the results of two equations. Launches are therefore at least: inside loops, one per product; outside, one per
-product or one per equation that makes a result, whichever are more. Equations that become equal once placement
-operations are removed may be merged, and count once; equations that a `keep` may replace, and arms of conditionals,
-do not count.
+Seconds. All kernels share one lane, so their times add up. An axis splits at most one label of an operation, and only
+if the layout gives it to a dim that is tied to one of the operation's dims (`tied_dims`). Each device does at least the
+share of an operation that these axes leave to it. This bounds the kernels of each loop, and those outside, in two ways;
+the larger bound counts.
+
+* By FLOPs: the program contains every product and elementwise operation of the graph, once per trip of the enclosing
+  loops, and `roofline` charges a kernel at least for its FLOPs. No kernel contains two reductions (`fusion`) or writes
+  the results of two equations. Launches are therefore at least: inside loops, one per product; outside, one per product
+  or one per equation that makes a result, whichever are more.
+* By kernels: each product, reduction and update has a kernel of its own, with its FLOPs and the bytes that it reads
+  and writes (`floor`).
+
+Equations that become equal once placement operations are removed may be merged, and count once; equations that a `keep`
+may replace, and arms of conditionals, do not count.
 
 Memory. An input is split at most by its rules, as `add_input` gives it one of their claims. The same holds for a
 result, unless two of its dims claim one axis: then it is split at most by all axes of the layout. Inputs and results
@@ -20,9 +26,10 @@ Bytes sent: 0.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,12 +44,15 @@ from ..lowering.partition.expansions import EXPANSIONS
 from ..lowering.partition.partition import shard_splits
 from ..ops.placement import PREFER, SHARD
 from .evaluate import watts
-from .floor import Work, floor, kernel_kind, kernels, least_product
+from .floor import Work, floor, kernel_kind, kernel_seconds, kernels, least_product
 from .space import Space
+from .tied_dims import tied_dims
 
 __all__ = ["Amounts", "RuleBound", "loops", "rule_bound"]
 
 UNDECIDED = -1
+CHUNK = 100_000  # layouts bounded at once
+Least = tuple[float, dict[int, float]]  # seconds, and the part of them in each loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +75,7 @@ class _Work:
     slow: bool  # transcendental
     trips: int
     loop: int | None  # number of the enclosing top-level loop, or None
+    dims: frozenset[str]  # whose axes may split it
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +92,24 @@ class RuleBound:
     makers: int  # top-level equations, without loops and views, that make a result
     pinned: int  # axes that occur in every layout, as bits
     plain: bool  # True if programs are plain `partition` output; otherwise all bounds are `loose`
-    _least: dict[int, tuple[float, dict[int, float]]] = field(default_factory=dict[int, Any], repr=False)
+    _least: dict[tuple[int, ...], Least] = field(default_factory=dict[tuple[int, ...], Any], repr=False)
 
     def of(self, rows: np.ndarray) -> Amounts:
         """The bounds of layouts given as rows of option numbers; -1 for an undecided dim."""
         if not self.plain:
             return self._amounts(*(np.full(len(rows), amount) for amount in self.loose))
+        ways = np.array([self.ways(axes) for axes in range(1 << len(self.space.bits))])
+        used = self._axes(rows, self.space.dims)
+        chunks = [self._parts(rows[i : i + CHUNK]).sum(axis=0) for i in range(0, len(rows), CHUNK)]
+        return self._amounts(np.concatenate([np.zeros(0), *chunks]), self._memory(rows, ways[used]))
+
+    def _axes(self, rows: np.ndarray, dims: Collection[str]) -> np.ndarray:
+        """By layout, the axes of these dims, as bits."""
         used = np.full(len(rows), self.pinned, np.int64)
-        for masks, options in zip(self._masks, rows.T, strict=True):
-            used |= masks[options]
-        kinds, which = np.unique(used, return_inverse=True)
-        seconds = np.array([self.least(int(mask))[0] for mask in kinds])[which]
-        ways = np.array([self.ways(int(mask)) for mask in kinds])[which]
-        return self._amounts(seconds, self._memory(rows, ways))
+        for d, masks, options in zip(self.space.dims, self._masks, rows.T, strict=True):
+            if d in dims:
+                used |= masks[options]
+        return used
 
     def _amounts(self, seconds: np.ndarray, peak: np.ndarray) -> Amounts:
         return Amounts(seconds, peak, np.zeros(len(seconds)), seconds * watts(self.machine, self.space.mesh))
@@ -109,28 +125,57 @@ class RuleBound:
         stored = sum(math.prod(d.size for d in v.shape) * v.dtype.itemsize for v in self.graph.ins)
         return floor(self.kernels, self.machine, ways), stored / ways
 
-    def used(self, row: Sequence[int]) -> int:
-        """The axes that occur in a layout, as bits."""
-        return self.pinned | int(np.bitwise_or.reduce([0, *(m[n] for m, n in zip(self._masks, row, strict=True))]))
-
     def ways(self, used: int) -> int:
         """Number of devices that these axes can split a value over."""
         sizes = self.space.mesh.axes
         return math.prod(n for axis, n in sizes.items() if used & self.space.bits[axis])
 
-    def least(self, used: int) -> tuple[float, dict[int, float]]:
-        """Minimum seconds with these axes, and the part of them in each loop, by loop number."""
-        if used not in self._least:
-            ways, launch = self.ways(used), self.machine.launch
-            parts, products = defaultdict[int | None, float](float), 0
-            for each in self.work:
-                launched = each.kind != "vector"
-                products += launched and each.loop is None
-                seconds = _seconds(each, ways, self.machine) + launch * (launched and each.loop is not None)
-                parts[each.loop] += seconds * each.trips
-            total = sum(parts.values()) + launch * max(products, self.makers)
-            self._least[used] = total, {n: part for n, part in parts.items() if n is not None}
-        return self._least[used]
+    def least(self, row: Sequence[int]) -> Least:
+        """Minimum seconds of a layout, and the part of them in each loop, by loop number."""
+        masks = [int(masks[n]) for masks, n in zip(self._masks, row, strict=True)]
+        key = tuple([functools.reduce(int.__or__, [masks[i] for i in group], self.pinned) for group in self._groups])
+        if key not in self._least:
+            outside, *inside = (float(part) for part in self._parts(np.array([row]))[:, 0])
+            self._least[key] = outside + sum(inside), dict(enumerate(inside))
+        return self._least[key]
+
+    def _parts(self, rows: np.ndarray) -> np.ndarray:
+        """Minimum seconds outside loops and in each loop, by layout: [1 + loops, layouts]."""
+        parts = np.zeros((2, 1 + len(loops(self.graph)), len(rows)))
+        parts[0, 0] = self._launches
+        for group, seconds in self._groups.items():
+            parts += seconds[:, :, self._axes(rows, [self.space.dims[i] for i in group])]
+        return parts.max(axis=0)
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, ...], np.ndarray]:
+        """The seconds of operations, by the numbers of the dims whose axes may split them.
+
+        Each array has the bounds by FLOPs and by kernels, outside loops and in each loop, by the bits of the axes:
+        [2, 1 + loops, sets of axes].
+        """
+        sets = 1 << len(self.space.bits)
+        zero = np.zeros((2, 1 + len(loops(self.graph)), sets))
+        groups: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: zero.copy())
+        ways = [self.ways(axes) for axes in range(sets)]
+        for by, each in (*((0, work) for work in self.work), *((1, work) for work in self.kernels)):
+            group = tuple(i for i, d in enumerate(self.space.dims) if d in each.dims)
+            part = 0 if each.loop is None else 1 + each.loop
+            for axes, n in enumerate(ways):
+                groups[group][by, part, axes] += self._seconds(each, n) * each.trips
+        return dict(groups)
+
+    def _seconds(self, work: _Work | Work, ways: int) -> float:
+        if isinstance(work, Work):
+            return kernel_seconds(work, self.machine, ways)
+        launched = work.kind != "vector" and work.loop is not None
+        return _seconds(work, ways, self.machine) + self.machine.launch * launched
+
+    @cached_property
+    def _launches(self) -> float:
+        """Seconds of the launches outside loops, in the bound by FLOPs."""
+        products = sum(each.kind != "vector" and each.loop is None for each in self.work)
+        return self.machine.launch * max(products, self.makers)
 
     @cached_property
     def _masks(self) -> list[np.ndarray]:
@@ -196,8 +241,10 @@ def rule_bound(
     given = frozenset(graph.ins[i] for i in donated)
     sure = _certain(graph)
     sure_outs = set(sure.outs)
+    tied = tied_dims(graph)
     makers = sum(_kind(eqn) != "" and not sure_outs.isdisjoint(eqn.outs) for eqn in sure.eqns)
-    return RuleBound(graph, space, machine, given, paths, tuple(_work(sure)), kernels(sure), makers, pinned, plain)
+    work, least_kernels = tuple(_work(sure, tied)), kernels(sure, tied)
+    return RuleBound(graph, space, machine, given, paths, work, least_kernels, makers, pinned, plain)
 
 
 def _certain(graph: Graph) -> Graph:
@@ -219,18 +266,19 @@ def loops(graph: Graph) -> list[Eqn]:
     return [eqn for eqn in graph.eqns if isinstance(eqn.control, Scan | While)]
 
 
-def _work(graph: Graph, trips: int = 1, loop: int | None = None) -> Iterator[_Work]:
+def _work(graph: Graph, tied: Mapping[str, frozenset[str]], trips: int = 1, loop: int | None = None) -> Iterator[_Work]:
     numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
     for eqn in graph.eqns:
         if eqn in numbers:
             for sub in eqn.graphs().values():
-                yield from _work(sub, trips * eqn.trips, numbers[eqn] if loop is None else loop)
+                yield from _work(sub, tied, trips * eqn.trips, numbers[eqn] if loop is None else loop)
             continue
         kind = _kind(eqn)
         if kind:
             flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
             dtype = (eqn.ins if kind != "vector" else eqn.outs)[0].dtype
-            yield _Work(kind, flops, dtype, eqn.operation.transcendental, trips, loop)
+            dims = frozenset[str]().union(*(tied[d.name] for v in (*eqn.ins, *eqn.outs) for d in v.shape))
+            yield _Work(kind, flops, dtype, eqn.operation.transcendental, trips, loop, dims)
 
 
 def _kind(eqn: Eqn) -> str:

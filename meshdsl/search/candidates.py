@@ -73,9 +73,7 @@ class Candidates:
         if bound is None:
             alone = self.by_rules(row)
             name, unit = self._timed
-            bound = unit * self.screen.bound(
-                self.space.layout(row), self.rules, self.rules.used(row), name, enough / unit
-            )
+            bound = unit * self.screen.bound(self.space.layout(row), self.rules.least(row), name, enough / unit)
             if bound < enough < math.inf and self.screen.usable and self.objective != "peak_bytes":
                 bound = max(bound, self.exact(row, enough))
             bound = self.bounded[row] = max(alone[self.objective], bound)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
+from ..lowering import Program
 from .anytime import SearchRequest
 from .evaluate import Assignment, Entry, evaluate
 from .variants import Variants
@@ -22,10 +24,18 @@ class Costed:
     Patience is processor time, so that other programs on the machine do not change the result.
     """
 
-    def __init__(self, variants: Variants, machine: Machine, request: SearchRequest, assignment: Assignment | None):
+    def __init__(
+        self,
+        variants: Variants,
+        machine: Machine,
+        request: SearchRequest,
+        assignment: Assignment | None,
+        partitioned: Callable[[Plan], Program | None] = lambda plan: None,
+    ):
         self.started = time.perf_counter() if request.started is None else request.started
         self.begun = time.process_time()
         self.variants, self.machine, self.request, self.assignment = variants, machine, request, assignment
+        self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
         self.limit = request.limit
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
@@ -78,7 +88,8 @@ class Costed:
             return None
         if known not in self.entries:
             problem = self.variants.problem(known)
-            entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment)
+            program = self.partitioned(known)
+            entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment, program)
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
             self.entries[known] = entry

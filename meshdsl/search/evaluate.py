@@ -12,6 +12,7 @@ from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
+from ..lowering import Program
 from ..report.report import Report
 
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
@@ -25,7 +26,8 @@ class Problem:
     """A graph to search a layout for, the function that compiles and costs it, and its donated inputs."""
 
     graph: Graph
-    cost: Callable[..., Report]  # (mesh, layout, machine, limit, assignment); LayoutError for an illegal layout
+    cost: Callable[..., Report]  # (mesh, layout, machine, limit, assignment, program if partitioned already);
+    # LayoutError for an illegal layout
     donated: tuple[int, ...] = ()
     title: str = ""
     results: tuple[str, ...] | None = None  # paths of the results
@@ -75,14 +77,23 @@ class Entry:
 
 
 def evaluate(
-    problem: Problem, mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None
+    problem: Problem,
+    mesh: Mesh,
+    layout: Layout,
+    machine: Machine,
+    limit: float,
+    assignment: Assignment | None,
+    partitioned: Program | None = None,
 ) -> Entry:
-    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal."""
+    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal.
+
+    `partitioned` is the result of partition, if it is known.
+    """
 
     def report() -> Report:
         return problem.cost(mesh, layout, machine, limit, assignment)
 
-    r = report()
+    r = problem.cost(mesh, layout, machine, limit, assignment, partitioned)
     plan = problem.plan.replace(mesh=mesh, layout=layout)
     energy = r.seconds * watts(machine, mesh)
     return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, report)

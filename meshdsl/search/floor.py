@@ -26,12 +26,17 @@ from ..cost.machine import Machine
 from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, operations
 from ..lowering.partition.expansions import EXPANSIONS
 
-__all__ = ["Work", "floor", "kernels", "least_product"]
+__all__ = ["Work", "floor", "kernel_kind", "kernel_seconds", "kernels", "least_product"]
+
+Tied = Mapping[str, frozenset[str]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least FLOPs and bytes of one kernel, summed over all devices, and its trip count."""
+    """The least FLOPs and bytes of one kernel, summed over all devices, and its trip count.
+
+    Only the axes of `dims` may split it.
+    """
 
     kind: str  # matmul, conv, attention, reduce, result
     flops: float
@@ -39,14 +44,17 @@ class Work:
     writes: float
     dtype: np.dtype[Any]
     trips: int
+    loop: int | None  # number of the enclosing top-level loop, or None
+    dims: frozenset[str]
 
 
 def floor(works: Iterable[Work], machine: Machine, devices: int) -> float:
     """Seconds of these kernels on each of `devices` devices that share them evenly."""
-    return sum(_kernel(each, machine, devices) * each.trips for each in works)
+    return sum(kernel_seconds(each, machine, devices) * each.trips for each in works)
 
 
-def _kernel(work: Work, machine: Machine, devices: int) -> float:
+def kernel_seconds(work: Work, machine: Machine, devices: int) -> float:
+    """Seconds of a kernel, once, on each of `devices` devices that share it evenly."""
     flops, moved = work.flops / devices, (work.reads + work.writes) / devices
     reach = max((y for _, y in machine.memory), default=1.0)
     # a fused attention kernel moves no scores, and its elementwise operations are free
@@ -77,22 +85,26 @@ def _rises(curve: Sequence[tuple[float, float]]) -> bool:
     return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)
 
 
-def kernels(graph: Graph) -> tuple[Work, ...]:
-    """The kernels that every program of a graph contains, loops included."""
-    return (*_inside(graph, {v: float(_bytes(v)) for v in graph.ins}, 1), *_results(graph))
+def kernels(graph: Graph, tied: Tied) -> tuple[Work, ...]:
+    """The kernels that every program of a graph contains, loops included; `tied` are its `tied_dims`."""
+    return (*_inside(graph, tied, {v: float(_bytes(v)) for v in graph.ins}), *_results(graph, tied))
 
 
-def _inside(graph: Graph, given: Mapping[Var, float], trips: int) -> Iterator[Work]:
-    reads = _Reads(graph, given)
+def _inside(
+    graph: Graph, tied: Tied, given: Mapping[Var, float], trips: int = 1, loop: int | None = None
+) -> Iterator[Work]:
+    reads, number = _Reads(graph, tied, given), 0
     for eqn in graph.eqns:
         if isinstance(eqn.control, Scan | While):
             for sub in eqn.graphs().values():
                 _, carries, *_ = eqn.control.inputs(sub.ins)
-                yield from _inside(sub, {v: float(_bytes(v)) for v in carries}, trips * eqn.trips)
+                read = {v: float(_bytes(v)) for v in carries}
+                yield from _inside(sub, tied, read, trips * eqn.trips, number if loop is None else loop)
+            number += 1
         elif kind := kernel_kind(eqn):
             flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
             read, _ = reads.of(eqn)
-            yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips)
+            yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, loop, reads.dims_of(eqn))
 
 
 def kernel_kind(eqn: Eqn) -> str:
@@ -105,10 +117,10 @@ def kernel_kind(eqn: Eqn) -> str:
     return "reduce" if op.fuses is Fuses.REDUCE and plain else ""
 
 
-def _results(graph: Graph) -> Iterator[Work]:
+def _results(graph: Graph, tied: Tied) -> Iterator[Work]:
     """The kernels of top-level elementwise equations that make results and cannot be part of a product's kernel."""
     results = set(graph.outs)
-    reads = _Reads(graph, {v: float(_bytes(v)) for v in graph.ins}, results)
+    reads = _Reads(graph, tied, {v: float(_bytes(v)) for v in graph.ins}, results)
     reduced = {v: _count(v) for eqn in graph.eqns if _fuses(eqn) is Fuses.REDUCE for v in eqn.outs}
     for eqn in graph.eqns:
         if _fuses(eqn) is not Fuses.MAP or not eqn.ins or results.isdisjoint(eqn.outs):
@@ -116,7 +128,7 @@ def _results(graph: Graph) -> Iterator[Work]:
         (out,) = eqn.outs
         read, sources = reads.of(eqn)
         if all(reduced.get(v) != _count(out) for v in sources):
-            yield Work("result", 0.0, read, float(_bytes(out)), out.dtype, 1)
+            yield Work("result", 0.0, read, float(_bytes(out)), out.dtype, 1, None, reads.dims_of(eqn))
 
 
 class _Reads:
@@ -126,9 +138,11 @@ class _Reads:
     operands are read. Operands that depend on different stored values are read one by one.
     """
 
-    def __init__(self, graph: Graph, given: Mapping[Var, float], stored: Collection[Var] = ()):
+    def __init__(self, graph: Graph, tied: Tied, given: Mapping[Var, float], stored: Collection[Var] = ()):
+        self.tied = tied
         self.bytes: dict[Var, float] = {v: given.get(v, 0.0) for v in graph.ins}
         self.sources: dict[Var, frozenset[Var]] = {v: frozenset((v,)) for v in graph.ins}
+        self.dims: dict[Var, frozenset[str]] = {}  # of a value and of those that it is computed from in the kernel
         for eqn in graph.eqns:
             inside = _fuses(eqn) in (Fuses.MAP, Fuses.VIEW)
             read, sources = self.of(eqn) if inside else (math.inf, frozenset[Var]())
@@ -137,6 +151,15 @@ class _Reads:
                 whole = inside and not (v in stored and _fuses(eqn) is Fuses.MAP)
                 self.bytes[v] = 0.0 if unknown else min(float(_bytes(v)), read if whole else math.inf)
                 self.sources[v] = sources if whole else frozenset((v,))
+                self.dims[v] = self.dims_of(eqn) if inside else self._tied_to(v)
+
+    def _tied_to(self, *values: Var) -> frozenset[str]:
+        return frozenset[str]().union(*(self.tied[d.name] for v in values for d in v.shape))
+
+    def dims_of(self, eqn: Eqn) -> frozenset[str]:
+        """The dims whose axes may split an equation, or a value that its kernel may compute."""
+        own = self._tied_to(*eqn.ins, *eqn.outs)
+        return own.union(*(self.dims[v] for v in eqn.ins if v in self.dims))
 
     def of(self, eqn: Eqn) -> tuple[float, frozenset[Var]]:
         """The least bytes that are read for the operands of an equation, and what they depend on."""

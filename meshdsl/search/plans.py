@@ -22,6 +22,8 @@ from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
 from ..layouts import Mesh
+from ..lowering import Program
+from ..tune.weight_update import WeightUpdate
 from .anytime import EVERY, ROUNDING, Search, SearchRequest
 from .bound import rule_bound
 from .candidates import Candidates
@@ -57,7 +59,7 @@ class PlanSearch:
         start: Plan | None = None,
     ):
         check_objective(request.objective, machine)
-        self.costed = Costed(variants, machine, request, assignment)
+        self.costed = Costed(variants, machine, request, assignment, self.partitioned)
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.hints, self.assignment = turns, hints, assignment
         self.meshes, self.start = list(meshes), start
@@ -65,6 +67,7 @@ class PlanSearch:
         self.proven = False
         self.stopped = ""
         self.turning = False
+        self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
         self._size = 0
         self._floor: float | None = None
@@ -136,7 +139,9 @@ class PlanSearch:
             for each in named:  # people's layouts fit where the fastest one does not
                 self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
                 yield
-            rows = [row, *named, *rows_near(group.space, row)]
+            before = [near for _, plan in best for near in meshes_near(plan, [mesh])]
+            known = [group.space.row(near.layout) for near in before if group.space.contains(near.layout)]
+            rows = [*known, row, *named, *rows_near(group.space, row)]
             while rows:
                 found = row
                 for each in dict.fromkeys(rows):
@@ -176,8 +181,9 @@ class PlanSearch:
             before = best
             for turn in self.turns:
                 for value in () if turn.knob == "overlap" else self.values(turn, best):
-                    best = self.better(best, best.plan.replace(**{turn.knob: value}))
-                    yield
+                    if self.is_new(best, turn.knob, value):
+                        best = self.better(best, best.plan.replace(**{turn.knob: value}))
+                        yield
             for near in itertools.chain(
                 self.traded(best), meshes_near(best.plan, self.meshes), self.layouts_near(best)
             ):
@@ -202,6 +208,8 @@ class PlanSearch:
         spending = [turn for turn in self.turns if turn.spends]
         for less, more in itertools.permutations(spending, 2):
             for value in self.values(less, best) if best.fits else ():
+                if not self.is_new(best, less.knob, value, more.knob):
+                    continue
                 plan = best.plan.replace(**{less.knob: value})
                 values = list(more.candidates(plan))
                 now = getattr(plan, more.knob)
@@ -211,6 +219,17 @@ class PlanSearch:
                         yield None if entry is None else entry.plan
                         break
                     yield None
+
+    def is_new(self, best: Entry, *turned: Any) -> bool:
+        """True if these turns were not tried on a plan of equal outcome: such plans have equal programs.
+
+        A turn that names mesh axes is tried on each mesh.
+        """
+        names_axes = any(isinstance(each, WeightUpdate) and each.group is not None for each in turned)
+        key = (*best.outcome, *turned, best.mesh if names_axes else None)
+        new = key not in self._turned
+        self._turned.add(key)
+        return new
 
     def better(self, best: Entry, plan: Plan) -> Entry:
         """The better of an entry and a plan."""
@@ -238,12 +257,15 @@ class PlanSearch:
         except ValueError:
             return
         exact = group.screen.usable and best.fits and group.objective != "peak_bytes"
-        now = 1.1 * group.exact(row, math.inf) if exact else math.inf
+        now = group.exact(row, math.inf) if exact else math.inf
         amounts: list[tuple[float, Row]] = []
+        times = {now}  # layouts that take equal time have equal programs
         for near in rows_near(group.space, row):
             with deadline(self.costed.time_left()):
-                amount = group.screened(near, now) if exact else group.by_rules(near)["peak_bytes"]
-            amounts += [(amount, near)] if amount < now else []
+                amount = group.screened(near, 1.1 * now) if exact else group.by_rules(near)["peak_bytes"]
+            if amount < 1.1 * now and not (exact and amount in times):
+                amounts.append((amount, near))
+                times.add(amount)
             yield None
         for _, near in sorted(amounts)[:LAYOUT_MOVES]:
             yield best.plan.replace(layout=group.space.layout(near))
@@ -255,6 +277,13 @@ class PlanSearch:
             run = Search([(self.variants.problem(key[0]), mesh)], self.machine, self.request, self.assignment)
             self._groups[key] = run.meshes[0]
         return self._groups[key]
+
+    def partitioned(self, plan: Plan) -> Program | None:
+        """The program of a plan on a mesh whose layouts are lowered with a memo; None on others, and if illegal."""
+        group = self._groups.get((plan.replace(mesh="", layout=""), plan.mesh))
+        if group is None or not group.screen.usable or not group.space.contains(plan.layout):
+            return None
+        return group.screen.program(plan.layout)
 
     def combinations(self) -> Iterator[Plan]:
         """Every combination of mesh and knobs."""

@@ -14,35 +14,54 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
 from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
+from ..layouts.sharding import Axes
 from ..lowering import CollectiveRecord, Program
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.equation import lower
 from ..lowering.partition.memo import IllegalError, Memo, memoisable
-from ..lowering.partition.partition import (
-    add_input,
-    assemble,
-    extents_of,
-    lower_graph,
-    preferences,
-    shard_splits,
-)
+from ..lowering.partition.partition import add_input, assemble, extents_of, lower_graph, preferences, shard_splits
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
-from .bound import RuleBound, loops
+from .bound import loops
 from .clock import Clock
 
 __all__ = ["ILLEGAL", "Screen"]
 
 ILLEGAL = math.inf
+
+
+Cuts = tuple[Axes | None, ...]  # the axes of some dims
+
+
+@dataclass
+class _Loop:
+    """A loop of the top level, and its time under each choice of the rules that determine it.
+
+    An equation that no loop depends on counts too: it may reshard a value that a later loop reads, and the loop then
+    takes that.
+    """
+
+    until: int  # number of equations up to it
+    number: int
+    dims: tuple[str, ...]  # mentioned by these equations, or in what decides their shardings
+    times: dict[Cuts, tuple[float, float]] = field(default_factory=dict[Cuts, tuple[float, float]])  # seconds, bytes
+
+
+@dataclass
+class _Illegal:
+    """The rules for some dims that no legal layout has together."""
+
+    dims: tuple[str, ...]
+    cuts: set[Cuts] = field(default_factory=set[Cuts])
 
 
 class Screen:
@@ -61,61 +80,86 @@ class Screen:
         self.graph, self.mesh, self.machine, self.placement = graph, mesh, machine, placement
         self.results, self.gather_limit = results, gather_limit
         self.usable = plain and memoisable(graph)
-        self.equations = _until_the_last_loop(graph) if self.usable else ()
-        self.numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
-        self.dims = tuple(dict.fromkeys(d.name for v in _values(self.equations) for d in v.shape))
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
         self.clock = Clock(machine, placement)
-        self.bounds: dict[Any, float] = {}
+        numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
+        scans = [i for i, eqn in enumerate(graph.eqns) if isinstance(eqn.control, Scan) and self.usable]
+        self.loops = [_Loop(i + 1, numbers[graph.eqns[i]], self._dims(i + 1)) for i in scans]
+        read = {v for eqn in graph.eqns[: self.loops[-1].until if scans else 0] for v in eqn.ins}
+        self.inputs = [v for v in graph.ins if v in read]
+        self.illegal: dict[int, _Illegal] = {}
 
-    def bound(self, layout: Layout, rules: RuleBound, used: int, objective: str, enough: float) -> float:
+    def bound(self, layout: Layout, least: tuple[float, Mapping[int, float]], objective: str, enough: float) -> float:
         """A lower bound of the seconds, or of the bytes sent; `ILLEGAL` for an illegal layout.
 
-        Stops early once the bound reaches `enough`. `rules` bounds the equations outside loops; `used` are the layout's
-        axes.
+        Stops early once the bound reaches `enough`. `least` is the bound from rules, `RuleBound.least`.
         """
-        if not self.equations or objective == "peak_bytes":
+        if not self.loops or objective == "peak_bytes":
             return 0.0
-        key = (objective, used, *[layout.rules.get(d) for d in self.dims])
-        if key not in self.bounds:
-            try:
-                self.bounds[key] = self._bound(layout, rules.least(used), objective, enough)
-            except IllegalError:
-                self.bounds[key] = ILLEGAL
-        return self.bounds[key]
+        if self._known_illegal(layout):
+            return ILLEGAL
+        seconds, inside = least
+        total = seconds if objective == "seconds" else 0.0
+        scope, lowered = None, 0
+        for loop in self.loops:
+            key = _cuts(layout, loop.dims)
+            if key not in loop.times:
+                try:
+                    scope = scope or self._scope(layout, self.inputs)
+                    lower(scope, self.graph.eqns[lowered : loop.until])
+                except IllegalError as error:
+                    self._remember(layout, lowered + error.lowered if error.lowered else 0)
+                    return ILLEGAL
+                lowered = loop.until
+                loop.times[key] = self._loop(scope.eqns)
+            took, sent = loop.times[key]
+            total += max(took - inside.get(loop.number, 0.0), 0.0) if objective == "seconds" else sent
+            if total >= enough:
+                break
+        return total
 
-    def _scope(self, layout: Layout) -> Scope:
+    def _dims(self, lowered: int) -> tuple[str, ...]:
+        """The dims whose axes determine the lowering of the first equations."""
+        return self.memo.dims(self.demand, self.graph.eqns[:lowered])
+
+    def _known_illegal(self, layout: Layout) -> bool:
+        """True if a problem of another layout depends only on rules that this one has too."""
+        return any(_cuts(layout, each.dims) in each.cuts for each in self.illegal.values())
+
+    def _remember(self, layout: Layout, lowered: int) -> None:
+        """Remember a problem that lowering so many equations has shown."""
+        if lowered:
+            illegal = self.illegal.setdefault(lowered, _Illegal(self._dims(lowered)))
+            illegal.cuts.add(_cuts(layout, illegal.dims))
+
+    def _scope(self, layout: Layout, inputs: Sequence[Var] = ()) -> Scope:
         ruled = layout.on(self.mesh)
         extents = extents_of(self.mesh, ruled, self.shards)
         setting = Setting(self.mesh, ruled, extents, self.hints, self.gather_limit, {}, self.rows, memo=self.memo)
-        return Scope(setting, self.graph, self.demand)
+        scope = Scope(setting, self.graph, self.demand)
+        for v in inputs:
+            add_input(scope, v)
+        return scope
 
-    def _bound(self, layout: Layout, least: tuple[float, dict[int, float]], objective: str, enough: float) -> float:
-        scope = self._scope(layout)
-        seconds, inside = least
-        total = seconds if objective == "seconds" else 0.0
-        for eqn in self.equations:
-            for v in eqn.ins:
-                if v not in scope.default_sharding and v not in scope.unmaterialized:
-                    self._input(scope, v)
-            lower(scope, eqn)
-            if isinstance(eqn.control, Scan):
-                took, sent = self._loop(scope.eqns)
-                total += max(took - inside.get(self.numbers[eqn], 0.0), 0.0) if objective == "seconds" else sent
-                if total >= enough:
-                    break
-        return total
-
-    def exact(self, layout: Layout, objective: str, enough: float) -> float:
-        """The seconds or bytes sent of the layout's program, or a lower bound if that already reaches `enough`."""
+    def program(self, layout: Layout) -> Program | None:
+        """The program of a layout after partition; None if the layout is illegal."""
+        if self._known_illegal(layout):
+            return None
         scope = self._scope(layout)
         try:
             ins, outs = lower_graph(scope, self.results)
-        except IllegalError:
+        except IllegalError as error:
+            self._remember(layout, error.lowered)
+            return None
+        return assemble(scope, ins, outs)
+
+    def exact(self, layout: Layout, objective: str, enough: float) -> float:
+        """The seconds or bytes sent of the layout's program, or a lower bound if that already reaches `enough`."""
+        program = self.program(layout)
+        if program is None:
             return ILLEGAL
-        program = assemble(scope, ins, outs)
         if objective == "seconds":
             least = self._serial(program)
             if least >= enough:
@@ -158,12 +202,6 @@ class Screen:
                 total += self.placement.seconds(kind, record.axes, size)
         return total + sum(self.placement.seconds(kind, axes, size) for (kind, axes), size in together.items())
 
-    def _input(self, scope: Scope, v: Var) -> None:
-        rules = scope.setting.layout.for_path(v.name)
-        key = ("input", v, *(rules.get(d.name) for d in v.shape))
-        version = scope.once(key, lambda: add_input(scope, v, rules))
-        scope.versions[v], scope.default_sharding[v] = [version], version.sharding
-
     def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
         """Seconds and bytes sent of the loop that was lowered last."""
         loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
@@ -174,18 +212,6 @@ class Screen:
         return least * loop.trips, sent * loop.trips
 
 
-def _values(eqns: Sequence[Eqn]) -> Iterator[Var]:
-    """Every value in these equations, including their bodies."""
-    for eqn in eqns:
-        yield from (*eqn.ins, *eqn.outs)
-        for sub in eqn.graphs().values():
-            yield from (*sub.ins, *_values(sub.eqns))
-
-
-def _until_the_last_loop(graph: Graph) -> tuple[Eqn, ...]:
-    """The equations of a graph up to its last loop.
-
-    Also those that no loop depends on: they may reshard a value that a later loop reads, and the loop then takes that.
-    """
-    last = max((i for i, eqn in enumerate(graph.eqns) if isinstance(eqn.control, Scan)), default=-1)
-    return graph.eqns[: last + 1]
+def _cuts(layout: Layout, dims: Sequence[str]) -> Cuts:
+    rules = layout.rules
+    return tuple([rules.get(d) for d in dims])

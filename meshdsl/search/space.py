@@ -94,6 +94,12 @@ class Space:
         rules = {d: options[i] for d, options, i in zip(self.dims, self.options, row, strict=True) if options[i]}
         return Layout({**self.fixed.rules, **rules}, overrides=self.fixed.overrides)
 
+    def contains(self, layout: Layout) -> bool:
+        """True if a layout is one of these, or one that only partition knows to be illegal."""
+        own = {d: cut for d, cut in layout.rules.items() if self.fixed.rules.get(d) != cut}
+        chosen = dict(zip(self.dims, self.options, strict=True))
+        return layout.overrides == self.fixed.overrides and all(cut in chosen.get(d, ()) for d, cut in own.items())
+
     def row(self, layout: Layout) -> Row:
         """The option numbers of a layout, which must be in this space."""
         return tuple(options.index(layout.axes(d)) for d, options in zip(self.dims, self.options, strict=True))

@@ -12,6 +12,7 @@ from ..compile.plan import Plan, machine_text, planned
 from ..cost.machine import Machine
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
+from ..lowering import Program
 from ..report.report import Report
 from ..trace import tree
 from .evaluate import Assignment, Problem
@@ -91,8 +92,17 @@ def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) 
     stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(args)
     options = compiled.options
 
-    def cost(mesh: Mesh, layout: Layout, machine: Machine, limit: float, assignment: Assignment | None) -> Report:
-        report = compiled.under(mesh, layout).cost(*args, machine=machine, limit=limit, assignment=assignment)
+    def cost(
+        mesh: Mesh,
+        layout: Layout,
+        machine: Machine,
+        limit: float,
+        assignment: Assignment | None,
+        partitioned: Program | None = None,
+    ) -> Report:
+        under = compiled.under(mesh, layout)
+        under._for(args)[0].partitioned = partitioned
+        report = under.cost(*args, machine=machine, limit=limit, assignment=assignment)
         return dataclasses.replace(report, title=title)
 
     plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll

@@ -161,8 +161,7 @@ def check(candidates: Candidates, row: Row, entry: Entry | None, objective: str,
     partial = [UNDECIDED if rng.random() < 0.5 else n for n in row]
     rows = np.array([row, partial, [UNDECIDED] * len(row)])
     by_rules = getattr(candidates.rules.of(rows), objective)
-    used = candidates.rules.used(row)
-    with_loops = candidates.screen.bound(layout, candidates.rules, used, objective, math.inf)
+    with_loops = candidates.screen.bound(layout, candidates.rules.least(row), objective, math.inf)
     if entry is None:
         assert not candidates.screen.usable or candidates.screen.exact(layout, "seconds", math.inf) == ILLEGAL, layout
         return

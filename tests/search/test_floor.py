@@ -11,6 +11,7 @@ from meshdsl.search.api import _compiled
 from meshdsl.search.bound import rule_bound
 from meshdsl.search.floor import floor, kernels
 from meshdsl.search.space import space
+from meshdsl.search.tied_dims import tied_dims
 from models import llama, mlp, transformer
 from tests.search.bounds_law import other_knobs
 
@@ -48,7 +49,7 @@ def test_floor_counts_products_reductions_and_updates():
 
     weight = md.spec("io:64 hidden:32")
     graph = md.compile(step, "").graph({"w": weight, "m": weight}, md.spec("batch:16 io:64"))
-    found = [(work.kind, work.flops, work.reads, work.writes) for work in kernels(graph)]
+    found = [(work.kind, work.flops, work.reads, work.writes) for work in kernels(graph, tied_dims(graph))]
     size = 64 * 32 * 4
     # the new weight is made in the kernel of its gradient; the average reads two values and writes one
     assert found == [
@@ -58,4 +59,5 @@ def test_floor_counts_products_reductions_and_updates():
     ]
     assert [kind for kind, *_ in found[1:-1]] == ["matmul"]
     on = md.machine("tpu-v5e")
-    assert floor(kernels(graph), on, 4) < floor(kernels(graph), on, 1) and floor((), on, 1) == 0
+    works = kernels(graph, tied_dims(graph))
+    assert floor(works, on, 4) < floor(works, on, 1) and floor((), on, 1) == 0

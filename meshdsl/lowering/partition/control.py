@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 CARRIED = Cause(Because.CARRIED)
-Lower = Callable[[Scope, Eqn], None]  # adds one equation to the program being built
+Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
 
 
@@ -77,8 +77,7 @@ def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use:
                 where = body.eqns[0].where if body.eqns else Where("", 0)
                 scope.reasons[v] = (CARRIED, where, any(eqn.backward for eqn in body.eqns))
     scope.def_sharding.update(scope.default_sharding)
-    for eqn in body.eqns:
-        lower(scope, eqn)
+    lower(scope, body.eqns)
     return scope
 
 

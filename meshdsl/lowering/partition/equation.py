@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ...control.region import REGIONS
+from ...errors.deadline import check_deadline
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
@@ -35,13 +36,15 @@ from .scope import Scope
 __all__ = ["lower"]
 
 
-def lower(scope: Scope, eqn: Eqn) -> None:
-    """Add one graph equation to the program under construction."""
+def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
+    """Add the first equations of the scope's graph to the program under construction."""
     memo = scope.setting.memo
-    if memo is None:
+    if memo is not None:
+        memo.lower(scope, eqns, _lower_now)
+        return
+    for eqn in eqns:
+        check_deadline()
         _lower_now(scope, eqn)
-    else:
-        memo.lower(scope, eqn, _lower_now)
 
 
 def _lower_now(scope: Scope, eqn: Eqn) -> None:

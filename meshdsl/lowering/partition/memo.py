@@ -5,43 +5,70 @@ operands: their versions, default sharding, whether they are unmaterialized, and
 deferred. That of a product also depends on the operands of later products that read the same value. It changes only the
 scope. A memo records that change and replays it. The layouts share program variables, so states compare by identity.
 
+Changes are also recorded for runs of equations that mention few dims. Where a run's dims and the values that it reads
+are as before, one lookup lowers all of it. A run depends on more dims than its equations do: whether a pending sum is
+deferred depends on the dims of all linear operations that it reaches (`Demand.dims`).
+
 Requires that the layouts differ only in their rules (same overrides, `gather_limit` and hints), and that the graph has
 no operation that reads other state; see `memoisable`. The first problem of a layout stops its lowering with
-`IllegalError`.
+`IllegalError`. `Scope.def_sharding` is not filled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...control import KEEP
 from ...control.region import REGIONS
-from ...ir import Eqn, Graph, Var, walk
+from ...errors.deadline import check_deadline
+from ...ir import Eqn, Graph, Scan, Var, walk
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.ragged import RAGGED
+from .demand import Demand
 from .prices import later_products
 from .scope import Scope
 
-__all__ = ["IllegalError", "Memo", "memoisable"]
+__all__ = ["IllegalError", "Memo", "memoisable", "runs"]
 
 T = TypeVar("T")
+Lower = Callable[[Scope, Eqn], None]
+FEW = 5  # dims of a run
+MISSING = object()
 
 
 class IllegalError(Exception):
-    """The layout is illegal for the graph. Run `partition` to get the problem's text."""
+    """The layout is illegal for the graph. Run `partition` to get the problem's text.
+
+    The problem depends only on the first `lowered` of the equations that were being lowered; on inputs or results if 0.
+    """
+
+    def __init__(self, lowered: int = 0):
+        super().__init__(lowered)
+        self.lowered = lowered
 
 
 @dataclass(frozen=True, eq=False)
 class _Change:
-    """The changes that lowering one equation made to its scope."""
+    """The changes that lowering made to its scope."""
 
     eqns: tuple[Eqn, ...]
     values: tuple[tuple[Var, Any], ...]  # states of operands and results after the lowering
     received: tuple[Var, ...]
-    sends: bool
+    sends: tuple[Var, ...]  # results whose lowering sends something
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """Consecutive equations of a graph, and everything that their lowering depends on."""
+
+    eqns: tuple[Eqn, ...]
+    dims: tuple[str, ...]
+    operands: tuple[Var, ...]  # computed before the run, also by equations without inputs
+    beside: tuple[Var, ...]  # read by later products of the same operands
+    results: tuple[Var, ...]
 
 
 def memoisable(graph: Graph) -> bool:
@@ -58,75 +85,140 @@ class Memo:
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
         self._changes: dict[Any, _Change | None] = {}
-        self._names: dict[Eqn, tuple[str, ...]] = {}
-        self._operands: dict[Eqn, tuple[Var, ...]] = {}
-        self._beside: dict[Eqn, tuple[Var, ...]] = {}
+        self._slices: dict[tuple[Demand, Eqn, int], list[_Run]] = {}
+        self._runs: dict[tuple[Eqn, int, Demand | None], _Run] = {}
+        self._mentions: dict[Eqn, tuple[str, ...]] = {}
 
     def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T:
         """The result of `make`, computed once for each key; raises `IllegalError` if `make` reports a problem."""
-        value = self._made.get(key, self)
-        if value is self:
-            self._made[key] = None
-            value = self._made[key] = _legal(scope, make)
+        value = self._made.get(key, MISSING)
+        if value is MISSING:
+            try:
+                value = self._made[key] = _legal(scope, make)
+            except IllegalError:
+                self._made[key] = None
+                raise
         if value is None:
             raise IllegalError
         return value
 
     def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]:
         """The axes of every dim that an equation or its bodies mention."""
-        names = self._names.get(eqn)
-        if names is None:
-            inner = [e for sub in eqn.graphs().values() for e, _ in walk(sub)]
-            shapes = [v.shape for e in (eqn, *inner) for v in (*e.ins, *e.outs)]
-            names = self._names[eqn] = tuple(dict.fromkeys(d.name for shape in shapes for d in shape))
-        return tuple([layout.rules.get(d) for d in names])
+        dims = self._mentions.get(eqn)
+        if dims is None:
+            dims = self._mentions[eqn] = tuple(dict.fromkeys(d.name for v in _values(eqn) for d in v.shape))
+        return tuple([layout.rules.get(d) for d in dims])
 
-    def operands(self, scope: Scope, eqn: Eqn) -> tuple[Var, ...]:
-        """The operands of an equation, and the unmaterialized values that they may be computed from."""
-        found = self._operands.get(eqn)
-        if found is None:
-            values = list(dict.fromkeys(eqn.ins))
-            for v in values:  # the list grows during iteration
-                maker = scope.demand.unmade.get(v)
-                values += [x for x in maker.ins if x not in values] if maker is not None else []
-            found = self._operands[eqn] = tuple(values)
-        return found
-
-    def beside(self, scope: Scope, eqn: Eqn) -> tuple[Var, ...]:
-        """The other operands of later products that share an operand with this one; they decide what it gathers."""
-        found = self._beside.get(eqn)
-        if found is None:
-            others = (x for v, other in later_products(scope.demand, eqn) for x in other.ins if x is not v)
-            found = self._beside[eqn] = tuple(dict.fromkeys(others))
-        return found
-
-    def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None:
-        """Lower an equation, or replay the recorded change if it was lowered from the same state before.
+    def lower(self, scope: Scope, eqns: Sequence[Eqn], lower: Lower) -> None:
+        """Lower consecutive equations of the scope's graph, or replay the recorded changes.
 
         Raises `IllegalError` if the layout has a problem there.
         """
-        if eqn.control is not None:  # a memo records the bodies' equations, not the loop or branch itself
-            _legal(scope, lambda: lower(scope, eqn))
+        where = (scope.demand, eqns[0], len(eqns)) if eqns else None
+        if where is None:
             return
-        defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]
-        beside = self.beside(scope, eqn)
-        states = [_state(scope, v) for v in (*self.operands(scope, eqn), *beside)]
-        rules = [scope.setting.layout.rules.get(d.name) for v in beside for d in v.shape]
-        key = (eqn, self.rules(eqn, scope.setting.layout), *rules, *defers, *states)
-        if key not in self._changes:
-            self._changes[key] = None
-            self._changes[key] = _watched(scope, eqn, (*self.operands(scope, eqn), *eqn.outs), lower)
-            return
-        change = self._changes[key]
+        if where not in self._slices:
+            self._slices[where] = [self._run(scope.demand, each) for each in runs(eqns)]
+        lowered = 0
+        for run in self._slices[where]:
+            check_deadline()
+            lowered += len(run.eqns)
+            try:
+                self._lower(scope, run, lower)
+            except IllegalError:
+                raise IllegalError(lowered) from None
+
+    def dims(self, demand: Demand, eqns: Sequence[Eqn]) -> tuple[str, ...]:
+        """The dims whose axes determine the lowering of the first equations of a graph."""
+        return _run_of(demand, tuple(eqns), deferred=True).dims
+
+    def _lower(self, scope: Scope, run: _Run, lower: Lower) -> None:
+        """Lower a run, or replay its recorded change."""
+        rules = scope.setting.layout.rules
+        states = [_state(scope, v) for v in run.operands]
+        states += [_state(scope, v) for v in run.beside]
+        eqn, *others = run.eqns
+        alone = not others and eqn.control is None
+        defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins] if alone else []
+        key = (run, *[rules.get(d) for d in run.dims], *defers, *states)
+        change = self._changes.get(key, MISSING)
         if change is None:
             raise IllegalError
+        if change is MISSING:
+            try:
+                self._changes[key] = self._watched(scope, run, lower)
+            except IllegalError:
+                self._changes[key] = None
+                raise
+            return
+        assert isinstance(change, _Change)
         scope.eqns.extend(change.eqns)
         for v, state in change.values:
             _restore(scope, v, state)
         scope.received.update(change.received)
-        scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-        if change.sends:
-            scope.required_collectives.update(eqn.outs)
+        scope.required_collectives.update(change.sends)
+
+    def _watched(self, scope: Scope, run: _Run, lower: Lower) -> _Change:
+        n, received = len(scope.eqns), set(scope.received)
+        if len(run.eqns) == 1:
+            _legal(scope, lambda: lower(scope, run.eqns[0]))
+        else:
+            for eqn in run.eqns:
+                self._lower(scope, self._run(scope.demand, (eqn,)), lower)
+        values = tuple((v, _state(scope, v)) for v in (*run.operands, *run.results))
+        sends = tuple(v for v in run.results if v in scope.required_collectives)
+        return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)
+
+    def _run(self, demand: Demand, eqns: tuple[Eqn, ...]) -> _Run:
+        """The run of these equations. Demands share it unless what they defer is not part of the key of a change."""
+        alone = len(eqns) == 1 and eqns[0].control is None
+        key = eqns[0], len(eqns), None if alone else demand
+        if key not in self._runs:
+            self._runs[key] = _run_of(demand, eqns, deferred=not alone)
+        return self._runs[key]
+
+
+def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
+    """The run of these equations. `deferred`: its dims include those that decide which sums are deferred."""
+    results = dict.fromkeys(v for eqn in eqns for v in eqn.outs)
+    operands = list(dict.fromkeys(v for eqn in eqns for v in eqn.ins))
+    for v in operands:  # the list grows during iteration
+        maker = demand.unmade.get(v)
+        operands += [x for x in maker.ins if x not in operands] if maker is not None else []
+    beside = dict.fromkeys(
+        x for eqn in eqns for v, other in later_products(demand, eqn) for x in other.ins if x is not v
+    )
+    dims = [d.name for eqn in eqns for v in _values(eqn) for d in v.shape]
+    dims += [d.name for v in beside for d in v.shape]
+    for eqn in eqns if deferred else ():
+        dims += [d for v in eqn.ins for d in demand.dims(v)]
+        dims += demand.loop_dims(eqn, eqn.control) if isinstance(eqn.control, Scan) else ()
+    before = tuple(v for v in operands if v not in results)
+    others = tuple(v for v in beside if v not in results and v not in before)
+    return _Run(eqns, tuple(dict.fromkeys(dims)), before, others, tuple(results))
+
+
+def runs(eqns: Iterable[Eqn]) -> Iterator[tuple[Eqn, ...]]:
+    """Consecutive equations that mention few dims; loops and branches are runs of their own."""
+    run: list[Eqn] = []
+    dims: set[str] = set()
+    for eqn in eqns:
+        own = {d.name for v in _values(eqn) for d in v.shape}
+        if run and (eqn.control is not None or run[-1].control is not None or len(dims | own) > FEW):
+            yield tuple(run)
+            run, dims = [], set()
+        run.append(eqn)
+        dims |= own
+    if run:
+        yield tuple(run)
+
+
+def _values(eqn: Eqn) -> Iterator[Var]:
+    """The values of an equation and of its bodies."""
+    yield from (*eqn.ins, *eqn.outs)
+    for sub in eqn.graphs().values():
+        for inner, _ in walk(sub):
+            yield from (*inner.ins, *inner.outs)
 
 
 def _legal(scope: Scope, make: Callable[[], T]) -> T:
@@ -152,11 +244,3 @@ def _restore(scope: Scope, v: Var, state: Any) -> None:
         scope.unmaterialized[v] = lazy
     if reason is not None:
         scope.reasons[v] = reason
-
-
-def _watched(scope: Scope, eqn: Eqn, touched: Sequence[Var], lower: Callable[[Scope, Eqn], None]) -> _Change:
-    n, received = len(scope.eqns), set(scope.received)
-    _legal(scope, lambda: lower(scope, eqn))
-    values = tuple((v, _state(scope, v)) for v in dict.fromkeys(touched))
-    sends = any(v in scope.required_collectives for v in eqn.outs)
-    return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)

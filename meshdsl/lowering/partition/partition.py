@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...errors import Where
-from ...errors.deadline import check_deadline
 from ...ir import Graph, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
@@ -79,13 +78,14 @@ def partition(
 def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """Lower the whole graph of a scope; returns the inputs and results of its program."""
     graph = scope.graph
-    ins = tuple(add_input(scope, v, scope.setting.layout.for_path(v.name)) for v in graph.ins)
+    ins = tuple(add_input(scope, v) for v in graph.ins)
     scope.def_sharding.update(scope.default_sharding)
-    for eqn in graph.eqns:
-        check_deadline()
-        lower(scope, eqn)
+    lower(scope, graph.eqns)
     paths = results or [""] * len(graph.outs)
-    return ins, tuple(add_output(scope, v, path) for v, path in zip(graph.outs, paths, strict=True))
+    makers = {v: eqn.where for eqn in graph.eqns for v in eqn.outs}
+    return ins, tuple(
+        add_output(scope, v, path, makers.get(v, Where("", 0))) for v, path in zip(graph.outs, paths, strict=True)
+    )
 
 
 def assemble(scope: Scope, ins: tuple[Var, ...], outs: tuple[Var, ...]) -> Program:
@@ -125,10 +125,18 @@ def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     return found
 
 
-def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
+def add_input(scope: Scope, v: Var) -> Var:
     """Define an input, sharded by the layout's rules for its path. If two dims claim an axis, the preferred one gets
     it.
     """
+    rules = scope.setting.layout.for_path(v.name)
+    key = ("input", v, *[rules.get(d.name) for d in v.shape])
+    version = scope.once(key, lambda: _input(scope, v, rules))
+    scope.versions[v], scope.default_sharding[v] = [version], version.sharding
+    return version
+
+
+def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     claims = Claims()
     for d in v.shape:
         claims.add(d.name, rules.get(d.name, ()))
@@ -140,14 +148,10 @@ def add_input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 
 
-def add_output(scope: Scope, v: Var, path: str) -> Var:
+def add_output(scope: Scope, v: Var, path: str, where: Where) -> Var:
     """Reshard a result by the layout's rules for its path. If these conflict, it stays sharded as computed."""
     axes_of = scope.canonical(v.shape, scope.setting.layout.for_path(path))
     used = [axis for axes in axes_of.values() for axis in axes]
     home = scope.default_sharding.get(v, Sharding()).whole()
     target = Sharding.of(axes_of) if len(used) == len(set(used)) else home
-    return scope.get(v, target, Reader("the result", _made_at(scope, v)))
-
-
-def _made_at(scope: Scope, v: Var) -> Where:
-    return next((eqn.where for eqn in scope.graph.eqns if v in eqn.outs), Where("", 0))
+    return scope.get(v, target, Reader("the result", where))

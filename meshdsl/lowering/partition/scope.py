@@ -8,7 +8,7 @@ are never sent.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -35,7 +35,7 @@ class Remembers(Protocol):
 
     def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]: ...
 
-    def lower(self, scope: Scope, eqn: Eqn, lower: Callable[[Scope, Eqn], None]) -> None: ...
+    def lower(self, scope: Scope, eqns: Sequence[Eqn], lower: Callable[[Scope, Eqn], None]) -> None: ...
 
 
 @dataclass(frozen=True)
