@@ -173,3 +173,25 @@ def many(bench: Bench, name: str, count: int, seed: int) -> dict[str, int]:
         bench.fresh()
         results[bench.check(FAULTS[name](bench, draw))] += 1
     return results
+
+
+def hint(folder: Path, name: str, every: int) -> int:
+    """Flip every so many bits of `newest`, a hint, or of the `lock` of a writer that has ended; returns how many.
+
+    Raises `AssertionError` if one of them keeps a run from going on.
+    """
+    with md.Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"w": 1.0})
+        checkpoints.wait()
+        honest = (folder / name).read_bytes()
+    bits = range(0, 8 * len(honest), every)
+    for bit in bits:
+        raw = bytearray(honest)
+        raw[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(raw)
+        assert md.Checkpoints(folder, report=lambda line: None).restore().step == 2, f"bit {bit} of {name}"
+    for text in (b"", b"[]", b"3", b'{"step": "2"}', b'{"step": true}', b'{"step": 1e400}', b"\0" * 99):
+        (folder / name).write_bytes(text)
+        assert md.Checkpoints(folder, report=lambda line: None).restore().step == 2, text
+    return len(bits)

@@ -1,9 +1,11 @@
 """Long runs of everything that can happen to a checkpoint: `python -m tests.checkpoint.fuzz [WHAT ...] [--seed N]`.
 
-WHAT is any of `faults` (1,000 flips, 200 of each other damage), `hostile` (2,500 manifests), `disk` (a real file
-system that is full or read-only, where this machine lets us mount one), `crash` (60 kills), `pairs` (50 pairs of
-layouts and process counts); all of them by default. Every line printed is JSON, and says that
-all of its cases held; the first that does not ends the program with what happened and how to make it again.
+WHAT is any of `faults` (1,000 flips, 200 of each other damage), `hints` (every bit of `newest` and `lock`), `hostile`
+(2,500 manifests), `links` (200 runs with links to the outside), `disk` (a real file system that is full or read-only,
+where this machine lets us mount one), `namespaces` (20 writers in another one, where this machine lets us make one),
+`crash` (60 kills), `pairs` (50 pairs of layouts and process counts); all of them by default. Every line is JSON,
+and says that all of its cases held; the first that does not ends the program with what happened and how to make it
+again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy as np
 
 import meshdsl as md
 
-from . import faults, hostile, processes
+from . import faults, holders, hostile, links, processes
 
 PROCESSES = [(1, 8, 2, 4, 1, 8), (2, 4, 1, 8, 1, 1), (1, 1, 2, 4, 2, 3), (2, 3, 4, 2, 1, 8), (4, 2, 1, 6, 2, 4)]
 PAIRS_EACH = 5  # of each line above, twice: from the first to the second program, and on to the third
@@ -44,6 +46,29 @@ def run_faults(folder: Path, seed: int, scale: float) -> None:
         began = time.perf_counter()
         count = max(1, round((1000 if name == "flip" else 200) * scale))
         say(name, began, cases=count, **faults.many(bench, name, count, seed))
+
+
+def run_hints(folder: Path, seed: int, scale: float) -> None:
+    began = time.perf_counter()
+    say("hints", began, **{name: faults.hint(folder / name, name, 1) for name in ("newest", "lock")})
+
+
+def run_links(folder: Path, seed: int, scale: float) -> None:
+    draw, began, count = random.Random(seed), time.perf_counter(), max(1, round(200 * scale))
+    for case in range(count):
+        links.random_links(folder / str(case), draw)
+    say("links", began, cases=count)
+
+
+def run_namespaces(folder: Path, seed: int, scale: float) -> None:
+    began, count = time.perf_counter(), max(1, round(20 * scale))
+    if not holders.has_namespaces():
+        say("namespaces", began, skipped="this machine lets us make no namespaces")
+        return
+    for case in range(count):
+        (folder / str(case)).mkdir()
+        holders.held_in_another_namespace(folder / str(case))
+    say("namespaces", began, cases=count)
 
 
 def run_hostile(folder: Path, seed: int, scale: float) -> None:
@@ -133,7 +158,10 @@ def run_pairs(folder: Path, seed: int, scale: float) -> None:
         say("pairs", began, processes_x_devices=shape, pairs=2 * len(seeds))
 
 
-RUNS = {"faults": run_faults, "hostile": run_hostile, "disk": run_disk, "crash": run_crash, "pairs": run_pairs}
+RUNS = {
+    "faults": run_faults, "hints": run_hints, "hostile": run_hostile, "links": run_links, "disk": run_disk,
+    "namespaces": run_namespaces, "crash": run_crash, "pairs": run_pairs,
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import meshdsl as md
 from meshdsl.checkpoint.files import open_root, remove_tree
 
-TREE = {"w": 1.0}
-
-
-def outside(folder: Path) -> Path:
-    """A directory that must stay as it is."""
-    (folder / "inner").mkdir(parents=True)
-    (folder / "inner" / "data").write_text("mine")
-    (folder / "part-00000.bin").write_text("mine")
-    return folder
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def saved(folder: Path, steps: int, **options: Any) -> list[str]:
-    said: list[str] = []
-    with md.Checkpoints(folder, report=said.append, **options) as checkpoints:
-        first = max(checkpoints.steps(), default=0) + 1
-        for step in range(first, first + steps):
-            checkpoints.save(step, TREE)
-    return said
+from .links import TREE, content, outside, random_links, saved
 
 
 @pytest.mark.parametrize("name", ["step-00000001.abcd.unfinished", "step-00000001.abcd.removed"])
@@ -91,28 +67,6 @@ def test_remove_tree_removes_links_inside_and_never_follows(tmp_path: Path):
 
 
 def test_nothing_outside_changes_whatever_is_a_link(tmp_path: Path):
-    """Random entries of a run are moved out and linked back, or are links to a folder of the user's."""
     draw = random.Random(0)
     for case in range(10):
-        home = tmp_path / str(case)
-        run, bulk = home / "run", home / "bulk"
-        bulk.mkdir(parents=True)
-        saved(run, 3, keep=None)
-        names = [*os.listdir(run), "lock", "step-00000007", "step-00000002.ab.removed", "newest.draft"]
-        names += ["step-00000004.ab.unfinished", "lock.0123456789abcdef"]
-        for n, name in enumerate(draw.sample(names, draw.randrange(1, 5))):
-            target = bulk / f"{n}"
-            if (run / name).exists():
-                (run / name).rename(target)
-            else:
-                outside(target)
-            (run / name).symlink_to(target)
-        before = content(bulk)
-        for keep in (None, 1):
-            checkpoints = md.Checkpoints(run, keep=keep, report=lambda line: None)
-            with contextlib.suppress(md.SaveError):
-                checkpoints.save(draw.choice([4, 5, 9]), TREE)
-                checkpoints.close()
-                checkpoints.discard(after=draw.choice([0, 2, 6]))
-            checkpoints.close()
-            assert content(bulk) == before, case
+        random_links(tmp_path / str(case), draw)

@@ -7,8 +7,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +18,7 @@ import pytest
 import meshdsl as md
 from meshdsl.checkpoint import lock
 
-TREE = {"w": 1.0}
+from .holders import TREE, has_namespaces, held_in_another_namespace, holder
 
 
 def other_machine(folder: Path, seconds_ago: float, **fields: Any) -> Path:
@@ -38,36 +36,6 @@ def fast(monkeypatch: pytest.MonkeyPatch, silent: float = 0.3, beat: float = 0.0
     yield
 
 
-HOLD = """
-import sys
-from pathlib import Path
-from meshdsl.checkpoint import lock
-held = lock.acquire(Path(sys.argv[1]), "theirs")
-if len(sys.argv) > 2:
-    path = Path(sys.argv[1]) / "lock"
-    path.write_text(path.read_text().replace('"pid": ', '"pid": 4000000'))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def holder(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> Any:
-    """A process that holds the lock until it is killed."""
-    root = str(Path(__file__).parent.parent.parent)
-    command = [*launcher, sys.executable, "-c", HOLD, str(folder), *options]
-    process = subprocess.Popen(command, cwd=root, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdin is not None
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
-
-
 def test_lock_of_a_process_that_cannot_be_seen(tmp_path: Path):
     """A process id means nothing in another container; the kernel's lock does, until the process is killed."""
     with holder(tmp_path, "with a process id that does not exist here") as process:
@@ -82,28 +50,11 @@ def test_lock_of_a_process_that_cannot_be_seen(tmp_path: Path):
     assert not (tmp_path / "lock").exists()
 
 
-NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
 @pytest.mark.slow
 def test_lock_of_another_process_namespace(tmp_path: Path):
-    """The same host name, the same boot, and a process id that is 1 there and another process here."""
-    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
+    if not has_namespaces():
         pytest.skip("this machine lets us make no namespaces")
-    with holder(tmp_path, launcher=NAMESPACE) as process:
-        with pytest.raises(md.SaveError, match=r"is being written by process 1 on .* it is running"):
-            md.Checkpoints(tmp_path, take_over=True).save(1, TREE)
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + 20  # the kernel ends the namespace after its launcher
-        while True:
-            try:
-                with md.Checkpoints(tmp_path) as checkpoints:
-                    assert checkpoints.save(1, TREE)
-                break
-            except md.SaveError:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+    held_in_another_namespace(tmp_path)
 
 
 @pytest.mark.parametrize(

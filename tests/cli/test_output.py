@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshdsl.checkpoint.directory import step_numbers
 from meshdsl.commands.output import Steady, json_lines, steady
 from meshdsl.commands.startup import handle_signals
 from tests.cli.running import HERE, here
-
-TINY = str(HERE.parent / "train" / "tiny.py") + ":tiny"
-COMMAND = [sys.executable, "-m", "meshdsl"]
+from tests.cli.signals import DEAD, TINY, exits_while_starting, saves_when_nobody_reads
 
 
 class Broken:
@@ -91,74 +85,11 @@ def test_cli_in_a_removed_working_directory(tmp_path: Path):
     assert run.returncode == 0 and "Traceback" not in run.stderr, run
 
 
-def endless(folder: Path, script: str, **options: Any) -> subprocess.Popen[str]:
-    """A run that only a signal ends, in a process group of its own, started by a shell script with `$RUN`."""
-    line = (
-        f"train {TINY} --steps 1000000000 --eval-batches 0 --save-every 100000000 --log-every 1 --checkpoints {folder}"
-    )
-    env = {**os.environ, "RUN": f"{sys.executable} -m meshdsl {line}"}
-    return subprocess.Popen(["bash", "-c", script], cwd=HERE.parent.parent, env=env, start_new_session=True, **options)
-
-
-def run_id(group: int, patience: float = 60) -> int:
-    """The process id of the run in this process group."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and os.getpgid(int(entry.name)) == group:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    if b"meshdsl" in words and b"bash" not in words[0]:
-                        return int(entry.name)
-            except OSError:
-                continue
-        time.sleep(0.05)
-    raise AssertionError("the run did not start")
-
-
-def until(condition: Callable[[], bool], patience: float = 120) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-
-
-# How the run is started, who gets the signal, and the exit code. `log` has lines once the run prints.
-DEAD = {
-    "interrupt under tee": ("$RUN 2>&1 | tee log >/dev/null; exit ${PIPESTATUS[0]}", "group", signal.SIGINT, 130),
-    "reader of both is gone": ("$RUN 2>&1 | head -n 3 > log; exit ${PIPESTATUS[0]}", "run", signal.SIGTERM, 75),
-    "reader does not read": ("$RUN 2>&1 | (head -n 3 > log; sleep 100) & wait %1", "run", signal.SIGTERM, None),
-    "stdout is full": ("$RUN > /dev/full 2> log", "run", signal.SIGTERM, 75),
-}
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if n == 0 else pytest.mark.slow) for n, name in enumerate(DEAD)]
 )
 def test_run_saves_when_nobody_reads(tmp_path: Path, name: str):
-    script, whom, number, code = DEAD[name]
-    process = endless(tmp_path / "run", script.replace("log", str(tmp_path / "log")))
-    try:
-        child = run_id(process.pid)
-        until(lambda: (tmp_path / "run" / "lock").exists())
-        time.sleep(2.0)  # the first steps, and the pipe is full or dead
-        (os.killpg(process.pid, number) if whom == "group" else os.kill(child, number))
-        until(lambda: has_ended(child))
-        if code is not None:
-            assert process.wait(60) == code
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert len(step_numbers(tmp_path / "run")) == 1, "it saved"
-    assert not (tmp_path / "run" / "lock").exists()
+    saves_when_nobody_reads(tmp_path, name, seconds=2.0)
 
 
 def test_startup_signals_exit_like_later_ones():
@@ -187,17 +118,8 @@ def test_startup_signals_exit_like_later_ones():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_startup_signals_at_random_moments(tmp_path: Path, number: int):
     """Whatever the moment, from the first line of meshdsl on: 75 or 130, and no traceback."""
-    code, began = 75 if number == signal.SIGTERM else 130, 0.25
     for n in range(12):
-        arguments = ["train", TINY, "--steps", "1000000000", "--checkpoints", str(tmp_path / str(n))]
-        with subprocess.Popen(
-            [*COMMAND, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=HERE.parent.parent
-        ) as process:
-            time.sleep(began + 0.3 * n)
-            process.send_signal(number)
-            assert process.stderr is not None
-            said = process.stderr.read()
-        assert process.returncode == code and "Traceback" not in said, (n, process.returncode, said)
+        exits_while_starting(tmp_path / str(n), number, 0.3 * n)
 
 
 def test_cli_errors_of_arguments_name_the_command_and_the_guess():
