@@ -220,9 +220,10 @@ def _miscalled(error: Exception, name: str, given: Iterable[Any]) -> ShapeError 
 
 
 def _functions(given: Iterable[Any]) -> set[str]:
-    """The names of the functions among these values, and among the fields of those that are objects."""
-    fields = [field for value in given if hasattr(value, "__dict__") for field in vars(value).values()]
-    return {f.__qualname__ for f in (*given, *fields) if isinstance(f, types.FunctionType | type)}
+    """The names of the functions among these values, in their lists, and in the fields of those that are objects."""
+    values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
+    fields = [field for value in values if hasattr(value, "__dict__") for field in vars(value).values()]
+    return {f.__qualname__ for f in (*values, *fields) if isinstance(f, types.FunctionType | type)}
 
 
 @functools.cache

@@ -167,6 +167,7 @@ ROWS = [
     (lambda: md.cond(PRED, lambda x: x, lambda x: x), "md.cond called a function with arguments that it does not take"),
     (lambda: md.cond(PRED, 1.0, 0.0), "f is 1.0 (float); expected a function"),
     (lambda: md.switch(1.5, [lambda: 1.0, lambda: 2.0]), "md.switch selects by one integer without dims, got"),
+    (lambda: md.switch(0, [lambda v: v, lambda v: v]), "md.switch called a function with arguments that"),
     (lambda: md.switch(0, []), "md.switch needs at least one function"),
     (lambda: md.switch(0, lambda: 1.0), "fs is <function <lambda>.<locals>.<lambda>"),
     (lambda: md.switch(I, [lambda: 1.0, lambda: 2.0]), "md.switch selects by one integer without dims, got"),

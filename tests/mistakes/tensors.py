@@ -149,6 +149,8 @@ ROWS = [
     (lambda: md.random.bernoulli(KEY, 1.5, "a:3"), "a probability is from 0 to 1, got 1.5"),
     (lambda: md.random.bernoulli(KEY, "a:3"), "expected a tensor, or numbers or booleans; got 'a:3' (str)"),
     (lambda: md.random.randint(KEY, "a:3", 5, 1), "there is no integer from 5 to below 1; give low < high"),
+    (lambda: md.random.randint(KEY, "a:3", 0, V), "md.random.randint needs integers; high is float64[batch=2]"),
+    (lambda: md.random.randint(KEY, "a:3", B, 2), "md.random.randint needs integers; low is bool[batch=2]"),
     (lambda: md.random.randint(KEY, "a:3", 0.5, 2.5), "low is 0.5 (float); expected Tensor or int"),
     (lambda: md.random.split(KEY, 0), "md.random.split makes at least 1 key, got n=0"),
     (lambda: md.random.split(KEY, "n"), "md.random.split makes at least 1 key, got n='n'"),

@@ -159,8 +159,12 @@ def randint(
     >>> md.random.randint(md.random.key(7), "a:4", 0, 10)
     tensor(int32[a=4], [9 2 0 7])
 
-    Raises `ShapeError` if two numbers leave no integer between them. Where tensors do, the result is `low`.
+    Raises `ShapeError` if two numbers leave no integer between them, and for tensors that are not integers. Where
+    tensors leave none, the result is `low`.
     """
+    for name, bound in (("low", low), ("high", high)):
+        if isinstance(bound, Tensor) and bound.dtype.kind not in "iu":
+            raise at(ShapeError(f"md.random.randint needs integers; {name} is {bound.type}"), caller())
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and not low < high:
         raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
     shape, dtype = new_dims(dims), located(lambda: dtype_of_kind("randint", dtype, "i", "integers"))
