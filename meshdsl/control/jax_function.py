@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Type
-from ..jaxprs import Problem, check, resembles
+from ..jaxprs import Problem, Sized, check, resembles
 
 __all__ = ["JaxFunction", "refusal"]
 
@@ -78,23 +79,37 @@ class JaxFunction:
         }
         split, contract = cut & set(self.split), cut & set(self.contract)
         try:
-            small = self.traced(block)
-            found = check(self.traced(full), small, ins, outs, split, contract)
+            whole, small = self.traced(full), self.traced(block)
         except Exception as error:  # of the function itself, which cannot handle these sizes
             return Problem("", f"fails for other sizes of {' '.join(sorted(cut))}: {_first_line(error)}")
+        found = check(whole, small, ins, outs, split, contract)
         if found and any(d.size == 1 and d.name in cut for t in block for d in t.shape):
-            # at one element JAX leaves out broadcasts; what passes at other sizes must only not become another function
-            return resembles(self.traced(full), small) if self.problem(*self.twice()) is None else found
+            # at one element JAX leaves out broadcasts and batch dims; apart from those, both must do the same
+            return self._at_one_element(full, block) if self.problem(*self.twice()) is None else found
         return found
+
+    def _at_one_element(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
+        shares = {
+            d.name: Fraction(e.size, d.size)
+            for a, b in zip(full, block, strict=True)
+            for d, e in zip(a.shape, b.shape, strict=True)
+            if d != e
+        }
+        doubled = [Sized(self.traced(_longer(full, {name})), share) for name, share in shares.items()]
+        return resembles(self.traced(full), self.traced(block), doubled)
 
     def twice(self) -> tuple[list[Type], list[Type]]:
         """Operands with split dims twice as long, and the operands: sizes at which every split dim differs."""
         cut = {*self.split, *self.contract}
-        full = [
-            Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.shape), t.dtype)
-            for t in self.operands
-        ]
-        return full, list(self.operands)
+        return _longer(self.operands, cut), list(self.operands)
+
+
+def _longer(types: Sequence[Type], cut: Collection[str]) -> list[Type]:
+    """Types with these dims twice as long, unless they have one element."""
+    return [
+        Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.shape), t.dtype)
+        for t in types
+    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -46,7 +46,7 @@ def apply(
 
 
 def _result(f: Callable[..., Any], structs: Sequence[Any]) -> tuple[Any, list[Any]]:
-    result = jax.eval_shape(f, *structs)
+    result = jax.eval_shape(lambda *xs: f(*xs), *structs)  # jit crashes on a callable without weak references
     avals, structure = tree.tree_flatten(result)
     if not avals:
         raise ShapeError("the function of md.local returned no array")

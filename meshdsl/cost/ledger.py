@@ -126,17 +126,17 @@ class Ledger:
         return sum(line.collective.wire_bytes * line.trips for line in self.lines if line.collective is not None)
 
     def of(self, step: Step) -> tuple[Line, ...]:
-        """The lines of one kernel or collective."""
+        """The lines of one kernel or collective, for one run; trips of an unrolled loop share a branch's steps."""
         return self._by_step.get(step, ())
 
     @property
     def _by_step(self) -> dict[Step, tuple[Line, ...]]:
         by_step = self.__dict__.get("_lines_by_step")
         if by_step is None:
-            groups: dict[Step, list[Line]] = {}
+            groups: dict[Step, dict[int, Line]] = {}
             for line in self.lines:
-                groups.setdefault(line.step, []).append(line)
-            by_step = {step: tuple(lines) for step, lines in groups.items()}
+                groups.setdefault(line.step, {})[line.index] = line
+            by_step = {step: tuple(lines.values()) for step, lines in groups.items()}
             object.__setattr__(self, "_lines_by_step", by_step)
         return by_step
 

@@ -9,6 +9,6 @@ element. `counting` counts FLOPs, and `call` makes a jaxpr one equation of a pro
 from .counting import flops
 from .dependence import Problem, check
 from .primitives import CALLS, elementwise, inner
-from .resemblance import resembles
+from .resemblance import Sized, resembles
 
-__all__ = ["CALLS", "Problem", "check", "elementwise", "flops", "inner", "resembles"]
+__all__ = ["CALLS", "Problem", "Sized", "check", "elementwise", "flops", "inner", "resembles"]

@@ -11,6 +11,7 @@ contracted dim if that dim is only summed, and the sum is used linearly. Both ar
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from .primitives import CALLS, inner
 from .rules import RULES, Equation
 from .sums import sums_of
 
-__all__ = ["Problem", "check"]
+__all__ = ["FREE", "Problem", "check", "same_values", "simple"]
 
 
 class Problem(NamedTuple):
@@ -40,7 +41,7 @@ class _RefusedError(Exception):
 
 
 # Parameters that follow the sizes, which the rules compare, or that do not change a result.
-_FREE = {
+FREE = {
     "shape", "new_sizes", "sizes", "limit_indices", "slice_sizes", "fft_lengths", "name", "sharding", "out_sharding",
     "debug_info", "out_avals", "policy",
 }  # fmt: skip
@@ -165,7 +166,7 @@ def _constant(a: Any, b: Any) -> Value:
     """A constant of the function; raises `MixesError` if it depends on the size of a block."""
     shapes = np.shape(a), np.shape(b)
     if not hasattr(a, "shape") or np.ndim(a) == 0 or getattr(a, "dtype", None) is None or a.dtype.kind not in "biufcV":
-        if not _equal(a, b):
+        if not same_values(a, b):
             raise MixesError("reads the size of a block")
         return Value(tuple(plain(*s) for s in zip(*shapes, strict=True)), zero=_is_zero(a))
     a, b = np.asarray(a), np.asarray(b)
@@ -183,7 +184,8 @@ def _is_zero(x: Any) -> bool:
         return False
 
 
-def _equal(a: Any, b: Any) -> bool:
+def same_values(a: Any, b: Any) -> bool:
+    """True if two parameters or constants are equal; NaN equals NaN."""
     if a is b:
         return True
     try:
@@ -207,8 +209,8 @@ def _results(e: Equation, ins: Sequence[Value], sums: frozenset[str]) -> list[Va
             raise MixesError("has side effects, once for every block")
     axes = RULES.get(name, RULES[""])(e, [x.axes for x in ins])
     _compare(e)
-    partial, zero = sums_of(e, name, ins)
-    return [_checked(e, k, Value(a, partial, zero)) for k, a in enumerate(axes)]
+    sums_of_results = sums_of(e, name, ins)
+    return [_checked(e, k, Value(a, *sums_of_results(k))) for k, a in enumerate(axes)]
 
 
 def _closed(part: tuple[Any, Sequence[Any]]) -> ClosedJaxpr:
@@ -218,14 +220,15 @@ def _closed(part: tuple[Any, Sequence[Any]]) -> ClosedJaxpr:
 def _compare(e: Equation) -> None:
     """Raise `MixesError` if a parameter depends on the size of a block."""
     for key, value in e.full.params.items():
-        if key not in _FREE and _simple(value) and not _equal(value, e.block.params.get(key)):
+        if key not in FREE and simple(value) and not same_values(value, e.block.params.get(key)):
             raise MixesError(f"reads the size of a block: its {key} is {value}, and {e.block.params.get(key)} there,")
 
 
-def _simple(value: Any) -> bool:
+def simple(value: Any) -> bool:
+    """True for a parameter that is compared: numbers, text, dtypes, and what they are listed in."""
     if isinstance(value, tuple | list):
-        return all(map(_simple, value))
-    return value is None or isinstance(value, bool | int | float | complex | str | np.generic)
+        return all(map(simple, value))
+    return value is None or isinstance(value, bool | int | float | complex | str | np.generic | np.dtype | Enum)
 
 
 def _checked(e: Equation, k: int, value: Value) -> Value:

@@ -23,7 +23,9 @@ from ..errors import Where, users_line
 __all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "inner", "mixing"]
 
 # Primitives that only call a function; the check reads the function instead.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint"}
+CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint",
+}  # fmt: skip
 LOOPS = {"scan", "while", "cond"}
 ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",

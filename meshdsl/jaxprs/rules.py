@@ -44,7 +44,7 @@ Rule = Callable[[Equation, Sequence[Axes]], list[Axes]]
 JOINT = {"add", "add_any", "sub", "concatenate", "select_n", "pad"}
 FIRST = {
     "broadcast_in_dim", "conj", "convert_element_type", "copy", "copy_p", "cumsum", "div", "dynamic_slice",
-    "expand_dims", "fft", "gather", "imag", "name", "neg", "optimization_barrier", "real", "reduce_precision",
+    "expand_dims", "fft", "gather", "imag", "name", "neg", "real", "reduce_precision",
     "reduce_sum", "reshape", "rev", "slice", "split", "squeeze", "stop_gradient", "transpose",
 }  # fmt: skip
 PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
@@ -83,12 +83,27 @@ def _axes_of(e: Equation, name: str) -> tuple[int, ...]:
     return tuple(map(int, axes)) if isinstance(axes, tuple | list) else (int(axes),)
 
 
+def _summed(axis: Axis, e: Equation) -> bool:
+    """True for an axis of a contracted dim, whose sum is partial; raises an error unless a block has all other axes.
+
+    An axis may hold other factors besides, such as equal values for each place of a split dim.
+    """
+    dims = dims_of([axis])
+    if not dims or not set(dims) <= e.sums:
+        free(axis)
+        return False
+    free(tuple(f for f in axis if not f.named))
+    return True
+
+
 def _reduced(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
     gone = _axes_of(e, "axes")
     for axes in ins:
         for i in gone if axes else ():
-            if not (e.full.primitive.name == "reduce_sum" and set(dims_of([axes[i]])) <= e.sums and dims_of([axes[i]])):
+            if e.full.primitive.name != "reduce_sum":
                 free(axes[i])
+            else:
+                _summed(axes[i], e)
     kept = tuple(axis for i, axis in enumerate(ins[0]) if i not in gone)
     return [kept] * len(e.full.outvars)
 
@@ -139,9 +154,7 @@ def _product(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
     (lc, rc), (lb, rb) = e.params["dimension_numbers"]
     left, right = ins
     for i, j in zip(lc, rc, strict=True):
-        axis = join(left[int(i)], right[int(j)])
-        if not dims_of([axis]) or not set(dims_of([axis])) <= e.sums:
-            free(axis)
+        _summed(join(left[int(i)], right[int(j)]), e)
     batch = [join(left[int(i)], right[int(j)]) for i, j in zip(lb, rb, strict=True)]
     kept = [a for i, a in enumerate(left) if i not in (*lc, *lb)] + [
         a for i, a in enumerate(right) if i not in (*rc, *rb)
@@ -154,9 +167,11 @@ def _conv(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
     x, w, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     grouped = e.params["feature_group_count"] != 1 or e.params["batch_group_count"] != 1
     channels = join(ins[0][x[1]], ins[1][w[1]]) if not grouped else ins[0][x[1]]
-    if grouped or not dims_of([channels]) or not set(dims_of([channels])) <= e.sums:
+    if grouped:
         free(channels)
         free(ins[1][w[1]])
+    else:
+        _summed(channels, e)
     for axis in (*(ins[0][i] for i in x[2:]), *(ins[1][i] for i in w[2:])):
         free(axis)
     if e.params["batch_group_count"] != 1:
@@ -255,12 +270,18 @@ def _iota(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
 
 
 def _window(e: Equation, ins: Sequence[Axes]) -> list[Axes]:
-    """Windows of one element keep places; all others mix them."""
+    """Windows of one element that stay in their place keep places; all others mix them."""
     axes: list[Axis] = []
     for k, (axis, size) in enumerate(zip(ins[0], e.outs(), strict=True)):
-        steps = e.params["window_dimensions"][k], e.params.get("window_strides", (1,) * len(ins[0]))[k]
-        axes.append(axis if steps == (1, 1) and sizes(axis) == size else plain(*size) if free(axis) else axis)
+        kept = sizes(axis) == size and _keeps(e.full.params, k) and _keeps(e.block.params, k)
+        axes.append(axis if kept else plain(*size) if free(axis) else axis)
     return [tuple(axes)]
+
+
+def _keeps(params: Mapping[str, Any], k: int) -> bool:
+    """True if windows have one element along an axis, and do not move."""
+    steps = [params.get(name, {})[k] for name in ("window_dimensions", "window_strides", "base_dilation")]
+    return steps == [1, 1, 1] and tuple(params["padding"][k]) == (0, 0)
 
 
 def _barrier(e: Equation, ins: Sequence[Axes]) -> list[Axes]:

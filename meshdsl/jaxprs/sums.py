@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from .rules import FIRST, JOINT, PRODUCTS, RULES, Equation
 __all__ = ["sums_of"]
 
 
-def sums_of(e: Equation, name: str, ins: Sequence[Value]) -> tuple[frozenset[str], bool]:
-    """The dims over which the results are partial sums, and whether they are zero."""
+def sums_of(e: Equation, name: str, ins: Sequence[Value]) -> Callable[[int], tuple[frozenset[str], bool]]:
+    """For the number of a result: the dims over which it is a partial sum, and whether it is zero."""
+    if name == "optimization_barrier":  # the only primitive whose results have operands of their own
+        return lambda k: (ins[k].partial, ins[k].zero)
     before = [x.partial for x in ins]
     zero = _zero(name, ins)
     used = frozenset().union(*before) if before else frozenset()
@@ -32,12 +34,19 @@ def sums_of(e: Equation, name: str, ins: Sequence[Value]) -> tuple[frozenset[str
                 raise MixesError(f"multiplies two sums over {dims} that are not complete")
         elif name not in FIRST or any(before[1:]) or not _keeps_sums(e, name):
             raise MixesError(f"reads a sum over {dims} that is not complete")
-    return used | frozenset(_summed(name, e, ins)), zero
+    result = used | frozenset(_summed(name, e, ins)), zero
+    return lambda _: result
 
 
 def _keeps_sums(e: Equation, name: str) -> bool:
-    """True if a conversion keeps sums: an integer would be rounded before the sum is complete."""
-    return name != "convert_element_type" or np.dtype(e.params["new_dtype"]).kind in "fcV"
+    """True unless a primitive rounds to integers before the sum is complete, or fills in values that are not zero."""
+    if name == "convert_element_type":
+        return np.dtype(e.params["new_dtype"]).kind in "fcV"
+    dtype = e.full.outvars[0].aval.dtype
+    if name == "gather" and "FILL" in str(e.params["mode"]):
+        fill = e.params["fill_value"]
+        return dtype.kind in "fcV" if fill is None else bool(fill == 0 or fill != fill)  # NaN stays NaN in a sum
+    return name != "div" or dtype.kind in "fcV"
 
 
 def _zero(name: str, ins: Sequence[Value]) -> bool:

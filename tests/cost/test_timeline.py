@@ -226,3 +226,20 @@ def test_random_programs(seed: int) -> None:
     for pipelined in (False, True):
         for machine in (REAL, PRODUCTS_ONLY, dataclasses.replace(REAL, asynchronous=(), overlapped_by_compiler=())):
             checked(timeline(account, machine, pipelined=pipelined))
+
+
+@pytest.mark.parametrize("overlap", ["auto", "list"])
+def test_trips_of_an_unrolled_loop_share_the_steps_of_their_branch(overlap: str) -> None:
+    def f(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def trip(w: md.Tensor, _: md.Tensor) -> tuple[md.Tensor, None]:
+            h = md.tanh(md.einsum(x, w, out="batch hidden"))
+            taken = lambda w: w - md.relu(md.sum(h, "batch")) * w  # noqa: E731 - short
+            return md.cond(md.sum(w) > 0, taken, lambda w: w, w), None
+
+        return md.scan(trip, w, md.zeros("steps:3"), over="steps")[0]
+
+    args, layout = (md.spec("io:8 hidden:4"), md.spec("batch:8 io:8")), ("a:2 b:4", "batch:a; io:b")
+    loop = md.compile(f, *layout).cost(*args, machine="tpu-v4")
+    unrolled = md.compile(f, *layout, overlap=overlap, machine="tpu-v4").cost(*args, machine="tpu-v4")
+    assert unrolled.to_dict()["flops"] == loop.to_dict()["flops"]
+    assert unrolled.seconds == pytest.approx(loop.seconds, rel=0.2)

@@ -58,6 +58,13 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
     return label not in labels.from_layout or len({extents.padded(d) for d in dims}) == 1
 
 
+def _gathered(eqn: Eqn, name: str) -> str:
+    """How to gather a dim for a function of md operations, or of JAX arrays."""
+    if eqn.params.get("whole") is not None or not (eqn.params.get("split") or eqn.params.get("contract")):
+        return f"take it whole, md.local(..., whole={name!r})"
+    return f"leave {name!r} out of split= and contract=, so that it is gathered first"
+
+
 def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
     """The splits of the operands of an `md.local` region; its gradient uses the same blocks as the region itself."""
     setting, key = scope.setting, eqn.params["key"]
@@ -73,7 +80,7 @@ def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str,
                     f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
                     f"  an operand has shape {show(v.shape)}; {d.name} is stored as {extents.padded(d)} to have equal "
                     f"blocks, and the function would see the padding\n"
-                    f"  take it whole, md.local(..., whole={d.name!r}), or give the dim a size that divides",
+                    f"  {_gathered(eqn, d.name)}, or give the dim a size that divides",
                     eqn.where,
                 )
                 assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
