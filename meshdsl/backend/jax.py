@@ -68,6 +68,14 @@ class _Jax:
         return lax.optimization_barrier(x)
 
     @staticmethod
+    def to_host(x: Any) -> Any:
+        return jax.device_put(x, jax.memory.Space.Host)
+
+    @staticmethod
+    def to_device(x: Any) -> Any:
+        return jax.device_put(x, jax.memory.Space.Device)
+
+    @staticmethod
     def tell_host(function: Callable[..., Any], *xs: Any) -> Any:
         """The boolean that `function(*xs)` returns, which the host runs when the device gets here."""
         return io_callback(function, jax.ShapeDtypeStruct((), np.bool_), *jax.tree.map(lax.stop_gradient, xs))

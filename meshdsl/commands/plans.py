@@ -63,8 +63,8 @@ def update_options(parser: argparse._ActionsContainer) -> None:
     option(
         "--remat",
         metavar="POLICY",
-        help="what the backward pass recomputes: none, full, products, collectives or names:a,b (default: as the model "
-        "does)",
+        help="what the backward pass recomputes: none, full, offload (full, with the layers' inputs in the host's "
+        "memory), products, collectives or names:a,b (default: as the model does)",
     )
     option(
         "--microbatches",

@@ -16,7 +16,7 @@ from ..tune.weight_update import WeightUpdate
 
 __all__ = ["KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "toml"]
 
-REMATS = ("model", "none", "full", "products", "collectives")  # or "names:a,b"
+REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,11 @@ class Plan:
 
     Mesh, layout, weight update and overlap are given as for `md.compile`; the order of the mesh's axes is that of the
     devices. `remat` is what a backward pass recomputes instead of storing it: "none"; "full", everything inside a
-    layer; "products", all but the results of products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as
-    the model says. `microbatches` is the number of parts into which a step divides the batch, computed one at a time.
-    `attention_kernel` is that of `md.compile`. `machine` decides what "auto" leaves open, and the order of an overlap
-    plan. `pipeline` lists the mesh axes of
-    pipeline stages; only () is available.
+    layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
+    products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
+    number of parts into which a step divides the batch, computed one at a time. `attention_kernel` is that of
+    `md.compile`. `machine` decides what "auto" leaves open, and the order of an overlap plan. `pipeline` lists the mesh
+    axes of pipeline stages; only () is available.
 
     Raises `LayoutError` for values that are not available, and for a machine that decides nothing.
     """

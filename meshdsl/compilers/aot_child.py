@@ -73,7 +73,7 @@ def run(directory: Path) -> dict[str, Any]:
         **found,
         "seconds": time.perf_counter() - start,
         "memory": {name: getattr(memory, f"{name}_size_in_bytes") for name in sizes_of}
-        | {"peak": memory.peak_memory_in_bytes},
+        | {"peak": memory.peak_memory_in_bytes, "host": memory.host_temp_size_in_bytes},
     }
 
 

@@ -39,6 +39,7 @@ class CompiledMemory:
     alias: int  # outputs that reuse argument buffers
     generated_code: int
     peak: int  # most bytes live at once, including arguments and outputs
+    host: int = 0  # temporaries in the host's memory, which are not in the others
 
     @property
     def total(self) -> int:

@@ -11,6 +11,7 @@ from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
 from ..transforms.autodiff import pullback
 from .carry import leaves_of
+from .host import FETCH, OFFLOAD
 
 __all__ = ["BARRIER", "KEEP", "checkpoint", "name"]
 
@@ -59,7 +60,9 @@ def name(x: Any, name: str) -> Tensor:
     return bind1(NAME, as_tensor(x), name=name)
 
 
-Policy = str | tuple[str, ...]  # "nothing", "products", "collectives", or the names of the values to store
+# "nothing", "offload", "products", "collectives", or the names of the values to store
+Policy = str | tuple[str, ...]
+POLICIES = ("nothing", "offload", "products", "collectives")
 
 
 def _may_communicate(graph: Graph) -> list[Var]:
@@ -92,7 +95,8 @@ def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy:
         stored = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
     outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *stored))), policy=policy)
     n = len(graph.outs)
-    return outs[:n], (ins, active, dict(zip(stored, outs[n:], strict=True)))
+    saved = [bind1(OFFLOAD, x) if x.dims else x for x in ins] if policy == "offload" else ins
+    return outs[:n], (saved, active, dict(zip(stored, outs[n:], strict=True)))
 
 
 def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Call, policy: Policy) -> Any:
@@ -103,8 +107,13 @@ def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Ca
             return x
         return bind1(KEEP, stored[v], x) if policy == "collectives" else stored[v]
 
-    recompute_ins = [bind1(BARRIER, x) if x.dims else x for x in ins]
+    recompute_ins = [_again(x, policy) if x.dims else x for x in ins]
     return pullback(silent(control.graph), recompute_ins, active, stored_or_recomputed)[1](cts)
+
+
+def _again(x: Tensor, policy: Policy) -> Tensor:
+    """An argument for the computation that runs again, which a compiler cannot merge with the first one."""
+    return bind1(BARRIER, bind1(FETCH, x) if policy == "offload" else x)
 
 
 _CHECKPOINT = Op(
@@ -119,12 +128,12 @@ _CHECKPOINT = Op(
 def _policy(policy: str | Sequence[str]) -> Policy:
     if isinstance(policy, str) and policy.startswith("names:"):
         policy = policy.removeprefix("names:").replace(",", " ").split()
-    if policy in ("nothing", "products", "collectives"):
+    if policy in POLICIES:
         return str(policy)
     if isinstance(policy, str) or not policy:
         raise ShapeError(
             f"md.checkpoint has no policy {policy!r}\n"
-            "  there are: 'nothing', 'products', 'collectives', and the names of values to keep, 'names:a,b' or "
+            f"  there are: {', '.join(map(repr, POLICIES))}, and the names of values to keep, 'names:a,b' or "
             "('a', 'b')"
         )
     return tuple(policy)
@@ -136,6 +145,8 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     `policy` selects the values that are stored in addition to the arguments:
 
     - "nothing": none;
+    - "offload": none, and the arguments are stored in the host's memory: a device copies them there, and back for the
+      backward pass. Arguments of the whole step, such as parameters, stay on the device;
     - "products": the results of products and convolutions, outside loops and branches inside f;
     - "collectives": values whose recomputation would send data. This depends on the layout: if nothing is sharded,
       nothing is stored. Collectives in loops and branches inside f run again.

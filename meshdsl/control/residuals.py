@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..ir import Eqn, Graph, Var, dce
 from ..transforms.autodiff import vjp_of_graph
+from .host import keep_on_device
 from .recompute import choose
 
 __all__ = ["split"]
@@ -24,9 +25,10 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     joint, forward_values, wrt = vjp_of_graph(body, active)
     n, outs = len(body.ins), len(body.outs)
     ins, cts = joint.ins[:n], joint.ins[n:]
-    forward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] in forward_values]
-    backward_eqns = [eqn for eqn in joint.eqns if eqn.outs[0] not in forward_values]
     free = {*ins[:consts], *ins[consts + carries :]}
+    eqns = list(keep_on_device(joint.eqns, free))
+    forward_eqns = [eqn for eqn in eqns if eqn.outs[0] in forward_values]
+    backward_eqns = [eqn for eqn in eqns if eqn.outs[0] not in forward_values]
     used = _read(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
     residuals, recomputed = choose(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
     recompute_eqns = [eqn for eqn in forward_eqns if not recomputed.isdisjoint(eqn.outs)]

@@ -25,13 +25,14 @@ from .roofline import kernel_time
 __all__ = ["COMPUTE", "Event", "Schedule", "Span"]
 
 COMPUTE = "compute"
+HOST = "host memory"
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
     """One instruction on one lane, in seconds from the start. Inside a loop, the times are those of the first trip."""
 
-    lane: str  # "compute", or the mesh axes of a collective: "rows,cols"
+    lane: str  # "compute", the mesh axes of a collective: "rows,cols", or "host memory"
     start: float
     seconds: float
     step: Step
@@ -51,7 +52,7 @@ class Event:
             return f"{self.step.eqn.op} x{self.step.trips}"
         if isinstance(self.step, Branch):
             return str(self.step.eqn.op)
-        ranks = {"matmul": 3, "conv": 3, "collective": 3, "vector": 1, "move": 0}
+        ranks = {"matmul": 3, "conv": 3, "collective": 3, "host": 3, "vector": 1, "move": 0}
         heaviest = max(self.lines, key=lambda line: (ranks[line.kind], line.flops))
         return heaviest.op
 
@@ -64,7 +65,7 @@ class Span:
     exposed: float = 0.0
     events: list[Event] = field(default_factory=list[Event])
     seconds_of: dict[int, float] = field(default_factory=dict[int, float])  # by line index
-    exposures: dict[int, float] = field(default_factory=dict[int, float])  # by line index, collectives only
+    exposures: dict[int, float] = field(default_factory=dict[int, float])  # by line index, communication only
     least: dict[str, float] = field(default_factory=dict[str, float])  # by lane: its work at full efficiency
 
     @property
@@ -141,7 +142,8 @@ class Schedule:
             for source in dict.fromkeys(maker_of[v] for v in item.step.reads if v in maker_of):
                 source.readers.append(item)
                 item.needs += 1
-            maker_of.update((v, item) for v in item.step.writes if not item.marker)
+            if not item.marker and not (depth and HOST in item.lanes):  # a loop fetches one trip ahead
+                maker_of.update((v, item) for v in item.step.writes)
         return items, maker_of
 
     def issued(self, step: Step, depth: int) -> list[_Item]:
@@ -158,6 +160,8 @@ class Schedule:
             lines = self.ledger.of(step)
             bound = kernel_time(step, lines, self.ledger.program, self.machine)
             weights = {line.index: w for line, w in zip(lines, bound.weights, strict=True)}
+            if lines[0].kind == "host":
+                return _Item(step, (HOST,), bound.seconds, 0.0, {HOST: bound.least}, weights)
             return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
@@ -243,6 +247,8 @@ class Schedule:
             else:
                 if isinstance(item.step, Send):
                     lane = ",".join(item.step.axes)
+                elif HOST in item.lanes:
+                    lane = HOST
                 alone = took if lane != COMPUTE and item.computes else item.alone
                 times = {index: took * weight for index, weight in item.weights.items()}
                 total.add(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..control.host import moves_to_or_from_host
 from ..errors import Where
 from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
@@ -40,7 +41,7 @@ class Line:
 
     index: int  # position in the program, loop bodies included, from 0
     eqn: Eqn
-    kind: str  # "matmul", "conv", "vector", "move" or "collective"
+    kind: str  # "matmul", "conv", "vector", "move", "host" (a copy to or from the host's memory) or "collective"
     trips: int  # product of the trip counts of the enclosing loops; a while loop counts as one
     unbounded: bool  # inside a while loop, whose trip count is unknown
     flops: float
@@ -208,6 +209,8 @@ def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: 
         products = matmul is not None or attention is not None
         dtype = eqn.ins[0].dtype if products else eqn.outs[0].dtype
         kind = "conv" if product is Product.CONV else "matmul" if products else "vector" if flops else "move"
+        if moves_to_or_from_host(eqn):
+            kind, moved = "host", moved[:1]  # the other side of the copy is not in the device's memory
         total, scores = sum(n for _, n in moved), sum(n for v, n in moved if is_scores(program, v))
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores, attention)
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ..control.host import host_values
 from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Scan, Var, While
@@ -74,10 +75,12 @@ class Lives:
         self.stored = stored
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
+        self.offloaded = host_values(program)
         self.hold_program(donated, categories)
 
     def size(self, v: Var) -> int:
-        return self.stored(self.program.local_shape(v), v.dtype)
+        """The bytes of a value in the device's memory."""
+        return 0 if v in self.offloaded else self.stored(self.program.local_shape(v), v.dtype)
 
     def hold(self, v: Var, category: str, name: str, where: Where, first: int, last: int) -> None:
         n = self.size(v)

@@ -55,6 +55,7 @@ class Machine:
     transcendental: float = 0.0  # operations/s of exp, log, tanh and similar; 0: same as `vector`
     memory: tuple[tuple[float, float], ...] = ()  # (bytes of one kernel, fraction of hbm_bandwidth); empty: all of it
     convolution: tuple[tuple[float, float], ...] = ()  # `efficiency` of convolutions; empty: as products
+    host_bandwidth: float = 0.0  # bytes/s one way between a device and the host's memory; 0: none is published
     tdp: float = 0.0  # watts of one device at most, by its data sheet; 0: none is published
     tile: int = 1  # side of a matrix unit, to a multiple of which `padded` sizes are rounded up
     reached: Mapping[str, float] = field(default_factory=dict[str, float])  # dtype -> factor on `efficiency`; default 1
@@ -112,6 +113,15 @@ class Machine:
     def memory_seconds(self, size: float) -> float:
         """Seconds in which one kernel reads and writes `size` bytes; the bandwidth fraction is interpolated too."""
         return size / (self.hbm_bandwidth * _on(self.memory, size)) if size else 0.0
+
+    def host_seconds(self, size: float) -> float:
+        """Seconds of a copy of `size` bytes to or from the host's memory; raises `MachineError` if no rate is given."""
+        if not self.host_bandwidth:
+            raise MachineError(
+                f"machine {self.name!r} gives no host_bandwidth, and the program stores values in the host's memory\n"
+                f"  add host_bandwidth, in bytes/s one way, to {self.file}, or use another remat than 'offload'"
+            )
+        return size / self.host_bandwidth
 
     def matmul_seconds(self, flops: float, dtype: np.dtype | str) -> float:
         """Compute seconds of one matrix product, without launch and memory time."""

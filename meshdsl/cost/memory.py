@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,10 +54,12 @@ class Memory:
     by_category: Mapping[str, int]  # at the peak; sums to it
     by_tensor: tuple[LiveTensor, ...]  # at the peak, largest first; sums to it
     profile: tuple[Moment, ...]  # every moment in program order
+    host: int = 0  # bytes in the host's memory, of values that are offloaded until the backward pass; not in `peak`
 
     def __str__(self) -> str:
         lines = [f"peak {show_bytes(self.peak)} at {self.at.op}  # {self.at.where}"]
         lines += [f"{show_bytes(n):>10}  {name}" for name, n in self.by_category.items() if n]
+        lines += [f"{show_bytes(self.host):>10}  in the host's memory, beside the peak"] if self.host else []
         largest = self.by_tensor[:10]
         return "\n".join([*lines, f"the largest {len(largest)} of {len(self.by_tensor)} values:", *map(str, largest)])
 
@@ -65,6 +67,7 @@ class Memory:
         """Plain values for JSON."""
         return {
             "peak": self.peak,
+            "host": self.host,
             "at": self.at.to_dict(),
             "by_category": dict(self.by_category),
             "by_tensor": [tensor.to_dict() for tensor in self.by_tensor],
@@ -106,7 +109,17 @@ def memory(
         (tensor for tensor in lives.tensors if tensor.first <= peak.index <= tensor.last),
         key=lambda tensor: -tensor.bytes,
     )
-    return Memory(peak.bytes, peak, dict(zip(CATEGORIES, peak.by_category, strict=True)), tuple(tensors), profile)
+    by_category: dict[str, int] = dict(zip(CATEGORIES, peak.by_category, strict=True))
+    return Memory(peak.bytes, peak, by_category, tuple(tensors), profile, _offloaded(program, lives.offloaded))
+
+
+def _offloaded(program: Program, offloaded: Set[Var]) -> int:
+    """Bytes of all offloaded values of a program: all are in the host's memory when the backward pass begins."""
+    total = sum(program.local_bytes(v) for eqn in program.eqns for v in eqn.outs if v in offloaded)
+    bodies = [
+        body for eqn in program.eqns if offloaded.isdisjoint((*eqn.ins, *eqn.outs)) for body in eqn.graphs().values()
+    ]
+    return total + max((_offloaded(cast(Program, body), offloaded) for body in bodies), default=0)
 
 
 def _plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:

@@ -89,6 +89,9 @@ def coverage(ledger: Ledger, machine: Machine) -> Coverage:
 
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     """The time of one kernel, from the ledger lines that run in it."""
+    if lines[0].kind == "host":
+        seconds = machine.host_seconds(lines[0].hbm_bytes)
+        return Roofline(0.0, 0.0, seconds, 0.0, seconds, (1.0,))
     products = vector = full = 0.0
     fused = is_fused(lines, machine)
     moved = [_moved(line, machine, fused) for line in lines]

@@ -1,12 +1,13 @@
-"""Timeline of one step on one device: a compute lane, and one lane for each set of mesh axes with collectives.
+"""Timeline of one step on one device: a lane for compute, for each set of mesh axes with collectives, and for the host.
 
 Every lane runs its instructions in the program's order. An instruction starts when its operands are available and its
 lanes are free. A collective with a `start` and a `wait` begins when the compute lane reaches its start, and the compute
 lane stops at its wait until the result has arrived; kinds outside `machine.asynchronous` block the compute lane
 meanwhile. A collective without start and wait blocks the compute lane too, unless its kind is in
 `machine.overlapped_by_compiler`: there we assume that the device's compiler overlaps it with everything that does not
-read it. Independent collectives share a launch, as compilers combine them. Compute is slower by
-`machine.overlap_slowdown` while a collective runs beside it. Therefore always
+read it. Independent collectives share a launch, as compilers combine them. Copies to and from the host's memory run on
+a lane of their own; in a loop, a value is fetched one trip ahead, as the TPU compiler does. Compute is slower by
+`machine.overlap_slowdown` while a collective or such a copy runs beside it. Therefore always
 
     lower bound <= seconds = compute + exposed
 
@@ -40,12 +41,17 @@ class Cost:
 
     line: Line
     seconds: float
-    exposed: float  # for a collective: the part in which nothing is computed
+    exposed: float  # of communication: the part in which nothing is computed
 
     @property
     def blocking(self) -> float:
         """The line's part of the step time; the parts of all lines sum to `Timeline.seconds`."""
-        return self.seconds if self.line.collective is None else self.exposed
+        return self.exposed if self.communicates else self.seconds
+
+    @property
+    def communicates(self) -> bool:
+        """True for a collective, and for a copy to or from the host's memory."""
+        return self.line.kind in ("collective", "host")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +65,7 @@ class Timeline:
     costs: tuple[Cost, ...]  # one for each ledger line that runs, in ledger order
     seconds: float
     compute: float  # time in which something is computed
-    communication: float  # of all collectives, hidden or not
+    communication: float  # of all collectives and copies to or from the host, hidden or not
     exposed: float  # time in which something is sent and nothing is computed
     lower_bound: float
     utilisation: float  # seconds the products would take at the peak / seconds of the step
@@ -127,7 +133,7 @@ def timeline(
         costs=costs,
         seconds=span.seconds,
         compute=span.compute,
-        communication=sum(cost.seconds for cost in costs if cost.line.collective is not None),
+        communication=sum(cost.seconds for cost in costs if cost.communicates),
         exposed=span.exposed,
         lower_bound=max(span.least.values(), default=0.0),
         utilisation=at_peak / span.seconds if span.seconds else 0.0,

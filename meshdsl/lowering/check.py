@@ -2,7 +2,8 @@
 
 A loop or a branch is valid if its operands have the shardings of its bodies' inputs, its results those of the bodies'
 results, and its bodies are valid too. A body reads a stacked value row by row, so the stacked dim must be replicated. A
-predicate must be replicated and complete, so that all devices take the same branch.
+predicate must be replicated and complete, so that all devices take the same branch. Only `fetch` and loops read values
+in the host's memory.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
+from ..control.host import FETCH, host_values
 from ..dims import names
 from ..errors import InternalError
-from ..ir import Eqn, borders, predicates
+from ..ir import Eqn, Scan, borders, predicates, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import check_pairs
 from .labels import out_shardings
@@ -28,6 +30,12 @@ def check(program: Program, made_by: str) -> Program:
     """Returns the program; raises `InternalError`, naming the pass, if a stored sharding is wrong."""
     check_pairs(program, made_by)
     _check(program, made_by)
+    offloaded = host_values(program)
+    for eqn, _ in walk(program) if offloaded else ():
+        if not (offloaded.isdisjoint(eqn.ins) or eqn.op is FETCH or isinstance(eqn.control, Scan)):
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} reads a value in the host's memory")
+    if not offloaded.isdisjoint(program.outs):
+        raise InternalError(f"{made_by}: a result is in the host's memory")
     return program
 
 

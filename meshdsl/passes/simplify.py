@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from ..control.host import keep_on_device
 from ..ir import Call, Eqn, Graph, Var, cse, dce, verify
 from .accumulate import sums_begin_with_zero
 from .narrow_products import narrow_products
+from .transposes import join_transposes
 from .unmade import recompute_inside_loops
 
 __all__ = ["inline", "simplify"]
@@ -38,5 +40,6 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
 
 def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
-    graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(inline(graph))))
+    graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
+    graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
     return verify(dce(cse(graph)), "simplify")

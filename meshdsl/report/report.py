@@ -144,6 +144,8 @@ class Report:
     def _limiting_resource(self, step: Step, line: Line) -> str:
         if line.collective is not None:
             return f"network along {','.join(line.collective.axes)}"
+        if line.kind == "host":
+            return "link to the host's memory"
         assert isinstance(step, Kernel)
         bound = roofline(self.ledger.of(step), self.machine).bound
         return {"memory": "memory bandwidth", "launch": "kernel launches"}.get(bound, "compute")

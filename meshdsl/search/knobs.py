@@ -45,7 +45,7 @@ def _updates(plan: Plan) -> list[WeightUpdate]:
 
 TURNS = (
     Turn("weight_update", _updates),
-    Turn("remat", lambda plan: ("none", "collectives", "products", "full"), spends=True),
+    Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload"), spends=True),
     Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
     Turn("overlap", lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves")))),
 )

@@ -49,6 +49,9 @@ class Variants:
         step = plan.remat, plan.microbatches
         if step in self.refused:
             return None
+        if plan.remat == "offload" and not self.machine.host_bandwidth:
+            self.refused[step] = f"machine {self.machine.name!r} gives no host_bandwidth"
+            return None
         if step not in self._canonical:
             try:
                 stages, _ = self._step(*step)._for(self.args)

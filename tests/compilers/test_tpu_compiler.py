@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
+from models.transformer import lm
 
 pytestmark = pytest.mark.aot
 
@@ -47,6 +48,19 @@ def test_compile_for_refuses_another_mesh_size_and_an_unknown_topology() -> None
         md.compile_for("tpu:v9:2x2", SUM)
     with pytest.raises(md.CompilerError, match=r"longer than 0\.01 s"):
         md.compile_for("tpu:v5e:2x4", SUM, timeout=0.01)
+
+
+def test_offloaded_layer_inputs_are_in_the_hosts_memory() -> None:
+    """The compiler copies each to the host while it computes, and its peak memory is the predicted one."""
+    workload = lm.replace(layers=8, d_model=512, d_ff=2048, vocab=1024, batch=32, length=512, compute_dtype="bfloat16")
+    step = md.compile(workload.train_step(), plan=md.Plan("rows:8", "batch:rows", remat="offload"), donate=(0, 1))
+    specs = workload.specs()
+    program = step.program(*specs)
+    predicted = md.memory(program, donated=step.donated(*specs))
+    found = md.compile_for("tpu:v5e:2x4", program, donated=step.donated(*specs), effort="O1")
+    assert found.memory is not None
+    assert found.memory.host == predicted.host == 8 * (32 // 8) * 512 * 512 * 2
+    assert abs(found.memory.peak / predicted.peak - 1) < 0.05
 
 
 def test_compile_for_keeps_ragged_exchanges() -> None:

@@ -58,7 +58,7 @@ def test_a_split_dim_has_the_size_of_a_block() -> None:
     assert set(seen) == {"(b=4, c=6)", "(b=2, c=6)"}
 
 
-@pytest.mark.parametrize("policy", ["nothing", "collectives"])
+@pytest.mark.parametrize("policy", ["nothing", "collectives", "offload"])
 def test_regions_in_a_loop_differentiate_twice(policy: str) -> None:
     def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
         def layer(x: md.Tensor, w: md.Tensor) -> Any:

@@ -86,7 +86,7 @@ def controls() -> Iterator[Row]:
     yield Row("checkpoint", again, (X, W), lambda x, w: 2 * np.square(x @ w))
     two = lambda x, w: md.square(md.rename(md.name(md.einsum(md.square(x), w, out="a c"), "y"), c="d") + md.max(x, "b"))
     two_of = lambda x, w: np.square(np.square(x) @ w + x.max(1, keepdims=True))
-    for policy in ("collectives", "names:y"):
+    for policy in ("collectives", "names:y", "offload"):
         kept = lambda x, w, p=policy: md.checkpoint(two, p)(x, w) * 2
         yield Row(f"checkpoint_{policy[:5]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), exact=False, smooth=False, empty=False)  # ties share the gradient
         run_on = lambda c, x, w, p=policy: md.scan(md.checkpoint(lambda c, x: (md.sum(md.sign(two(c, w)), "d") * c - md.sum(c) + x, c), p), c, x, over="t")

@@ -395,7 +395,7 @@ class Maker:
             self.rng = Draw(seed)
             return self.inner([a, b], n)
 
-        policy = self.rng.choice(["nothing", "collectives", "collectives", "names:kept"])
+        policy = self.rng.choice(["nothing", "collectives", "collectives", "names:kept", "offload"])
         return md.checkpoint(lambda a, b: md.abs(md.name(part(md.abs(a), b), "kept")), policy)(x, y)
 
 
