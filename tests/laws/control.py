@@ -88,9 +88,9 @@ def controls() -> Iterator[Row]:
     two_of = lambda x, w: np.square(np.square(x) @ w + x.max(1, keepdims=True))
     for policy in ("collectives", "names:y", "offload"):
         kept = lambda x, w, p=policy: md.checkpoint(two, p)(x, w) * 2
-        yield Row(f"checkpoint_{policy.partition(":")[0]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), exact=False, smooth=False, empty=False)  # ties share the gradient
+        yield Row(f"checkpoint_{policy.partition(':')[0]}", kept, (X, W), lambda x, w: 2 * two_of(x, w), ("float32",), exact=False, smooth=False, empty=False)  # ties share the gradient
         run_on = lambda c, x, w, p=policy: md.scan(md.checkpoint(lambda c, x: (md.sum(md.sign(two(c, w)), "d") * c - md.sum(c) + x, c), p), c, x, over="t")
-        yield Row(f"scan_checkpoint_{policy.partition(":")[0]}", run_on, (X, In("t a b"), W), None, ("float32",), exact=False, empty=False)
+        yield Row(f"scan_checkpoint_{policy.partition(':')[0]}", run_on, (X, In("t a b"), W), None, ("float32",), exact=False, empty=False)
     layers = lambda x, w: md.scan(md.checkpoint(lambda x, w: (x * w + x, {})), x, w, over="t")[0]
     yield Row("scan_checkpoint", layers, (In("a"), series), lambda x, w: x * np.prod(1 + w, axis=0), ("float32",))
 
