@@ -46,6 +46,10 @@ EXCEPTIONS = {
         "data",
     ): "GSPMD sums all tokens onto every device and repeats the experts' products there",
     ("moe", "data"): "as gpt_moe",
+    (
+        "resnet_bn",
+        "spatial",
+    ): "GSPMD gathers the last feature maps, of 4 and 2 rows, and repeats their convolutions in every column of devices",
 }
 
 
