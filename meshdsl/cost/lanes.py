@@ -22,10 +22,16 @@ from .machine import Machine
 from .network import Placement, full_bytes
 from .roofline import kernel_time
 
-__all__ = ["COMPUTE", "Event", "Schedule", "Span"]
+__all__ = ["COMPUTE", "Event", "Schedule", "Span", "lane_of"]
 
 COMPUTE = "compute"
 HOST = "host memory"
+
+
+def lane_of(axes: Sequence[str]) -> str:
+    """The lane of collectives along mesh axes; an axis may have the name of the compute lane."""
+    name = ",".join(axes)
+    return f"axis {name}" if name == COMPUTE else name
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +174,7 @@ class Schedule:
             record = self.record(step)
             n, kind = self.placement.mesh.count(record.axes), record.op.timed_as
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
-            lane = ",".join(record.axes)
+            lane = lane_of(record.axes)
             started = isinstance(step.eqn.op, Start)
             overlapped_kinds = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
             lanes = (lane,) if kind in overlapped_kinds else (COMPUTE, lane)
@@ -246,7 +252,7 @@ class Schedule:
                 total.add(item.inner, stretch=computed / item.inner.compute if item.inner.compute else 1.0)
             else:
                 if isinstance(item.step, Send):
-                    lane = ",".join(item.step.axes)
+                    lane = lane_of(item.step.axes)
                 elif HOST in item.lanes:
                     lane = HOST
                 alone = took if lane != COMPUTE and item.computes else item.alone

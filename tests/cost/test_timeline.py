@@ -243,3 +243,20 @@ def test_trips_of_an_unrolled_loop_share_the_steps_of_their_branch(overlap: str)
     unrolled = md.compile(f, *layout, overlap=overlap, machine="tpu-v4").cost(*args, machine="tpu-v4")
     assert unrolled.to_dict()["flops"] == loop.to_dict()["flops"]
     assert unrolled.seconds == pytest.approx(loop.seconds, rel=0.2)
+
+
+@pytest.mark.parametrize("overlap", ["none", "list"])
+def test_names_of_mesh_axes_do_not_change_times(overlap: str) -> None:
+    """Also an axis with the name of a lane."""
+
+    def seconds(axis: str) -> tuple[float, ...]:
+        step = md.compile(
+            lambda x, w, v: (md.dot(x, w, "io"), md.dot(x, v, "io")), f"{axis}:4", f"io:{axis}", overlap=overlap,
+            machine=None if overlap == "none" else "a100-p4de",
+        )  # fmt: skip
+        specs = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096"), md.spec("io:4096 out:4096")
+        report = step.cost(*specs, machine="a100-p4de")
+        return report.seconds, report.exposed, report.lower_bound
+
+    assert seconds("compute") == seconds("rows")
+    assert seconds("rows")[1] > 0

@@ -49,7 +49,7 @@ EXCEPTIONS = {
     (
         "resnet_bn",
         "spatial",
-    ): "GSPMD gathers the last feature maps, of 4 and 2 rows, and repeats their convolutions in every column of devices",
+    ): "GSPMD gathers the last feature maps, of 4 and 2 rows, and every column repeats their convolutions",
 }
 
 

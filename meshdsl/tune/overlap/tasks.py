@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...cost.fusion import Kernel, Send, Step
-from ...cost.lanes import COMPUTE, Schedule
+from ...cost.lanes import COMPUTE, Schedule, lane_of
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.network import Placement
@@ -66,7 +66,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
         if isinstance(item.step, Send):
             record = found.of(item.step)[0].collective
             assert record is not None
-            lane = ",".join(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
+            lane = lane_of(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
         of[id(item)] = Task(number, item.step, lane, item.work)
     for item in items:
         for reader in item.readers:
