@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.fusion import Send, Wait
+from meshdsl.control.host import FETCH, OFFLOAD
+from meshdsl.cost.fusion import Kernel, Send, Wait
 from meshdsl.cost.lanes import COMPUTE, Schedule
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import place
@@ -26,24 +27,30 @@ MACHINE = dataclasses.replace(md.machine("a100-p4de"), overlap_slowdown=1.0)
 
 
 def simulated(program: Program) -> float:
-    """Seconds of a planned program by rules of its own: one thread computes, one thread for each set of axes sends.
+    """Seconds of a planned program by rules of its own: a thread computes, one for each set of axes sends, one copies.
 
     The computing thread takes the steps in order. A start costs nothing: it hands the collective to its thread, which
-    sends in the order of hand-overs. A wait stands still until the collective has arrived.
+    sends in the order of hand-overs. A wait stands still until the collective has arrived. Copies to and from the host
+    are in the program's order too, each as soon as its operand is there.
     """
     found = ledger(program)
     machine = Schedule(found, MACHINE, place(MACHINE.network, program.mesh), pipelined=False)
-    now, free, arrival = 0.0, dict[str, float](), dict[object, float]()
+    now, free, ready = 0.0, dict[str, float](), dict[object, float]()
     for step in found.steps:
+        operands = max((ready.get(v, 0.0) for v in step.reads), default=0.0)
         if isinstance(step, Send) and isinstance(step.eqn.op, Start):
             lane = ",".join(step.eqn.op.axes)
             begin = max(now, free.get(lane, 0.0))
-            arrival[step.eqn.outs[0]] = free[lane] = begin + machine.item(step, 0).work
+            ready[step.eqn.outs[0]] = free[lane] = begin + machine.item(step, 0).work
         elif isinstance(step, Wait):
-            now = max(now, arrival[step.eqn.ins[0]])
+            now = max(now, ready[step.eqn.ins[0]])
+        elif isinstance(step, Kernel) and step.eqns[-1].op in (OFFLOAD, FETCH):
+            begin = max(operands, free.get("the host", 0.0))
+            ready[step.writes[0]] = free["the host"] = begin + machine.item(step, 0).work
         else:
-            now += machine.item(step, 0).work
-    return max([now, *arrival.values()])
+            now = max(now, operands) + machine.item(step, 0).work
+            ready.update(dict.fromkeys(step.writes, now))
+    return max([now, *ready.values()])
 
 
 def planned(seed: int) -> Program | None:
