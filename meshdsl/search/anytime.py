@@ -105,6 +105,7 @@ class Search:
         self.machine, self.request = machine, request
         self.objective, self.limit, self.assignment = request.objective, request.limit, assignment
         self.entries: dict[Key, Entry] = {}
+        self._ranked: list[Entry] | None = None  # of these entries
         self.refused: dict[Key, str] = {}
         self.stopped = ""  # reason for an early stop
         self.improved: float | None = None  # processor seconds after which the best layout that fits was found
@@ -292,6 +293,7 @@ class Search:
             if entry.fits and getattr(entry, self.objective) < self.least():
                 self.improved = self.worked
             self.entries[key] = entry
+            self._ranked = None
             mesh.mark(row, Status.COSTED)
             self.check(mesh, row, entry)
         return self.entries[key]
@@ -315,6 +317,11 @@ class Search:
 
     def ranked(self) -> list[Entry]:
         """The best layouts that fit, one per outcome: of layouts with equal costs, the one with the fewest rules."""
+        if self._ranked is None:
+            self._ranked = self._by_rank()
+        return self._ranked
+
+    def _by_rank(self) -> list[Entry]:
         each: dict[tuple[float, ...], Entry] = {}
         for key in sorted(self.entries, key=lambda key: (len(self.entries[key].layout.rules), key)):
             entry = self.entries[key]

@@ -132,7 +132,7 @@ class RuleBound:
 
     def least(self, row: Sequence[int]) -> Least:
         """Minimum seconds of a layout, and the part of them in each loop, by loop number."""
-        masks = [int(masks[n]) for masks, n in zip(self._masks, row, strict=True)]
+        masks = [masks[n] for masks, n in zip(self._mask_lists, row, strict=True)]
         key = tuple([functools.reduce(int.__or__, [masks[i] for i in group], self.pinned) for group in self._groups])
         if key not in self._least:
             outside, *inside = (float(part) for part in self._parts(np.array([row]))[:, 0])
@@ -181,6 +181,10 @@ class RuleBound:
     def _masks(self) -> list[np.ndarray]:
         """Per dim, the axes of each option; the last entry, for an undecided dim, has all axes of its options."""
         return [np.append(masks, np.bitwise_or.reduce(masks)) for masks in self.space.masks]
+
+    @cached_property
+    def _mask_lists(self) -> list[list[int]]:
+        return [masks.tolist() for masks in self._masks]
 
     def _memory(self, rows: np.ndarray, ways: np.ndarray) -> np.ndarray:
         ins = {v: self._local(v, v.name, rows)[0] for v in self.graph.ins}

@@ -113,6 +113,8 @@ class Demand:
         self._regions: dict[Var, _Region] | None = None
         self._estimates: dict[object, _Estimate] = {}
         self._bodies: dict[Eqn, Demand] = {}
+        self._deferred: dict[tuple[Any, ...], frozenset[int]] = {}  # results of loops
+        self._loop_dims: dict[Eqn, tuple[str, ...]] = {}
 
     def _number(self, eqn: Eqn) -> Any:
         """The number that all elements of an equation's result equal, if it is known."""
@@ -175,6 +177,12 @@ class Demand:
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
         """The numbers of the scan's stacked results that would stay pending here if the loop left them pending."""
+        key = (loop, *[setting.layout.axes(d) for d in self.loop_dims(loop, scan)])
+        if key not in self._deferred:
+            self._deferred[key] = self._deferred_results(loop, scan, setting)
+        return self._deferred[key]
+
+    def _deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
         inside = self.of_body(loop, scan)
         found: set[int] = set()
         for i, (v, out) in enumerate(zip(inside.graph.outs, loop.outs, strict=True)):
@@ -186,10 +194,12 @@ class Demand:
 
     def loop_dims(self, loop: Eqn, scan: Scan) -> tuple[str, ...]:
         """The dims whose axes determine `deferred_results`."""
-        inside = self.of_body(loop, scan)
-        return tuple(d for v in inside.graph.outs for d in inside.dims(v)) + tuple(
-            d for v in loop.outs for d in self.dims(v)
-        )
+        if loop not in self._loop_dims:
+            inside = self.of_body(loop, scan)
+            dims = [d for v in inside.graph.outs for d in inside.dims(v)]
+            dims += [d for v in loop.outs for d in self.dims(v)]
+            self._loop_dims[loop] = tuple(dict.fromkeys(dims))
+        return self._loop_dims[loop]
 
     def dims(self, v: Var) -> tuple[str, ...]:
         """The dims whose axes determine the decision about a value."""

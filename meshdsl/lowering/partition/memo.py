@@ -138,8 +138,11 @@ class Memo:
         states = [_state(scope, v) for v in run.operands]
         states += [_state(scope, v) for v in run.beside]
         eqn, *others = run.eqns
-        alone = not others and eqn.control is None
-        defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins] if alone else []
+        defers: list[Any] = []
+        if isinstance(eqn.control, Scan):
+            defers = [scope.demand.deferred_results(eqn, eqn.control, scope.setting)]
+        elif not others:
+            defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]
         key = (run, *[rules.get(d) for d in run.dims], *defers, *states)
         change = self._changes.get(key, MISSING)
         if change is None:
@@ -171,7 +174,7 @@ class Memo:
 
     def _run(self, demand: Demand, eqns: tuple[Eqn, ...]) -> _Run:
         """The run of these equations. Demands share it unless what they defer is not part of the key of a change."""
-        alone = len(eqns) == 1 and eqns[0].control is None
+        alone = len(eqns) == 1
         key = eqns[0], len(eqns), None if alone else demand
         if key not in self._runs:
             self._runs[key] = _run_of(demand, eqns, deferred=not alone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...ir import Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
@@ -26,6 +26,15 @@ class ShardedGraph:
     extents: Extents
     layout: Layout
     regather: bool = False  # gather weights again for the backward pass; those of a loop's layers one layer at a time
+    _producers: dict[Graph, dict[Var, Eqn]] = field(
+        default_factory=dict[Graph, dict[Var, Eqn]], repr=False, compare=False
+    )
+
+    def producers(self, graph: Graph) -> Mapping[Var, Eqn]:
+        """The equation that makes each value of the graph or of a loop's body."""
+        if graph not in self._producers:
+            self._producers[graph] = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        return self._producers[graph]
 
     def bytes(self, v: Var) -> int:
         """The bytes of a value that one device stores."""
@@ -52,7 +61,7 @@ class Sums:
 
 def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     """The first pending sums from which a value is computed element by element, also through renames and loops."""
-    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    producers = placed.producers(graph)
     queue, seen = [out], {out}
     sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []
@@ -86,6 +95,8 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
 
     If a weight is used several times, its gradients are then reduced once.
     """
+    if len(sums) < 2:
+        return tuple(sums)
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
     totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
