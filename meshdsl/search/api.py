@@ -18,7 +18,6 @@ from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
 from ..layouts import Layout, Mesh
 from ..trace import spec
-from .anytime import SearchRequest
 from .anytime import search as search_layouts
 from .evaluate import Problem
 from .knobs import turns_of
@@ -26,6 +25,7 @@ from .override_result import OverrideResult
 from .overrides import overrides
 from .plan_result import plan_result
 from .plans import PlanSearch
+from .request import SearchRequest
 from .result import Progress, SearchResult
 from .space import meshes
 from .variants import Variants, problem_of

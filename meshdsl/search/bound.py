@@ -29,26 +29,24 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..control import KEEP
 from ..cost.machine import Machine
-from ..ir import Eqn, Fuses, Graph, Product, Scan, Var, While, cse, dce, operations
+from ..ir import Graph, Var
 from ..layouts.layout import matches
-from ..lowering.partition.expansions import EXPANSIONS
 from ..lowering.partition.partition import shard_splits
-from ..ops.placement import PREFER, SHARD
 from .evaluate import watts
-from .floor import Work, floor, kernel_kind, kernel_seconds, kernels, least_product
+from .floor import Work, floor, kernel_seconds, kernels
+from .flops import Flops, certain, flops_of, flops_seconds, loops, results_of_kernels
 from .space import Space
 from .tied_dims import tied_dims
 
-__all__ = ["Amounts", "RuleBound", "loops", "rule_bound"]
+__all__ = ["Amounts", "RuleBound", "rule_bound"]
 
 UNDECIDED = -1
 CHUNK = 100_000  # layouts bounded at once
@@ -65,19 +63,6 @@ class Amounts:
     energy: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Work:
-    """FLOPs of one equation, summed over all devices, and its trip count."""
-
-    kind: str  # matmul, conv, attention, vector
-    flops: float
-    dtype: np.dtype[Any]
-    slow: bool  # transcendental
-    trips: int
-    loop: int | None  # number of the enclosing top-level loop, or None
-    dims: frozenset[str]  # whose axes may split it
-
-
 @dataclass(frozen=True, eq=False)
 class RuleBound:
     """Lower bounds for every layout of a space."""
@@ -87,7 +72,7 @@ class RuleBound:
     machine: Machine
     donated: frozenset[Var]
     results: tuple[str, ...]
-    work: tuple[_Work, ...]
+    work: tuple[Flops, ...]
     kernels: tuple[Work, ...]  # of every program
     makers: int  # top-level equations, without loops and views, that make a result
     pinned: int  # axes that occur in every layout, as bits
@@ -165,11 +150,11 @@ class RuleBound:
                 groups[group][by, part, axes] += self._seconds(each, n) * each.trips
         return dict(groups)
 
-    def _seconds(self, work: _Work | Work, ways: int) -> float:
+    def _seconds(self, work: Flops | Work, ways: int) -> float:
         if isinstance(work, Work):
             return kernel_seconds(work, self.machine, ways)
         launched = work.kind != "vector" and work.loop is not None
-        return _seconds(work, ways, self.machine) + self.machine.launch * launched
+        return flops_seconds(work, ways, self.machine) + self.machine.launch * launched
 
     @cached_property
     def _launches(self) -> float:
@@ -243,61 +228,6 @@ def rule_bound(
     pinned = sum(bit for axis, bit in space.bits.items() if axis in axes)
     paths = tuple(results) if results else ("",) * len(graph.outs)
     given = frozenset(graph.ins[i] for i in donated)
-    sure = _certain(graph)
-    sure_outs = set(sure.outs)
-    tied = tied_dims(graph)
-    makers = sum(_kind(eqn) != "" and not sure_outs.isdisjoint(eqn.outs) for eqn in sure.eqns)
-    work, least_kernels = tuple(_work(sure, tied)), kernels(sure, tied)
-    return RuleBound(graph, space, machine, given, paths, work, least_kernels, makers, pinned, plain)
-
-
-def _certain(graph: Graph) -> Graph:
-    """The equations of every program: no operands of `keep`, which it may replace, and equal equations once."""
-    same: dict[Var, Var] = {}
-    eqns: list[Eqn] = []
-    for eqn in graph.eqns:
-        ins = tuple(same.get(v, v) for v in eqn.ins)
-        if eqn.op in (PREFER, SHARD):
-            same[eqn.outs[0]] = ins[0]
-            continue
-        eqns.append(eqn.replace(ins=() if eqn.op is KEEP else ins).map_graphs(_certain))
-    outs = tuple(same.get(v, v) for v in graph.outs)
-    return dce(cse(graph.replace(eqns=tuple(eqns), outs=outs)))
-
-
-def loops(graph: Graph) -> list[Eqn]:
-    """The loops of the top level, in order; a loop's number is its index here."""
-    return [eqn for eqn in graph.eqns if isinstance(eqn.control, Scan | While)]
-
-
-def _work(graph: Graph, tied: Mapping[str, frozenset[str]], trips: int = 1, loop: int | None = None) -> Iterator[_Work]:
-    numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
-    for eqn in graph.eqns:
-        if eqn in numbers:
-            for sub in eqn.graphs().values():
-                yield from _work(sub, tied, trips * eqn.trips, numbers[eqn] if loop is None else loop)
-            continue
-        kind = _kind(eqn)
-        if kind:
-            flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
-            dtype = (eqn.ins if kind != "vector" else eqn.outs)[0].dtype
-            dims = frozenset[str]().union(*(tied[d.name] for v in (*eqn.ins, *eqn.outs) for d in v.shape))
-            yield _Work(kind, flops, dtype, eqn.operation.transcendental, trips, loop, dims)
-
-
-def _kind(eqn: Eqn) -> str:
-    op = eqn.operation
-    if op.product is not Product.NONE:
-        return kernel_kind(eqn)
-    plain = op.fuses is Fuses.MAP and op.rule is None and op not in EXPANSIONS
-    return "vector" if plain and eqn.ins and eqn.control is None else ""
-
-
-def _seconds(work: _Work, ways: int, machine: Machine) -> float:
-    """Minimum seconds of one trip, without launches, if its FLOPs are divided over at most `ways` devices."""
-    flops = work.flops / ways
-    if work.kind != "vector":
-        return least_product(work.kind, flops, work.dtype, machine)
-    if machine.attention:
-        return 0.0  # in a fused attention kernel, elementwise operations are free
-    return flops / (machine.transcendental if work.slow and machine.transcendental else machine.vector)
+    sure, tied = certain(graph), tied_dims(graph)
+    work, makers = tuple(flops_of(sure, tied)), results_of_kernels(sure)
+    return RuleBound(graph, space, machine, given, paths, work, kernels(sure, tied), makers, pinned, plain)

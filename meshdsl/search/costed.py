@@ -11,8 +11,8 @@ from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
 from ..lowering import Program
-from .anytime import SearchRequest
 from .evaluate import Assignment, Entry, evaluate
+from .request import SearchRequest
 from .variants import Variants
 
 __all__ = ["Costed"]

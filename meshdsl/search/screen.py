@@ -31,8 +31,8 @@ from ..lowering.partition.partition import add_input, assemble, extents_of, lowe
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
-from .bound import loops
 from .clock import Clock
+from .flops import loops
 
 __all__ = ["ILLEGAL", "Screen"]
 

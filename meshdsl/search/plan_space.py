@@ -1,0 +1,75 @@
+"""All plans of a search: their number, every combination of knobs, and the least work of any of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..compile.plan import Plan
+from ..cost.machine import Machine
+from ..layouts import Mesh
+from .bound import rule_bound
+from .knobs import Turn
+from .request import ROUNDING, SearchRequest
+from .space import space
+from .variants import Variants
+
+__all__ = ["PlanSpace"]
+
+
+class PlanSpace:
+    """The plans over some meshes and knobs."""
+
+    def __init__(
+        self,
+        variants: Variants,
+        meshes: Sequence[Mesh],
+        machine: Machine,
+        request: SearchRequest,
+        turns: Sequence[Turn],
+    ):
+        self.variants, self.machine, self.request, self.turns = variants, machine, request, turns
+        self.meshes = list(meshes)
+        self._size = 0
+        self._floor: float | None = None
+
+    def combinations(self) -> Iterator[Plan]:
+        """Every combination of mesh and knobs."""
+        plans = [self.variants.base.replace(mesh=mesh) for mesh in self.meshes]
+        for turn in self.turns:
+            plans = [plan.replace(**{turn.knob: value}) for plan in plans for value in self._all(turn, plan)]
+        yield from plans
+
+    def _all(self, turn: Turn, plan: Plan) -> list[Any]:
+        return list(dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)]))
+
+    def size(self) -> int:
+        """Number of plans: combinations of mesh and knobs, times the layouts of the mesh."""
+        if not self._size:
+            graph = self.variants.problem(self._base()).graph
+            r = self.request
+            for mesh in self.meshes:
+                each = space(graph, mesh, fixed=r.fixed, dims=r.dims, axes=r.axes, several=r.several is not False)
+                knobs = math.prod(len(self._all(turn, Plan(mesh))) for turn in self.turns)
+                self._size += each.size * knobs
+        return self._size
+
+    def _base(self) -> Plan:
+        return self.variants.canonical(self.variants.base) or self.variants.base
+
+    def floor(self) -> float:
+        """The least work of any plan: that of the step that recomputes nothing, divided over all devices."""
+        if self._floor is None:
+            free = {"remat": "none", "microbatches": 1}
+            turned = {turn.knob for turn in self.turns}
+            least = self._base().replace(**{name: value for name, value in free.items() if name in turned})
+            problem = self.variants.problem(self.variants.canonical(least) or self._base())
+            by_size = {mesh.size: mesh for mesh in self.meshes}.values()
+            bounds = [rule_bound(problem.graph, space(problem.graph, m), self.machine, plain=False) for m in by_size]
+            undecided = [bound.of(np.zeros((1, len(bound.space.dims)), np.int64)) for bound in bounds]
+            amounts = [float(getattr(amounts, self.request.objective)[0]) for amounts in undecided]
+            self._floor = min(amounts) * (1 - ROUNDING)
+        return self._floor
