@@ -6,8 +6,8 @@ are reported together. If all arguments fit, the error is not the caller's, and 
 that was raised by the user's own code, for example by a function that was passed.
 
 The arguments are compared even if nothing fails: `md.optim.adam` uses its arguments only later, and `md.slice` would
-round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`. The public methods of the classes in
-`METHODS` are wrapped too, and so is a function or an iterator that a public function returns.
+round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`, unless our own code builds one. The public
+methods of the classes in `METHODS` are wrapped too, and so is a function or an iterator that a public function returns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
+import sys
 import traceback
 import types
 import typing
@@ -71,7 +72,8 @@ def guarded(value: Any, name: str) -> Any:
     init = vars(value).get("__init__") if isinstance(value, type) else None
     if isinstance(init, types.FunctionType) and not issubclass(value, BaseException) and not _is_guarded(init):
         if "__init__" not in _HOT.get(name, ()):
-            value.__init__ = _wrapped(init, name, compares=name in _BUILT_BY_USERS, fields=_FUNCTIONS.get(name, ()))
+            compares = name in _BUILT_BY_USERS
+            value.__init__ = _wrapped(init, name, compares, trusts_us=True, fields=_FUNCTIONS.get(name, ()))
         if name in METHODS:
             _guard_methods(value, name)
     return value
@@ -104,11 +106,16 @@ def guarded_module(module: types.ModuleType, name: str) -> types.ModuleType:
 
 
 def _wrapped(
-    function: Callable[..., Any], name: str, compares: bool = True, fields: Iterable[str] = ()
+    function: Callable[..., Any],
+    name: str,
+    compares: bool = True,
+    trusts_us: bool = False,
+    fields: Iterable[str] = (),
 ) -> Callable[..., Any]:
     """`function` with errors explained.
 
-    `compares`: also if none is raised. `fields`: functions that the object created by this `__init__` holds.
+    `compares`: also if none is raised; `trusts_us`: but not if meshdsl itself calls. `fields`: functions that the
+    object created by this `__init__` holds.
     """
     signature = inspect.signature(function)
     fitting: set[tuple[Kind, ...]] = set()  # the kinds of arguments that fit, where kinds alone tell
@@ -135,6 +142,8 @@ def _wrapped(
             result = _iterated(result, name, [*args, *kwargs.values()])
         elif name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
             result = _returned(result, name)
+        if trusts_us and is_ours(sys._getframe(1).f_code.co_filename):
+            return result
         kinds = (*map(_kind, args), *((key, _kind(value)) for key, value in kwargs.items()))
         if not compares or kinds in fitting:
             return result

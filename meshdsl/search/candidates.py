@@ -71,12 +71,12 @@ class Candidates:
         i = self.index(row)
         bound = self.bounded.get(row)
         if bound is None:
-            alone = self.by_rules(row)
+            alone = self.by_rules(row)[self.objective] if i is None else self.bounds[i]
             name, unit = self._timed
             bound = unit * self.screen.bound(self.space.layout(row), self.rules.least(row), name, enough / unit)
             if bound < enough < math.inf and self.screen.usable and self.objective != "peak_bytes":
                 bound = max(bound, self.exact(row, enough))
-            bound = self.bounded[row] = max(alone[self.objective], bound)
+            bound = self.bounded[row] = max(float(alone), bound)
         if i is not None:
             self.bounds[i] = bound
             if bound == ILLEGAL:
