@@ -120,14 +120,14 @@ class RuleBound:
         masks = [masks[n] for masks, n in zip(self._mask_lists, row, strict=True)]
         key = tuple([functools.reduce(int.__or__, [masks[i] for i in group], self.pinned) for group in self._groups])
         if key not in self._least:
-            outside, *inside = (float(part) for part in self._parts(np.array([row]))[:, 0])
+            parts = [seconds[:, :, axes] for seconds, axes in zip(self._groups.values(), key, strict=True)]
+            outside, *inside = np.sum(parts, axis=0).max(axis=0).tolist()
             self._least[key] = outside + sum(inside), dict(enumerate(inside))
         return self._least[key]
 
     def _parts(self, rows: np.ndarray) -> np.ndarray:
         """Minimum seconds outside loops and in each loop, by layout: [1 + loops, layouts]."""
         parts = np.zeros((2, 1 + len(loops(self.graph)), len(rows)))
-        parts[0, 0] = self._launches
         for group, seconds in self._groups.items():
             parts += seconds[:, :, self._axes(rows, [self.space.dims[i] for i in group])]
         return parts.max(axis=0)
@@ -143,6 +143,7 @@ class RuleBound:
         zero = np.zeros((2, 1 + len(loops(self.graph)), sets))
         groups: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: zero.copy())
         ways = [self.ways(axes) for axes in range(sets)]
+        groups[()][0, 0] = self._launches
         for by, each in (*((0, work) for work in self.work), *((1, work) for work in self.kernels)):
             group = tuple(i for i, d in enumerate(self.space.dims) if d in each.dims)
             part = 0 if each.loop is None else 1 + each.loop

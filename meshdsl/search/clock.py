@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..cost.fusion import Loop
 from ..cost.lanes import Schedule, Span
 from ..cost.ledger import LazyLedger, ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..ir import Scan
+from ..dims import Dim
+from ..ir import Scan, walk
 from ..lowering import Program
 
 __all__ = ["Clock"]
@@ -19,6 +22,8 @@ class Clock:
     def __init__(self, machine: Machine, placement: Placement):
         self.machine, self.placement = machine, placement
         self._bodies: dict[Program, tuple[Span, int]] = {}  # the time of one trip, and the bytes that it sends
+        self._times: dict[tuple[Any, ...], tuple[Span, int]] = {}  # the same, by equations and stored sizes
+        self._dims: dict[tuple[tuple[Any, ...], ...], tuple[Dim, ...]] = {}  # of bodies with these equations
 
     def seconds(self, program: Program) -> float:
         """The seconds of a program."""
@@ -28,10 +33,19 @@ class Clock:
     def body(self, body: Program) -> tuple[Span, int]:
         """The time of one trip of a loop body, and the bytes that it sends."""
         if body not in self._bodies:
-            lines = ledger(body)
-            span = Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps)
-            self._bodies[body] = span, lines.wire_bytes
+            same = body.ins, body.eqns, body.outs
+            if same not in self._dims:
+                values = (*body.ins, *(v for eqn, _ in walk(body) for v in (*eqn.ins, *eqn.outs)))
+                self._dims[same] = tuple({d for v in values for d in v.shape})
+            key = (*same, *map(body.extents.padded, self._dims[same]))
+            if key not in self._times:
+                self._times[key] = self._timed(body)
+            self._bodies[body] = self._times[key]
         return self._bodies[body]
+
+    def _timed(self, body: Program) -> tuple[Span, int]:
+        lines = ledger(body)
+        return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps), lines.wire_bytes
 
 
 class _Known(Schedule):

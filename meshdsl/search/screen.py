@@ -131,7 +131,9 @@ class Screen:
     def _remember(self, layout: Layout, lowered: int) -> None:
         """Remember a problem that lowering so many equations has shown."""
         if lowered:
-            illegal = self.illegal.setdefault(lowered, _Illegal(self._dims(lowered)))
+            if lowered not in self.illegal:
+                self.illegal[lowered] = _Illegal(self._dims(lowered))
+            illegal = self.illegal[lowered]
             illegal.cuts.add(_cuts(layout, illegal.dims))
 
     def _scope(self, layout: Layout, inputs: Sequence[Var] = ()) -> Scope:
