@@ -266,10 +266,10 @@ def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
 def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, scatters: bool) -> Labels:
     """Labels by name, except that the dims `over` and `to` of the operands get a different label from the result's."""
     relabeled = to if scatters else over
-    ins = tuple(
-        {d.name: f"{d.name}*" if d == relabeled and (scatters or s is x) else d.name for d in s} for s in (x, i)
-    )
-    return Labels(ins, ({d.name: d.name for d in replaced(x, relabeled, over if scatters else to)},))
+    other = {relabeled.name: f"{relabeled.name}*"}
+    elements = {d.name: d.name for d in x} | other
+    indices = {d.name: d.name for d in i} | (other if scatters else {})
+    return Labels((elements, indices), ({d.name: d.name for d in replaced(x, relabeled, over if scatters else to)},))
 
 
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:

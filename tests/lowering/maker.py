@@ -29,7 +29,10 @@ def whole_numbers(rng: np.random.Generator, shape: Shape, dtype: Any = "float64"
 
 
 def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md.Tensor]]:
-    """A function from tensors to (loss and gradients, some of its values), and its arguments."""
+    """A function from tensors to (loss and gradients, some of its values), and its arguments.
+
+    Every fifth function also returns the product of its Hessian with the arguments.
+    """
     rng = Draw(seed)
     pool = [Dim(name, rng.choice(SIZES)) for name in "abcde"]
     if rng.random() < 0.1:
@@ -48,7 +51,14 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
     def with_gradient(*xs: md.Tensor) -> Any:
         return md.value_and_grad(forward, argnums=range(len(xs)), has_aux=True)(*xs)
 
-    return with_gradient, args
+    def with_products(*xs: md.Tensor) -> Any:
+        def squares(*xs: md.Tensor) -> md.Tensor:
+            loss, values = forward(*xs)
+            return sum((md.sum(md.square(v)) for v in values if v.dtype == loss.dtype), loss)
+
+        return with_gradient(*xs), md.jvp(md.grad(squares, argnums=range(len(xs))), xs, xs)[1]
+
+    return with_gradient if Draw(f"{seed} products").random() < 0.8 else with_products, args
 
 
 class Maker:

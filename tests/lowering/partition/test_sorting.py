@@ -113,3 +113,16 @@ def test_the_cause_says_which_way() -> None:
         "deal 2 of 2 of the sorted blocks of 'a'",
         "the half of a neighbour's block of 'a'",
     ]
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_second_derivatives_of_a_sort_along_a_split_dim(n: int) -> None:
+    """Their indices and their elements may have one tuple of dims, which once gave both the same labels."""
+
+    def product(x: md.Tensor) -> md.Tensor:
+        pulled = lambda x: md.vjp(lambda x: md.sort(x, "a") * x, x)[1](md.sin(x))[0]  # noqa: E731 - short
+        return md.jvp(md.grad(lambda x: md.sum(md.square(pulled(x)))), (x,), (md.sin(x),))[1]
+
+    x = md.tensor(np.random.default_rng(n).normal(size=n), "a")
+    program = md.compile(product, "x:8", "a:x").program(x)
+    np.testing.assert_allclose(md.simulate(program, x)[0], product(x).numpy(), rtol=1e-12)
