@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dims import Dim, DimLike, find, pick
+from ..dims import Dim, DimLike, Shape, find, pick
 from ..errors import ShapeError, at, caller, located
-from ..ir import Op, Scan, Type
+from ..ir import Graph, Op, Scan, Type
 from ..ops.creation import zeros_like
 from ..ops.joining import stack, unstack
-from ..ops.reshape import transpose
+from ..ops.reshape import rename, transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
 from .carry import carried, leaves_of
 from .residuals import split
@@ -47,13 +47,37 @@ def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
     on = list(active)
     on[consts : consts + carries] = [True] * carries
     forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on)
-    outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=forward))
     n = len(control.body.outs)
+    outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=_stackable(forward, n, control.dim)))
     xs = ins[consts + carries :]
     primals = [ins[i] for i in primal_inputs if i < consts] + [
         xs[i - consts - carries] for i in primal_inputs if i >= consts
     ]
     return outs[:n], (backward, primal_inputs, wrt, primals, outs[n:])
+
+
+def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
+    """The graph with residuals that can be stacked along `dim`: an inner loop's dim of that name gets another one."""
+    if not any(d.name == dim.name for v in forward.outs[n:] for d in v.shape):
+        return forward
+
+    def renamed(*ins: Tensor) -> list[Tensor]:
+        outs = evaluate(forward, ins)
+        return [*outs[:n], *(_renamed(x, _other_name(x, dim)) for x in outs[n:])]
+
+    return trace(renamed, [v.type for v in forward.ins])[0]
+
+
+def _other_name(x: Tensor, dim: Dim) -> Shape:
+    taken, name = {d.name for d in x.dims}, f"{dim.name}__inner"
+    while name in taken:
+        name += "_"
+    return tuple(Dim(name, d.size) if d.name == dim.name else d for d in x.dims)
+
+
+def _renamed(x: Tensor, dims: Shape) -> Tensor:
+    """x with these names; the sizes are equal."""
+    return rename(x, **{d.name: e.name for d, e in zip(x.dims, dims, strict=True) if d != e})
 
 
 def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) -> list[Tensor | None]:
@@ -73,7 +97,9 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
         carried_cts, sums = carry
         by_out = dict(zip(carry_cts, carried_cts, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
         step_cts = [by_out[i] for i in floating]
-        outs = evaluate(backward, [*primals[:n_const_primals], *xs[: n_xs + len(saved)], *step_cts])
+        named = backward.ins[len(primal_inputs) : len(primal_inputs) + len(saved)]
+        values = [_renamed(x, v.shape) for x, v in zip(xs[n_xs : n_xs + len(saved)], named, strict=True)]
+        outs = evaluate(backward, [*primals[:n_const_primals], *xs[:n_xs], *values, *step_cts])
         by_in = dict(zip(wrt, outs, strict=True))
         return (
             [by_in[consts + i] for i in carry_cts],

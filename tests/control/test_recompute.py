@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import chain, combinations
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,3 +92,29 @@ def test_an_activation_is_computed_again_from_its_operand() -> None:
 
     found = stacked(deep, md.spec("layer:4 io:8 out:8"), md.spec("batch:16 io:8"))
     assert len(found) == 2  # the layer's operand and the product; not the sigmoid
+
+
+def test_loops_over_dims_of_one_name_may_be_nested_under_a_gradient() -> None:
+    """The residuals of the inner loop have its dim, and are stacked along the outer one."""
+    x, w = md.tensor([0.5, -1.0], "ch"), md.tensor([[0.3, 2.0], [1.0, -1.0], [0.2, 0.4]], "step ch")
+
+    def total(x: md.Tensor, w: md.Tensor, outer: str) -> md.Tensor:
+        def inner(c: md.Tensor, t: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            return md.tanh(c * t) * t + md.sin(c), md.sin(c)
+
+        def trip(c: md.Tensor, t: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            c, ys = md.scan(inner, c, w, over="step")
+            return c * t + md.sum(ys, "step"), md.sum(ys)
+
+        c, ys = md.scan(trip, x, md.tensor([0.3, 0.7], f"{outer}:2"), over=outer)
+        return md.sum(c) + md.sum(ys)
+
+    def products(x: md.Tensor, w: md.Tensor, outer: str) -> list[md.Tensor]:
+        gradient = md.grad(lambda x, w: total(x, w, outer), argnums=(0, 1))
+        return [*gradient(x, w), *md.jvp(gradient, (x, w), (x, w))[1]]
+
+    expected = products(x, w, "trip")
+    for layout in ("", "ch:r", "step:r"):
+        program = md.compile(lambda x, w: products(x, w, "step"), "r:2", layout).program(x, w)
+        for a, b in zip(md.simulate(program, x, w), expected, strict=True):
+            np.testing.assert_allclose(a, b.numpy(), rtol=1e-6)

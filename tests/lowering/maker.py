@@ -70,12 +70,16 @@ class Maker:
         self.axes = axes
         self.depth = depth
         self.kinds = [name for name in dir(self) if name.startswith("op_")]
-        if depth:
-            self.kinds = [
-                k
-                for k in self.kinds
-                if k not in ("op_scan", "op_while", "op_cond", "op_checkpoint", "op_shard", "op_vmap")
+        if depth:  # a loop may hold another loop, whose dim may have the same name
+            deeper = [
+                "op_while",
+                "op_cond",
+                "op_checkpoint",
+                "op_shard",
+                "op_vmap",
+                *(["op_scan"] if depth > 1 else []),
             ]
+            self.kinds = [k for k in self.kinds if k not in deeper]
 
     def step(self) -> None:
         # one seed per operation: the first n operations don't depend on later ones or on how much each draws
