@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import meshdsl as md
 
 __all__ = [
-    "Attend", "Attention", "Config", "Empty", "Network", "Options", "inputs", "linear", "loss", "stacked",
-    "workload",
+    "Attend", "Attention", "Config", "Empty", "Network", "Options", "inputs", "linear", "logits", "loss",
+    "stacked", "workload",
 ]  # fmt: skip
 
 Cache = dict[str, md.Tensor]
@@ -49,6 +49,15 @@ def linear(
     if bias is not None:
         y = y + md.cast(md.param(bias, into, init=md.init.zeros(), dtype=precision.param), y.dtype)
     return md.cast(md.prefer(y, "batch", into[0]), precision.compute)
+
+
+def logits(
+    x: md.Tensor, table: md.Tensor, wide: md.Dim, vocab: md.Dim, precision: md.nn.Precision, tied: bool
+) -> md.Tensor:
+    """The output layer [batch, length, vocab]: x times the table of the embedding if `tied`, or a weight of its own."""
+    if not tied:
+        return linear(x, "unembed", [wide], [vocab], precision)
+    return md.prefer(precision.einsum(x, table, out=[*(d for d in x.dims if d != wide), vocab]), "batch", vocab)
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Config(Options):
 
 @dataclass(frozen=True)
 class Attention:
-    """Self-attention. `group.size` query heads share each of the `heads` key and value heads."""
+    """Attention. `group.size` query heads share each of the `heads` key and value heads."""
 
     model: md.Dim
     heads: md.Dim
@@ -100,32 +109,51 @@ class Attention:
     speeds: Sequence[float] | None = None  # of rotary positions; None: no rotary positions
     window: int | None = None
     causal: bool = True
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head)
+    length: str = "length"
+    name: str = "attention"
 
     def __call__(
-        self, x: md.Tensor, cache: Cache | None = None, position: md.Tensor | int = 0
+        self, x: md.Tensor, cache: Cache | None = None, position: md.Tensor | int = 0, bias: md.Tensor | None = None
     ) -> tuple[md.Tensor, Cache | None]:
-        """The layer's result [batch, length, model] and the cache with the keys and values of x."""
-        queries = [self.heads, *([self.group] if self.group else []), self.head]
+        """Self-attention [batch, length, model], and the cache with the keys and values of x from `position` on."""
+        q, kept = self.queries(x, position), self.keys(x, position)
+        if cache is not None:
+            kept = {**cache, **{name: md.nn.write_cache(cache[name], new, position) for name, new in kept.items()}}
+        offset = None if cache is None else position
+        y = self.attend(q, kept, causal=self.causal, window=self.window, offset=offset, bias=bias)
+        return y, None if cache is None else kept
 
-        def project(kind: str, into: Sequence[md.Dim]) -> md.Tensor:
+    def queries(self, x: md.Tensor, position: md.Tensor | int = 0) -> md.Tensor:
+        """Queries for each position of x, [..., heads, group, head] or [..., heads, head]."""
+        return self._rotated(self._projected(x, "q", self._query_dims), position)
+
+    def keys(self, x: md.Tensor, position: md.Tensor | int = 0) -> Cache:
+        """Keys "k" and values "v" for each position of x, [..., heads, head]."""
+        k, v = (self._projected(x, kind, [self.heads, self.head]) for kind in ("k", "v"))
+        return {"k": self._rotated(k, position), "v": v}
+
+    def attend(self, q: md.Tensor, kept: Cache, **options: Any) -> md.Tensor:
+        """The layer's result for these queries, keys and values; the options are those of `md.attention`."""
+        y = md.attention(q, kept["k"], kept["v"], scale=self.scale, length=self.length, **options)
+        if options.get("bias") is not None:
+            y = md.prefer(y, "batch", self.heads)  # a bias that is stored sharded by heads does not shard y
+        with md.scope(self.name):
+            return linear(y, "wo", self._query_dims, [self.model], self.precision, "bo" if self.biases else None)
+
+    @property
+    def _query_dims(self) -> list[md.Dim]:
+        return [self.heads, *([self.group] if self.group else []), self.head]
+
+    def _projected(self, x: md.Tensor, kind: str, into: Sequence[md.Dim]) -> md.Tensor:
+        with md.scope(self.name):
             return linear(x, f"w{kind}", [self.model], into, self.precision, f"b{kind}" if self.biases else None)
 
-        length = "length" if "length" in [d.name for d in x.dims] else None
-        with md.scope("attention"):
-            q, k, v = (
-                project("q", queries),
-                project("k", [self.heads, self.head]),
-                project("v", [self.heads, self.head]),
-            )
-            if self.speeds is not None:
-                q, k = (md.nn.rotary(y, length, self.head, offset=position, speeds=self.speeds) for y in (q, k))
-            if cache is None:
-                y = md.attention(q, k, v, causal=self.causal, window=self.window)
-            else:
-                cache = {name: md.nn.write_cache(cache[name], new, position) for name, new in (("k", k), ("v", v))}
-                y = md.attention(q, cache["k"], cache["v"], causal=True, window=self.window, offset=position)
-            bias = "bo" if self.biases else None
-            return linear(y, "wo", queries, [self.model], self.precision, bias), cache
+    def _rotated(self, y: md.Tensor, position: md.Tensor | int) -> md.Tensor:
+        if self.speeds is None:
+            return y
+        length = self.length if self.length in [d.name for d in y.dims] else None
+        return md.nn.rotary(y, length, self.head, offset=position, speeds=self.speeds)
 
     def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> Cache:
         """Keys and values of zeros for every layer, [layer, batch, memory, heads, head]."""
@@ -205,10 +233,7 @@ def stacked(
             x = place(x, md.cast(position, "int32") if length is None else md.iota(length) + position)
         with md.scope("layer"):
             x, cache = md.layers(one, md.prefer(x, "batch"), over=layer, xs=cache, remat=config.remat, collect=True)
-        x = norm(x)
-        if not tied:
-            return linear(x, "unembed", [wide], [vocab], precision), cache
-        return md.prefer(precision.einsum(x, table, out=[*tokens.dims, vocab]), "batch", vocab), cache
+        return logits(norm(x), table, wide, vocab, precision, tied), cache
 
     return run, lambda dims: attention.cache(layer, dims)
 

@@ -1,13 +1,23 @@
-"""Parts of image classifiers: their batch, their loss, and the labels of a Hugging Face config.json."""
+"""Parts of image classifiers: their batch, their loss, and the labels of a Hugging Face config.json.
+
+The running statistics of a stateful classifier are parameters without a gradient: the loss returns their new values,
+and a training step stores them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import meshdsl as md
 
-__all__ = ["inputs", "loss", "settings", "to_hub", "workload"]
+__all__ = [
+    "StatefulNetwork", "batch_norm", "inputs", "loss", "settings", "stateful_workload", "to_hub", "workload",
+]  # fmt: skip
+
+Values = dict[str, md.Tensor]
+StatefulNetwork = Callable[[Values], tuple[md.Tensor, Any]]  # batch -> logits, and nested dicts of the statistics
 
 
 def inputs(config: Any) -> dict[str, object]:
@@ -32,6 +42,52 @@ def workload(name: str, config: Any, model: Callable[[Any], md.Model], **more: A
         name, config, model=model, inputs=inputs, loss=lambda config: loss(model(config)),
         optimizer=lambda config: md.optim.adam(config.learning_rate), mean_over=lambda config: "batch", **more,
     )  # fmt: skip
+
+
+def batch_norm(
+    x: md.Tensor, over: tuple[str, ...], training: bool, precision: md.nn.Precision
+) -> tuple[md.Tensor, dict[str, Any]]:
+    """Batch norm whose running statistics are the parameters `norm/mean` and `norm/var`, and their new values."""
+    kept = [d for d in x.dims if d.name not in over]
+    mean = md.param("norm/mean", kept, init=md.init.zeros(), dtype=precision.param)
+    var = md.param("norm/var", kept, init=md.init.ones(), dtype=precision.param)
+    state = {"mean": mean, "var": var}
+    x, state = md.nn.batch_norm(x, over, state, training=training, unbiased=True, precision=precision)
+    return x, {"norm": state}
+
+
+def stateful_workload(
+    name: str, config: Any, network: Callable[[Any, bool], StatefulNetwork], *, optimizer: Any, **more: Any
+) -> md.Workload:
+    """The workload of a classifier with `batch_norm`; the second argument of `network` is true for training."""
+
+    def loss(config: Any, training: bool = True) -> Callable[..., tuple[md.Tensor, Values, Values]]:
+        """Mean cross entropy in nats, no metrics, and the new running statistics by path."""
+        run = md.model(network(config, training))
+
+        def cross_entropy(params: Values, batch: Values) -> tuple[md.Tensor, Values, Values]:
+            logits, statistics = run(params, batch)
+            mean = md.mean(md.nn.softmax_cross_entropy(logits, batch["targets"], "classes"))
+            return mean, {}, dict(_paths(statistics))
+
+        return cross_entropy
+
+    def frozen(path: str) -> bool:
+        return path.endswith(("/norm/mean", "/norm/var"))
+
+    return md.Workload(
+        name, config, model=lambda config: md.model(lambda batch: network(config, False)(batch)[0]), inputs=inputs,
+        loss=loss, eval_loss=partial(loss, training=False),
+        optimizer=lambda config: md.optim.with_frozen(optimizer(config), frozen), **more,
+    )  # fmt: skip
+
+
+def _paths(tree: dict[str, Any], scope: str = "") -> Iterator[tuple[str, md.Tensor]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _paths(value, f"{scope}{name}/")
+        else:
+            yield scope + name, value
 
 
 def settings(hub: md.HubConfig) -> dict[str, int]:

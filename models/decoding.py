@@ -1,4 +1,4 @@
-"""Decoding with an encoder-decoder model: one position at a time, by a search of md.nn.decode."""
+"""The decoder of an encoder-decoder model: one position at a time, by a search of md.nn.decode."""
 
 from __future__ import annotations
 

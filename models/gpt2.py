@@ -10,6 +10,7 @@ The layouts are those of models/llama.py. A prompt and the tokens after it have 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import meshdsl as md
 from models import causal, llama
@@ -32,9 +33,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     (_, wide, heads, d_ff, _), precision = config.dims(), config.precision
     head, rows = md.Dim("head", config.d_model // config.heads), md.Dim("position", config.positions)
     attention = causal.Attention(wide, heads, head, precision, biases=True)
-
-    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
-        return md.nn.layer_norm(x, wide, name=name, eps=config.eps, precision=precision)
+    norm = partial(md.nn.layer_norm, over=wide, eps=config.eps, precision=precision)
 
     def feed_forward(x: md.Tensor) -> md.Tensor:
         with md.scope("feed_forward"):
@@ -42,8 +41,8 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
             return causal.linear(y, "w_out", [d_ff], [wide], precision, "b_out")
 
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
-        x = x + attend(norm(x, "norm_1"))
-        return x + feed_forward(norm(x, "norm_2"))
+        x = x + attend(norm(x, name="norm_1"))
+        return x + feed_forward(norm(x, name="norm_2"))
 
     def place(x: md.Tensor, positions: md.Tensor) -> md.Tensor:
         if any(d.size > rows.size for d in positions.dims):

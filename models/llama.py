@@ -13,6 +13,7 @@ all_to_all if that sends less.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import meshdsl as md
 from models import causal, rotary
@@ -50,9 +51,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     (_, wide, heads, d_ff, _), precision = config.dims(), config.precision
     head, group = md.Dim("head", config.d_head), md.Dim("group", config.query_heads // config.heads)
     attention = causal.Attention(wide, heads, head, precision, group, speeds=config.rotary.speeds(head))
-
-    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
-        return md.nn.rms_norm(x, wide, name=name, eps=config.eps, precision=precision)
+    norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def feed_forward(x: md.Tensor) -> md.Tensor:
         with md.scope("feed_forward"):
@@ -61,8 +60,8 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
             return causal.linear(x, "w_out", [d_ff], [wide], precision)
 
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
-        x = x + attend(norm(x, "norm_1"))
-        return x + feed_forward(norm(x, "norm_2"))
+        x = x + attend(norm(x, name="norm_1"))
+        return x + feed_forward(norm(x, name="norm_2"))
 
     return causal.stacked(config, attention, block, norm, tied=config.tied)
 

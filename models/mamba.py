@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import meshdsl as md
-from models import causal
+from models import causal, mamba_names
 
 __all__ = ["LAYOUTS", "Config", "mamba", "mamba_1b", "mamba_3b", "mamba_130m", "network"]
 
@@ -55,48 +56,36 @@ class Config(causal.Options):
 
 @dataclass(frozen=True)
 class Mixer:
-    """The layer, which takes the place of attention in models/causal.py: its cache is the state."""
+    """The layer, which replaces attention in models/causal.py: its cache is what conv and the scan keep."""
 
     config: Config
 
     def __call__(self, x: md.Tensor, cache: Any = None, position: Any = 0) -> tuple[md.Tensor, Any]:
-        """The layer's result, and the cache after x."""
+        """The layer's result, and the cache after x, which is [batch, length, model] or one position of it."""
         dims = x.dims if "length" in [d.name for d in x.dims] else [*x.dims[:-1], md.Dim("length", 1), x.dims[-1]]
         with md.scope("mixer"):
-            y, cache = self._mixed(md.reshape(x, dims), cache)
-        return md.reshape(y, x.dims), cache
+            y, new = self._mixed(md.reshape(x, dims), cache or {"inputs": None, "state": None})
+        return md.reshape(y, x.dims), new if cache else None
 
     def _mixed(self, x: md.Tensor, cache: Any) -> tuple[md.Tensor, Any]:
         config, precision = self.config, self.config.precision
         _, model, inner, state, _ = config.dims()
         rank, parts = md.Dim("rank", config.rank), md.Dim("parts", config.rank + 2 * config.state)
+        linear = partial(causal.linear, precision=precision)
 
-        def linear(x: md.Tensor, name: str, over: md.Dim, into: md.Dim, bias: str | None = None) -> md.Tensor:
-            return causal.linear(x, name, [over], [into], precision, bias)
-
-        def part(x: md.Tensor, start: int, into: md.Dim) -> md.Tensor:
-            return md.rename(md.slice(x, parts, start, into.size), parts=into.name)
-
-        padded = config.kernel - 1
-        u, z, padding = linear(x, "w_x", model, inner), linear(x, "w_z", model, inner), (padded, 0)
-        recent, old = None, None
-        if cache is not None:
-            u, padding = md.concat([md.rename(cache["inputs"], recent="length"), u], "length"), (0, 0)
-            old = cache["state"]
-            length = next(d for d in u.dims if d.name == "length")
-            recent = md.rename(md.slice(u, length, length.size - padded, padded), length="recent")
-        u = md.nn.conv(u, {"length": config.kernel}, inner, padding={"length": padding}, precision=precision)
+        u, z = linear(x, "w_x", [model], [inner]), linear(x, "w_z", [model], [inner])
+        u, inputs = md.nn.causal_conv(u, config.kernel, inner, state=cache["inputs"], precision=precision)
         u = md.silu(u)
-        found = linear(u, "w_u", inner, parts)
-        r, b, c = part(found, 0, rank), part(found, rank.size, state), part(found, rank.size + state.size, state)
-        steps = md.softplus(linear(r, "w_s", rank, inner, "b_s"))
+        rbc = linear(u, "w_u", [inner], [parts])
+        starts = {0: rank, config.rank: state, config.rank + config.state: state}
+        r, b, c = (md.rename(md.slice(rbc, parts, at, d.size), parts=d.name) for at, d in starts.items())
+        steps = md.softplus(linear(r, "w_s", [rank], [inner], bias="b_s"))
         log_a = md.param("log_a", [inner, state], init=_rates, dtype=precision.param)
         d = md.param("d", [inner], init=md.init.ones(), dtype=precision.param)
-        y, h = md.nn.selective_scan(
-            u, steps, -md.exp(md.cast(log_a, precision.reduce)), b, c, old, over=inner, precision=precision
-        )
+        a = -md.exp(md.cast(log_a, precision.reduce))
+        y, h = md.nn.selective_scan(u, steps, a, b, c, cache["state"], over=inner, precision=precision)
         y = (y + md.cast(d, u.dtype) * u) * md.silu(z)
-        return linear(y, "w_out", inner, model), None if recent is None else {"inputs": recent, "state": h}
+        return linear(y, "w_out", [inner], [model]), {"inputs": inputs, "state": h}
 
     def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> dict[str, md.Tensor]:
         """Zeros: the last inputs of the convolution, and the state; the memory's size does not matter."""
@@ -114,51 +103,15 @@ def _rates(key: Any, dims: Any, dtype: Any) -> md.Tensor:
 def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     """The network of models/causal.py, and its empty cache."""
     _, wide, *_ = config.dims()
-
-    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
-        return md.nn.rms_norm(x, wide, name=name, eps=config.eps, precision=config.precision)
+    norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=config.precision)
 
     def block(x: md.Tensor, mix: causal.Attend) -> md.Tensor:
-        return x + mix(norm(x, "norm_1"))
+        return x + mix(norm(x, name="norm_1"))
 
     return causal.stacked(config, Mixer(config), block, norm, tied=config.tied)
 
 
-_MIXER = "backbone.layers.{layer}.mixer"
-TENSORS = {
-    "embed": ("backbone.embeddings.weight", "vocab, model"),
-    "layer/norm_1/scale": ("backbone.layers.{layer}.norm.weight", "model"),
-    "layer/mixer/w_x": (f"{_MIXER}.in_proj.weight", "0/2 inner, model"),
-    "layer/mixer/w_z": (f"{_MIXER}.in_proj.weight", "1/2 inner, model"),
-    "layer/mixer/conv/w": (f"{_MIXER}.conv1d.weight", "inner, , length_window"),
-    "layer/mixer/conv/b": (f"{_MIXER}.conv1d.bias", "inner"),
-    "layer/mixer/w_u": (f"{_MIXER}.x_proj.weight", "parts, inner"),
-    "layer/mixer/w_s": (f"{_MIXER}.dt_proj.weight", "inner, rank"),
-    "layer/mixer/b_s": (f"{_MIXER}.dt_proj.bias", "inner"),
-    "layer/mixer/log_a": (f"{_MIXER}.A_log", "inner, state"),
-    "layer/mixer/d": (f"{_MIXER}.D", "inner"),
-    "layer/mixer/w_out": (f"{_MIXER}.out_proj.weight", "model, inner"),
-    "norm/scale": ("backbone.norm_f.weight", "model"),
-    "unembed": ("lm_head.weight", "vocab, model"),
-}
-mamba = causal.workload(
-    "mamba", Config(), network, layouts=LAYOUTS,
-    hugging_face=md.HuggingFace(
-        TENSORS,
-        {
-            "vocab_size": "vocab", "num_hidden_layers": "layers", "hidden_size": "d_model", "state_size": "state",
-            "intermediate_size": "inner", "time_step_rank": "rank", "conv_kernel": "kernel",
-            "layer_norm_epsilon": "eps", "tie_word_embeddings": "tied",
-        },
-        fixed={"model_type": "mamba", "hidden_act": "silu", "use_bias": False, "use_conv_bias": True},
-        defaults={
-            "intermediate_size": lambda hub: hub.size("expand", 2) * hub.size("hidden_size"), "state_size": 16,
-            "time_step_rank": lambda hub: -(-hub.size("hidden_size") // 16), "conv_kernel": 4,
-            "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
-        },
-        base="backbone", architecture="MambaForCausalLM",
-    ),
-)  # fmt: skip
+mamba = causal.workload("mamba", Config(), network, layouts=LAYOUTS, hugging_face=mamba_names.HUGGING_FACE)
 mamba_130m = mamba.replace(length=2048, vocab=50280, layers=24, d_model=768, inner=1536, state=16, rank=48)
 mamba_1b = mamba_130m.replace(layers=48, d_model=2048, inner=4096, rank=128)
 mamba_3b = mamba_130m.replace(layers=64, d_model=2560, inner=5120, rank=160)

@@ -17,6 +17,7 @@ sharded over the data axis.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import meshdsl as md
@@ -61,9 +62,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     head, group = md.Dim("head", config.d_head), md.Dim("group", config.query_heads // config.heads)
     speeds, window = config.rotary.speeds(head), config.window or None
     attention = causal.Attention(wide, heads, head, precision, group, speeds=speeds, window=window)
-
-    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
-        return md.nn.rms_norm(x, wide, name=name, eps=config.eps, precision=precision)
+    norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def experts(x: md.Tensor) -> md.Tensor:
         tokens = md.rename(x, length="position") if "length" in [d.name for d in x.dims] else x
@@ -77,8 +76,8 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
         return md.reshape(y, x.dims)
 
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
-        x = x + attend(norm(x, "norm_1"))
-        return x + experts(norm(x, "norm_2"))
+        x = x + attend(norm(x, name="norm_1"))
+        return x + experts(norm(x, name="norm_2"))
 
     return causal.stacked(config, attention, block, norm, tied=config.tied)
 
@@ -99,22 +98,17 @@ def settings(hub: md.HubConfig) -> dict[str, Any]:
     return {**rotary.settings(hub), "window": window}
 
 
-mixtral = causal.workload(
-    "mixtral",
-    Config(),
-    network,
-    layouts=LAYOUTS,
-    hugging_face=replace(
-        llama.HUGGING_FACE,
-        tensors=TENSORS,
-        keys={**llama.HUGGING_FACE.keys, "num_local_experts": "experts", "num_experts_per_tok": "chosen"},
-        fixed={"model_type": "mixtral", "hidden_act": "silu"},
-        defaults={**llama.HUGGING_FACE.defaults, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
-        settings=settings,
-        config=lambda config: {**rotary.to_hub(config), "sliding_window": config.window or None},
-        architecture="MixtralForCausalLM",
-    ),
+HUGGING_FACE = replace(
+    llama.HUGGING_FACE,
+    tensors=TENSORS,
+    keys={**llama.HUGGING_FACE.keys, "num_local_experts": "experts", "num_experts_per_tok": "chosen"},
+    fixed={"model_type": "mixtral", "hidden_act": "silu"},
+    defaults={**llama.HUGGING_FACE.defaults, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+    settings=settings,
+    config=lambda config: {**rotary.to_hub(config), "sliding_window": config.window or None},
+    architecture="MixtralForCausalLM",
 )
+mixtral = causal.workload("mixtral", Config(), network, layouts=LAYOUTS, hugging_face=HUGGING_FACE)
 mixtral_8x7b = mixtral.replace(
     length=4096, vocab=32000, layers=32, d_model=4096, query_heads=32, heads=8, d_head=128, d_ff=14336, experts=8,
     rotary=Rotary(1000000.0),

@@ -13,10 +13,10 @@ Lines = dict[str, tuple[str, str]]
 _NORM = {"scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 
 
-def _conv(path: str, name: str, over: str, made: str, into: str = "") -> Lines:
+def _conv(path: str, name: str, over: str, output: str, into: str = "") -> Lines:
     """The lines of a convolution [over, made], and of its norm [into]."""
-    found = {f"{path}/conv/w": (f"{name}.convolution.weight", f"{made}, {over}, height_window, width_window")}
-    return found | {f"{path}/norm/{k}": (f"{name}.normalization.{v}", into or made) for k, v in _NORM.items()}
+    kernel = {f"{path}/conv/w": (f"{name}.convolution.weight", f"{output}, {over}, height_window, width_window")}
+    return kernel | {f"{path}/norm/{k}": (f"{name}.normalization.{v}", into or output) for k, v in _NORM.items()}
 
 
 def _block(i: int, path: str, name: str, over: str) -> Lines:
@@ -30,12 +30,12 @@ def _block(i: int, path: str, name: str, over: str) -> Lines:
 
 
 def _tensors() -> Lines:
-    found = _conv("stem", "resnet.embedder.embedder", "color", "stage0")
+    tensors = _conv("stem", "resnet.embedder.embedder", "color", "stage0")
     for stage in range(1, 5):
         layers = f"resnet.encoder.stages.{stage - 1}.layers"
-        found |= _block(stage, f"stage{stage}/first", f"{layers}.0", f"stage{stage - 1}")
-        found |= _block(stage, f"stage{stage}/rest", f"{layers}.{{layer{stage}+1}}", f"stage{stage}")
-    return found | {
+        tensors |= _block(stage, f"stage{stage}/first", f"{layers}.0", f"stage{stage - 1}")
+        tensors |= _block(stage, f"stage{stage}/rest", f"{layers}.{{layer{stage}+1}}", f"stage{stage}")
+    return tensors | {
         "dense/w": ("classifier.1.weight", "classes, features"),
         "dense/b": ("classifier.1.bias", "classes"),
     }

@@ -46,15 +46,15 @@ def settings(hub: md.HubConfig) -> dict[str, Rotary]:
     base = (table if new else hub).number("rope_theta", 10000.0)
     kind = table.only("type" if "type" in table.values else "rope_type", "default", "linear", "llama3")
     if kind == "default":
-        found = Rotary(base)
+        rotary = Rotary(base)
     elif kind == "linear":
-        found = Rotary(base, table.number("factor"), kind)
+        rotary = Rotary(base, table.number("factor"), kind)
     else:
         low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
         context = table.size("original_max_position_embeddings")
-        found = Rotary(base, table.number("factor"), kind, low, high, context)
+        rotary = Rotary(base, table.number("factor"), kind, low, high, context)
     table.close()
-    return {"rotary": found}
+    return {"rotary": rotary}
 
 
 def to_hub(config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ rows of the image too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import meshdsl as md
 from models import causal, classification
@@ -48,13 +49,11 @@ def model(config: Config) -> md.Model:
     heads, head = md.dims(f"heads:{config.heads} head:{config.d_model // config.heads}")
     layer, precision = md.Dim("layer", config.layers), config.precision
     attention = causal.Attention(wide, heads, head, precision, biases=True, causal=False)
-
-    def norm(x: md.Tensor, name: str = "norm") -> md.Tensor:
-        return md.nn.layer_norm(x, wide, name=name, eps=config.eps, precision=precision)
+    norm = partial(md.nn.layer_norm, over=wide, eps=config.eps, precision=precision)
 
     def block(x: md.Tensor) -> md.Tensor:
-        x = x + attention(norm(x, "norm_1"))[0]
-        y = norm(x, "norm_2")
+        x = x + attention(norm(x, name="norm_1"))[0]
+        y = norm(x, name="norm_2")
         with md.scope("feed_forward"):
             y = md.gelu(causal.linear(y, "w_in", [wide], [d_ff], precision, "b_in"), approximate=False)
             return x + causal.linear(y, "w_out", [d_ff], [wide], precision, "b_out")

@@ -10,7 +10,7 @@ from . import decode, moe
 from .attention import multi_head_attention, rotary
 from .batch_norm import batch_norm, group_norm
 from .cached import attention_to, cached_attention, keys_and_values, write_cache
-from .convolution import conv
+from .convolution import causal_conv, conv
 from .dropout import dropout
 from .linear import dense, embedding, feed_forward, learned_positions, linear
 from .losses import softmax_cross_entropy
@@ -25,7 +25,7 @@ attention = md.attention
 
 __all__ = [
     "Precision",
-    "dense", "linear", "conv", "embedding", "feed_forward", "learned_positions",
+    "dense", "linear", "conv", "causal_conv", "embedding", "feed_forward", "learned_positions",
     "layer_norm", "rms_norm", "batch_norm", "group_norm", "dropout",
     "lstm", "gru", "state_space", "selective_scan",
     "attention", "multi_head_attention", "relative_bias", "rotary",

@@ -9,7 +9,7 @@ import meshdsl as md
 
 from .precision import FLOAT32, Precision, dim_of, new_dim
 
-__all__ = ["conv"]
+__all__ = ["causal_conv", "conv"]
 
 
 def conv(
@@ -42,15 +42,15 @@ def conv(
     channels = dim_of(x, over)
     features = None if into is None else new_dim(into, "the output channels of md.nn.conv")
     same_name = features is not None and features.name == channels.name
-    made = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
+    output = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
     if empty := [d for d, n in window.items() if n < 1]:
         raise md.ShapeError(f"the window of md.nn.conv has at least 1 element, got {empty[0]}: {window[empty[0]]}")
     kernel = [md.Dim(f"{d}_window", n) for d, n in window.items()]
-    fan_in = kernel if made is None else [*kernel, channels]
-    dims = [*kernel, channels] if made is None else [*kernel, channels, made]
+    fan_in = kernel if output is None else [*kernel, channels]
+    dims = [*kernel, channels] if output is None else [*kernel, channels, output]
     with md.scope(name):
         w = md.param("w", dims, init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
-        out = [made if made is not None and d == channels else d for d in x.dims]
+        out = [output if output is not None and d == channels else d for d in x.dims]
         y = md.conv(
             md.cast(x, precision.compute),
             md.cast(w, precision.compute),
@@ -62,7 +62,52 @@ def conv(
             dtype=precision.reduce,
         )
         if bias:
-            b = md.param("b", [made or channels], init=md.init.zeros(), dtype=precision.param)
+            b = md.param("b", [output or channels], init=md.init.zeros(), dtype=precision.param)
             y = y + md.cast(b, y.dtype)
     y = md.cast(y, precision.compute)
-    return md.rename(y, **{made.name: channels.name}) if made is not None and same_name else y
+    return md.rename(y, **{output.name: channels.name}) if output is not None and same_name else y
+
+
+def causal_conv(
+    x: md.Tensor,
+    size: int,
+    over: str | md.Dim,
+    along: str | md.Dim = "length",
+    state: md.Tensor | None = None,
+    *,
+    name: str = "conv",
+    bias: bool = True,
+    init: Any = None,
+    precision: Precision = FLOAT32,
+) -> tuple[md.Tensor, md.Tensor]:
+    """Convolution of each channel of `over` alone with the `size` positions up to each one, and the inputs to keep.
+
+    >>> import meshdsl as md
+    >>> model = md.model(lambda x, state: md.nn.causal_conv(x, 4, "channels", state=state))
+    >>> x, state = md.spec("batch:2 length:5 channels:8"), md.spec("batch:2 recent:3 channels:8")
+    >>> model.specs(x, state)["conv/w"]
+    float32[length_window=4 channels=8]
+    >>> md.eval_shape(model, model.specs(x, state), x, state)
+    (float32[batch=2 length=5 channels=8], float32[batch=2 recent=3 channels=8])
+
+    The second result has the last `size - 1` inputs, with the dim `recent` in place of `along`: pass it as `state` to
+    continue where this call ended. Without a state, zeros precede x. If `along` is sharded, a device sends `size - 1`
+    positions to its neighbour. Raises `ShapeError` for a state of another size, and for a `size`
+    below 1.
+    """
+    if size < 1:
+        raise md.ShapeError(f"md.nn.causal_conv reads at least 1 position, got size={size}")
+    length, before = dim_of(x, along), md.Dim("recent", size - 1)
+    dims = [before if d == length else d for d in x.dims]
+    if state is not None and sorted(state.dims) != sorted(dims):
+        raise md.ShapeError(f"the state of md.nn.causal_conv has the dims {dims}, got {list(state.dims)}")
+    inputs = md.zeros(dims, x.dtype) if state is None else md.transpose(md.cast(state, x.dtype), dims)
+    inputs = md.concat([md.rename(inputs, recent=length.name), x], length.name)
+    recent = md.rename(md.slice(inputs, length.name, length.size, before.size), **{length.name: "recent"})
+    zeros = (before.size, 0)
+    y = conv(
+        x if state is None else inputs, {length.name: size}, over,
+        padding={length.name: zeros if state is None else (0, 0)},
+        name=name, bias=bias, init=init, precision=precision,
+    )  # fmt: skip
+    return y, recent
