@@ -83,10 +83,10 @@ def _chart(name: str, curves: Mapping[str, Curve], runs: Sequence[str]) -> str:
     last = max(step for step, _ in points)
     x, y = linear(0, last, left, right), linear(low, high if high > low else low + 1.0, bottom, top)
     ticks = [low + tick for tick in steps(high - low)] if high > low else [low]
-    found = [drawn, axis("left", y, ticks, _figure, left, right), axis("bottom", x, _whole(last), number, bottom, top)]
+    marks = [drawn, axis("left", y, ticks, _figure, left, right), axis("bottom", x, _whole(last), number, bottom, top)]
     for run, curve in curves.items():
-        found.append(_line(_thinned(curve), x, y, run, colour[run]))
-    return picture(WIDTH, bottom + 34, name, *found, text(right, bottom + 30, "step", anchor="end", cls="tick"))
+        marks.append(_line(_thinned(curve), x, y, run, colour[run]))
+    return picture(WIDTH, bottom + 34, name, *marks, text(right, bottom + 30, "step", anchor="end", cls="tick"))
 
 
 def _line(curve: Curve, x: Callable[[float], float], y: Callable[[float], float], run: str, colour: int) -> str:

@@ -26,7 +26,7 @@ STYLE = """
   --accent: #ff8a80; --held-0: #5b9be0; --held-1: #a788d6; --held-2: #7d8996; --held-3: #6cbd88; --held-4: #d9a441;
   --held-5: #3f7fa6; --held-6: #e98a4b; --forward: #3a444f; --backward: #77848f; } }
 * { box-sizing: border-box }
-body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1000px; background: var(--ground); color: var(--ink);
+body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1220px; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif }
 h1 { font-size: 22px; margin: 0 0 2px } h2 { font-size: 16px; margin: 34px 0 2px } 
 h3 { font-size: 14px; margin: 14px 0 0 }
@@ -36,7 +36,7 @@ th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border
 th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
 tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 6px 20px }
-svg { display: block; width: 100%; height: auto; font-family: inherit }
+svg { display: block; width: 100%; max-width: 952px; height: auto; font-family: inherit }
 svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
 svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
 svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
@@ -49,7 +49,7 @@ rect.bound { stroke: none }
 .kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
 .kernel-vector { fill: var(--part-3); fill-opacity: .45; stroke: var(--part-3) }
 .forward { fill: var(--forward) } .backward { fill: var(--backward) }
-td.rules { white-space: normal; min-width: 160px; text-align: left }
+th { white-space: normal; vertical-align: bottom } .words { white-space: normal; min-width: 110px; text-align: left }
 details { margin-top: 10px } summary { cursor: pointer }
 pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
   background: var(--panel); padding: 12px; overflow-x: auto; border-radius: 6px }
@@ -203,7 +203,7 @@ def _figures_of(name: str, report: Report) -> list[Cell]:
     rates = report.rates
     return [
         Cell(name),
-        Cell(str(report.layout or "") or "nothing is sharded", cls="rules"),
+        Cell(str(report.layout or "") or "nothing is sharded", cls="words"),
         Cell(str(report.mesh)),
         Cell(seconds(report.seconds), report.seconds),
         Cell(f"{seconds(low)} - {seconds(high)}", high),
@@ -214,7 +214,7 @@ def _figures_of(name: str, report: Report) -> list[Cell]:
         Cell(percent(report.utilisation, 1), report.utilisation),
         Cell(percent(rates.mfu, 1), rates.mfu) if rates else Cell(""),
         Cell(f"{number(rates.per_second, rates.unit)}/s", rates.per_second) if rates else Cell(""),
-        Cell(report.constraint),
+        Cell(report.constraint, cls="words"),
     ]
 
 

@@ -176,7 +176,7 @@ class Report:
         return tuple(sorted(merged, key=lambda group: (-group.exposed, -group.seconds)))
 
     def problems(self) -> list[str]:
-        """Why the program doesn't fit, with the peak's composition; empty if it fits."""
+        """Reasons why the program doesn't fit, with the peak's composition; empty if it fits."""
         if self.fits:
             return []
         most = [f"{name} {show_bytes(n)}" for name, n in _largest(self.memory.by_category) if n]

@@ -50,7 +50,7 @@ POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_H
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a cell, and the number by which it sorts; None: by its text."""
+    """The text of a cell, and the number by which it sorts; None: by its text. Cells of class "words" wrap."""
 
     text: str
     amount: float | None = None
@@ -64,7 +64,11 @@ def sortable(header: Sequence[str], rows: Sequence[Sequence[Cell]], classes: Seq
     <div class="scroll"><table class="sortable"><thead><tr><th>layout</th><th>step</th></tr></thead><tbody><tr><td>a \
 &amp; b</td><td data-sort="0.002">2.0 ms</td></tr></tbody></table></div>
     """
-    head = element("tr", *(element("th", html.escape(name)) for name in header))
+    words = [cell.cls == "words" for cell in rows[0]] if rows else [False] * len(header)
+    head = element(
+        "tr",
+        *(element("th", html.escape(name), cls="words" if on else "") for name, on in zip(header, words, strict=True)),
+    )
     body = [
         element("tr", *map(_cell, row), cls=cls) for row, cls in zip(rows, classes or [""] * len(rows), strict=True)
     ]

@@ -50,22 +50,22 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
 
 def _unrolled(events: Sequence[Event]) -> list[Event]:
     """The events, with the first trips of every loop: its first trip again, an interval later."""
-    found: list[Event] = []
+    shown: list[Event] = []
     i = 0
     while i < len(events):
         event = events[i]
         end = next((j for j in range(i + 1, len(events)) if events[j].depth <= event.depth), len(events))
-        found.append(event)
+        shown.append(event)
         if isinstance(event.step, Loop):
             trip = _unrolled(events[i + 1 : end])
             interval = event.seconds / event.step.trips if event.step.trips else 0.0
             apart = all(each.start + each.seconds <= event.start + interval * (1 + 1e-6) for each in trip)
             for number in range(min(event.step.trips, TRIPS if apart else 1)):  # trips that overlap are shown once
-                found += [replace(each, start=each.start + number * interval) for each in trip]
+                shown += [replace(each, start=each.start + number * interval) for each in trip]
             i = end
         else:
             i += 1
-    return found
+    return shown
 
 
 def _meta(kind: str, thread: int, name: str) -> dict[str, Any]:
