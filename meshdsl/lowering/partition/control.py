@@ -15,7 +15,8 @@ from ...ir import Because, Call, Cause, Cond, Control, Eqn, Graph, Scan, Var, Wh
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
-from .demand import Body, Demand
+from .demand import Demand
+from .pending_sums import Body
 from .scope import Reader, Scope
 
 __all__ = [
@@ -41,32 +42,32 @@ def as_given(scope: Scope, v: Var) -> Given:
     return whole if whole is not None else scope.default_sharding[v].whole()
 
 
-def row_of(given: Given, inner: Var) -> Given:
+def row_of(stacked: Given, inner: Var) -> Given:
     """The row of a stacked input as the body receives it."""
-    if isinstance(given, Eqn):
-        return dataclasses.replace(given, params={**given.params, "shape": inner.shape})
-    return Sharding.of({d.name: given.axes(d) for d in inner.shape})
+    if isinstance(stacked, Eqn):
+        return dataclasses.replace(stacked, params={**stacked.params, "shape": inner.shape})
+    return Sharding.of({d.name: stacked.axes(d) for d in inner.shape})
 
 
 def as_stacked(scope: Scope, v: Var) -> Given:
     """A stacked input with its first dim replicated. Only constants (`FULL`) may stay unmaterialized."""
-    given = as_given(scope, v)
-    if isinstance(given, Eqn):
-        return given if given.op is FULL else Sharding()
-    return given.with_split(v.shape[0].name, ())
+    input = as_given(scope, v)
+    if isinstance(input, Eqn):
+        return input if input.op is FULL else Sharding()
+    return input.with_split(v.shape[0].name, ())
 
 
-def _build(outer: Scope, body: Graph, given: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
+def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
     zero = [
         v
-        for v, g in zip(body.ins, given, strict=True)
+        for v, g in zip(body.ins, inputs, strict=True)
         if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
     ]
-    pending = {v: g.partial for v, g in zip(body.ins, given, strict=True) if isinstance(g, Sharding) and g.partial}
+    pending = {v: g.partial for v, g in zip(body.ins, inputs, strict=True) if isinstance(g, Sharding) and g.partial}
     key = ("demand", body, use, *zero, None, *pending.items())
     demand = outer.once(key, lambda: Demand(body, use, zero, pending))
     scope = Scope(outer.setting, body, demand)
-    for v, how in zip(body.ins, given, strict=True):
+    for v, how in zip(body.ins, inputs, strict=True):
         if isinstance(how, Eqn):
             scope.unmaterialized[v] = outer.once(
                 ("unborn", how, v), lambda v=v, how=how: dataclasses.replace(how, outs=(v,))
@@ -91,11 +92,11 @@ def natural(scope: Scope, v: Var) -> Sharding:
     return scope.whole_version(v) or scope.default_sharding[v]
 
 
-def _finish(scope: Scope, wanted: Sequence[Sharding], given: Sequence[Given], where: Eqn) -> Program:
+def _finish(scope: Scope, shardings: Sequence[Sharding], inputs: Sequence[Given], where: Eqn) -> Program:
     body = scope.graph
     back = Reader("the loop's result", where.where, where.backward, where.cause)
-    outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, wanted, strict=True))
-    ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, given, strict=True) if isinstance(how, Sharding))
+    outs = tuple(scope.get(v, s, back) for v, s in zip(body.outs, shardings, strict=True))
+    ins = tuple(scope.versions[v][0] for v, how in zip(body.ins, inputs, strict=True) if isinstance(how, Sharding))
     # shard_free_dims() may reorder versions of computed values, never of inputs
     return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
 
@@ -150,8 +151,8 @@ def _solve(
         other = attempt(whole)
         given_whole = [*held, *whole, *inner_rows]
         inside = _finish(other, [*whole, *(natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
-        given = [*held, *fixed, *inner_rows]
-        pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], given, eqn)
+        inputs = [*held, *fixed, *inner_rows]
+        pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], inputs, eqn)
         if _bytes_sent(inside) < _bytes_sent(pending):
             built, fixed = other, whole
     ys = [natural(built, v) for v in body.outs[carries:]]
@@ -233,9 +234,9 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
         return _build(scope, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
-        given: list[Given] = [*held, *carry]
-        predicate = _finish(_build(scope, test, given, lower), [Sharding()], given, eqn)
-        return {"test": predicate, "body": _finish(built, carry, given, eqn)}
+        inputs: list[Given] = [*held, *carry]
+        predicate = _finish(_build(scope, test, inputs, lower), [Sharding()], inputs, eqn)
+        return {"test": predicate, "body": _finish(built, carry, inputs, eqn)}
 
     fixed, built = _fixed_point(scope, eqn.ins[consts:], body.outs, attempt)
     programs = finished(fixed, built)
@@ -244,8 +245,8 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
         inside = finished(whole, attempt(whole))
         if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
             fixed, programs = whole, inside
-    given = [*held, *fixed]
-    ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, given, strict=True) if isinstance(how, Sharding)]
+    inputs = [*held, *fixed]
+    ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, inputs, strict=True) if isinstance(how, Sharding)]
     outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
     for v, inner in zip(eqn.outs, body.outs, strict=True):
         if scope.default_sharding[v].partial:
@@ -256,11 +257,11 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
 
 def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Lower both branches with the same input and output shardings. Every device takes the same branch."""
-    given: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
-    yes, no = (_build(scope, graph, given, lower) for graph in (branch.yes, branch.no))
+    inputs: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
+    yes, no = (_build(scope, graph, inputs, lower) for graph in (branch.yes, branch.no))
     shardings = [natural(yes, v).whole() for v in branch.yes.outs]
-    branches = {key: _finish(built, shardings, given, eqn) for key, built in (("yes", yes), ("no", no))}
-    operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], given, strict=True) if isinstance(how, Sharding)]
+    branches = {key: _finish(built, shardings, inputs, eqn) for key, built in (("yes", yes), ("no", no))}
+    operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], inputs, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
     outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**branches))

@@ -26,9 +26,9 @@ from .attention import lower_attention
 from .choose import Claims, choose
 from .claims import claims_of, region_blocks, settle_conflicts
 from .control import lower_control
-from .demand import ADDITIONS
 from .expansions import EXPANSIONS
 from .index_map import lower_index_map
+from .pending_sums import ADDITIONS
 from .prices import later_bytes, reduction_bytes
 from .ring import find_ring, multiply_around
 from .scope import Scope
@@ -72,7 +72,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
     elif op is CAST and scope.is_zero(eqn.ins[0]):
         params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
         scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
-    elif eqn.outs[0] in scope.demand.unmade and (eqn.outs[0].shape or not eqn.ins):
+    elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].shape or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)
@@ -88,7 +88,7 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty if their sums are reduced first."""
     op = eqn.operation
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
-    if not all(scope.demand.may_stay_pending(eqn, v) for v in waiting):
+    if not all(scope.demand.sums.may_stay_pending(eqn, v) for v in waiting):
         return ()
     if not any(scope.should_defer(v, eqn) for v in waiting):
         return ()

@@ -125,10 +125,10 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
     parts = Dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
     best = _like(x, over, parts, axes)
-    found = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
-    _add(scope, eqn, blocks.BLOCK_TOP_K, [x], found, over=over, parts=parts)
+    best_parts = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
+    _add(scope, eqn, blocks.BLOCK_TOP_K, [x], best_parts, over=over, parts=parts)
     cause = _summary(eqn, f"the {k.size} best of", over)
-    values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in found)
+    values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in best_parts)
     place = Var(outs[1].shape, outs[1].dtype, "", outs[1].sharding)
     _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)
     _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
@@ -152,12 +152,12 @@ def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
     """The groups with more than one element, without their dims of size 1; none if the target is empty."""
     if not size_of(target):
         return []
-    found: list[tuple[Shape, Shape]] = []
+    pairs: list[tuple[Shape, Shape]] = []
     for left, right in groups(source, target):
         left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
         if left and right:
-            found.append((left, right))
-    return found
+            pairs.append((left, right))
+    return pairs
 
 
 def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:

@@ -28,18 +28,18 @@ def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout)
 
 
 def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
-    found: dict[str, Where] = {}
+    problems: dict[str, Where] = {}
     for eqn, _ in walk(graph):
         if eqn.op is SHARD:
             shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
             axes = [axis for cut in split.values() for axis in cut]
             for axis in dict.fromkeys(axes):
                 if axis not in mesh.axes:
-                    found[
+                    problems[
                         f"md.shard names the axis {axis!r}, which the mesh '{mesh}' lacks\n"
                         f"  the requested split is {_shown(split)} of {shape}\n  {nearest(axis, mesh.axes)}"
                     ] = eqn.where
-    return found
+    return problems
 
 
 def _shown(split: Mapping[str, Axes]) -> str:

@@ -186,7 +186,7 @@ def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
     results = dict.fromkeys(v for eqn in eqns for v in eqn.outs)
     operands = list(dict.fromkeys(v for eqn in eqns for v in eqn.ins))
     for v in operands:  # the list grows during iteration
-        maker = demand.unmade.get(v)
+        maker = demand.sums.unmade.get(v)
         operands += [x for x in maker.ins if x not in operands] if maker is not None else []
     beside = dict.fromkeys(
         x for eqn in eqns for v, other in later_products(demand, eqn) for x in other.ins if x is not v

@@ -56,7 +56,7 @@ def partition(
     misplaced = shard_problems(graph, mesh)
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
-    asked, layout = layout, layout.on(mesh)  # without invalid rules, to find conflicts among the others too
+    requested, layout = layout, layout.on(mesh)  # without invalid rules, to find conflicts among the others too
     setting = Setting(
         mesh,
         layout,
@@ -69,7 +69,7 @@ def partition(
     scope = Scope(setting, graph)
     ins, outs = lower_graph(scope, results)
     if setting.problems:
-        raise all_in_one(setting.problems, mesh, asked)
+        raise all_in_one(setting.problems, mesh, requested)
     if homes is not None:
         homes.update(scope.def_sharding)
     return check(verify(assemble(scope, ins, outs), "partition"), "partition")
@@ -110,19 +110,19 @@ def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]])
 
 def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
     """For each value, the dims that win conflicts, from its `md.prefer` or from that of an elementwise result of it."""
-    found: dict[Var, tuple[str, ...]] = {}
+    names_of: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):
         for sub in eqn.graphs().values():
-            found.update(preferences(sub))
+            names_of.update(preferences(sub))
     for eqn in reversed(graph.eqns):
         if eqn.op is PREFER:
-            found.setdefault(eqn.ins[0], eqn.params["names"])
-        elif eqn.control is None and len(eqn.outs) == 1 and eqn.outs[0] in found:
+            names_of.setdefault(eqn.ins[0], eqn.params["names"])
+        elif eqn.control is None and len(eqn.outs) == 1 and eqn.outs[0] in names_of:
             labels = labels_of(eqn)
             for v, names in zip(eqn.ins, labels.ins, strict=True):
                 if names == labels.outs[0] and None not in names.values():
-                    found.setdefault(v, found[eqn.outs[0]])
-    return found
+                    names_of.setdefault(v, names_of[eqn.outs[0]])
+    return names_of
 
 
 def add_input(scope: Scope, v: Var) -> Var:

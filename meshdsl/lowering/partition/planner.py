@@ -163,13 +163,13 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
     number = count()
     queue: list[tuple[tuple[int, int, int], int, Sharding, Steps]] = [(best[source], next(number), source, ())]
     while True:
-        so_far, _, here, steps = heapq.heappop(queue)
-        if here == target:
+        so_far, _, reached, steps = heapq.heappop(queue)
+        if reached == target:
             return steps
-        if so_far > best[here]:
+        if so_far > best[reached]:
             continue
-        local_bytes = _local_bytes(here, sizes, mesh, itemsize)
-        for step, after in _moves(here, held, dims, axes, mesh):
+        local_bytes = _local_bytes(reached, sizes, mesh, itemsize)
+        for step, after in _moves(reached, held, dims, axes, mesh):
             if after not in best and not _fits(after, sizes, mesh):
                 best[after] = (-1, 0, 0)  # no price is lower, so it is never entered
             bytes_sent = step.bytes_sent(local_bytes, mesh)
@@ -192,30 +192,30 @@ def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
 
 @lru_cache(maxsize=16384)
 def _moves(
-    here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
+    reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
 ) -> tuple[tuple[Step, Sharding], ...]:
     """Every collective that applies here and keeps the `held` axes, with the resulting sharding."""
-    return tuple((step, step.step(here, mesh)) for step in _steps(here, held, dims, axes, mesh))
+    return tuple((step, step.step(reached, mesh)) for step in _steps(reached, held, dims, axes, mesh))
 
 
-def _steps(here: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
-    for idle in _ordered(tuple(axis for axis in axes if axis not in here.varying)):
+def _steps(reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
+    for idle in _ordered(tuple(axis for axis in axes if axis not in reached.varying)):
         yield from (Slice(dim, idle) for dim in dims)
-    for done in _ordered(tuple(axis for axis in here.partial if axis not in held.partial)):
+    for done in _ordered(tuple(axis for axis in reached.partial if axis not in held.partial)):
         if tuple(sorted(done)) == done:
-            yield AllReduce(done, here.kind)
-        if here.kind == "sum":
+            yield AllReduce(done, reached.kind)
+        if reached.kind == "sum":
             yield from (ReduceScatter(dim, done) for dim in dims)
-    loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in here.split if cut != held.axes(dim))
+    loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in reached.split if cut != held.axes(dim))
     for dim, cut in loose:
         for minor in (cut[i:] for i in range(len(cut))):
             yield AllGather(dim, minor)
             yield from (AllToAll(dim, to, minor) for to in dims if to != dim)
-    usable = tuple(axis for axis in axes if axis not in here.partial + held.split_axes)
+    usable = tuple(axis for axis in axes if axis not in reached.partial + held.split_axes)
     for split in _relabelled(loose, usable, mesh):
         if split != loose:
             moved = {dim: held.axes(dim) + new for dim, new in split}
-            yield Permute.between(here, Sharding.of({**dict(here.split), **moved}, here.partial, here.kind))
+            yield Permute.between(reached, Sharding.of({**dict(reached.split), **moved}, reached.partial, reached.kind))
 
 
 def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:

@@ -42,7 +42,7 @@ def later_products(demand: Demand, eqn: Eqn) -> Iterator[tuple[Var, Eqn]]:
     if not _is_product(eqn):
         return
     for v in eqn.ins:
-        users = demand.users.get(v, [])
+        users = demand.sums.users.get(v, [])
         for other in users[users.index(eqn) + 1 :]:
             if _is_product(other) and set(other.ins) != set(eqn.ins):
                 yield v, other

@@ -180,7 +180,7 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
-        eqn = self.unmaterialized.get(v) or self.demand.unmade[v]
+        eqn = self.unmaterialized.get(v) or self.demand.sums.unmade[v]
         ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
         value = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
         self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(value,)))

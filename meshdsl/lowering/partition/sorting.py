@@ -81,7 +81,7 @@ def labels(scope: Scope, eqn: Eqn) -> Labels:
 
 def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axes], outs: Sequence[Var]) -> None:
     """Add the equations of the cheapest method."""
-    users = [scope.demand.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
+    users = [scope.demand.sums.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
     job = _Job(scope, eqn, ins[0], outs, assigned[eqn.params["over"].name], bool(users[0]), bool(users[1]))
     kept, offers = scope.eqns, list[tuple[int, list[Eqn]]]()
     for method in (_by_other_dim, _by_merges, _by_columns, _by_gathering):
@@ -192,9 +192,9 @@ def _by_merges(job: _Job) -> bool:
         exchange = Exchange(run.name, job.axes, routes)
         cause = Cause(Because.MERGE, "sort", (job.over.name,), amounts=(k + 1, len(rounds)))
         came = job.each(items, exchange, cause)
-        made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
-        job.add(blocks.KEEP_PART, [*items, *came], made, run=run, part=tuple(part), axes=job.axes)
-        items = made
+        kept = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+        job.add(blocks.KEEP_PART, [*items, *came], kept, run=run, part=tuple(part), axes=job.axes)
+        items = kept
     _finish(job, items, run)
     return True
 
@@ -222,9 +222,9 @@ def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: Cause) -> Ite
     dealt = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
     job.add(blocks.DEAL, items, dealt, run=run, to=to, rest=rest, cyclic=cyclic)
     came = job.each(dealt, AllToAll(rest.name, to.name, job.axes), cause)
-    made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
-    job.add(blocks.COLLECT, came, made, run=run, to=to, rest=rest)
-    return made
+    collected = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    job.add(blocks.COLLECT, came, collected, run=run, to=to, rest=rest)
+    return collected
 
 
 def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
@@ -240,6 +240,6 @@ def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
 
     before = neighbour(length // 2, tuple((i, i + 1) for i in range(n - 1)))
     after = neighbour(0, tuple((i + 1, i) for i in range(n - 1)))
-    made = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
-    job.add(blocks.JOIN_HALVES, [*items, *before, *after], made, run=run, half=half, axes=job.axes)
-    return made
+    joined = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    job.add(blocks.JOIN_HALVES, [*items, *before, *after], joined, run=run, half=half, axes=job.axes)
+    return joined

@@ -29,21 +29,21 @@ def whole_dims(graph: Graph) -> Mapping[Var, frozenset[str]]:
     >>> {v.name: set(dims) for v, dims in whole_dims(md.compile(write, "all:2").graph(*args)).items() if v.name}
     {'x': {'memory'}}
     """
-    found: WholeDims = {}
-    _collect(graph, dict.fromkeys(graph.outs, NONE), found)
-    return {v: dims for v, dims in found.items() if dims}
+    whole: WholeDims = {}
+    _collect(graph, dict.fromkeys(graph.outs, NONE), whole)
+    return {v: dims for v, dims in whole.items() if dims}
 
 
-def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], found: WholeDims) -> None:
+def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], whole: WholeDims) -> None:
     """Add the values of one graph, given the dims that the readers of its results need whole."""
-    found.update(results)
+    whole.update(results)
     for eqn in reversed(graph.eqns):
         for i, v in enumerate(eqn.ins):
-            dims = _read_by_loop(eqn, eqn.control, i, found) if isinstance(eqn.control, Scan) else _read(eqn, i, found)
-            found[v] = found.get(v, dims) & dims
+            dims = _read_by_loop(eqn, eqn.control, i, whole) if isinstance(eqn.control, Scan) else _read(eqn, i, whole)
+            whole[v] = whole.get(v, dims) & dims
 
 
-def _read(eqn: Eqn, i: int, found: WholeDims) -> frozenset[str]:
+def _read(eqn: Eqn, i: int, whole: WholeDims) -> frozenset[str]:
     """The dims of operand i that an operation needs whole; elementwise ones pass on the needs of their result."""
     op = eqn.op
     splits = op in EXPANSIONS or op in (ATTENTION, ATTENTION_GRAD)  # the labels are those without split positions
@@ -52,21 +52,21 @@ def _read(eqn: Eqn, i: int, found: WholeDims) -> frozenset[str]:
     labels = labels_of(eqn)
     passed: set[str | None] = {None}
     if op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1:
-        passed |= {labels.outs[0][d] for d in found.get(eqn.outs[0], NONE)}
+        passed |= {labels.outs[0][d] for d in whole.get(eqn.outs[0], NONE)}
     return frozenset(d for d, label in labels.ins[i].items() if label in passed)
 
 
-def _read_by_loop(loop: Eqn, scan: Scan, i: int, found: WholeDims) -> frozenset[str]:
+def _read_by_loop(loop: Eqn, scan: Scan, i: int, whole: WholeDims) -> frozenset[str]:
     """The dims of operand i that a scan reads row by row, or that its body needs whole."""
     body, carried = scan.body, scan.consts + scan.carries
     if body.ins and i == 0:
         n = scan.carries
         results = dict.fromkeys(body.outs[:n], NONE)
         for v, out in zip(body.outs[n:], loop.outs[n:], strict=True):
-            dims = found.get(out, NONE) & {d.name for d in v.shape}  # the scanned dim is not a dim of the row
+            dims = whole.get(out, NONE) & {d.name for d in v.shape}  # the scanned dim is not a dim of the row
             results[v] = results.get(v, dims) & dims
-        _collect(body, results, found)
-    inside = found.get(body.ins[i], NONE)
+        _collect(body, results, whole)
+    inside = whole.get(body.ins[i], NONE)
     if i >= carried:
         return inside | {scan.dim.name}
     return inside if i < scan.consts else NONE

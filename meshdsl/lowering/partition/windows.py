@@ -190,14 +190,14 @@ def _alone(op: Op) -> Op:
 
     def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
         ins = tuple(Var(t.shape, t.dtype) for t in types)
-        found = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides)
+        labels = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides)
         whole = {v.dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
         whole |= {v.out_dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
 
         def unlabelled(names: Any) -> dict[str, str | None]:
             return {d: None if d in whole else label for d, label in names.items()}
 
-        return Labels(tuple(map(unlabelled, found.ins)), tuple(map(unlabelled, found.outs)))
+        return Labels(tuple(map(unlabelled, labels.ins)), tuple(map(unlabelled, labels.outs)))
 
     return Op(
         op.name,

@@ -102,15 +102,15 @@ def merged(call: AttentionCall) -> None:
     parts = Dim(f"{call.how.keys}__parts", call.count)
     wide = {**eqn.params, "how": dataclasses.replace(call.how, wide=True), "parts": parts}
     types = [Type((*v.shape, parts), wide_dtype(v.dtype)) for v in eqn.outs]
-    made = Eqn(ATTENTION_PART, tuple(ins), (), wide, eqn.where, eqn.backward)
-    part, part_lse = (Var(t.shape, t.dtype, "", s) for t, s in zip(types, _part_shardings(made), strict=True))
+    part_eqn = Eqn(ATTENTION_PART, tuple(ins), (), wide, eqn.where, eqn.backward)
+    part, part_lse = (Var(t.shape, t.dtype, "", s) for t, s in zip(types, _part_shardings(part_eqn), strict=True))
     every = Var(part_lse.shape, part_lse.dtype, "", part_lse.sharding.with_split(parts.name, ()))
     split = {d: axes for d, axes in part.sharding.split if d != parts.name}
     results = (scope.define(out, Sharding.of(split, call.keys)), scope.define(lse, Sharding.of(split)))
     summary = Cause(Because.SUMMARY, eqn.operation.name, (call.how.keys,), what="a logarithm of the sum for")
     weigh = {"parts": parts, "axes": call.keys, "dtype": out.dtype}
     scope.eqns += [
-        made.replace(outs=(part, part_lse)),
+        part_eqn.replace(outs=(part, part_lse)),
         Eqn(AllGather(parts.name, call.keys), (part_lse,), (every,), {}, eqn.where, eqn.backward, summary),
         Eqn(WEIGH_PART, (part, every), results, weigh, eqn.where, eqn.backward),
     ]

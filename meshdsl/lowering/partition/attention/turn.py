@@ -6,7 +6,7 @@ sets of keys: each is weighed by the exponential of its logarithm of the sum of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,104 +91,70 @@ def _grad_kernel(
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
     form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
-    made = form.cotangents(arrays)
-    if len(made) > 3:
-        made[3] = form.bias_cotangent(made[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes))
-    return tuple(x + y for x, y in zip(sums, made, strict=True))
+    cotangents = form.cotangents(arrays)
+    if len(cotangents) > 3:
+        cotangents[3] = form.bias_cotangent(
+            cotangents[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes)
+        )
+    return tuple(x + y for x, y in zip(sums, cotangents, strict=True))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The pairs of a query and a key that a device computes, on the mean of its turns."""
-
-    shapes: Any
-    ins: Any
-    how: Names
-
-    def pairs(self, causal: bool, window: int | None, zigzag: bool | None, turns: int, blocks: Any) -> float:
-        """Those of the device that computes most: with blocks in order under a causal mask, the last one."""
-        queries = dict(zip(names(self.shapes[0]), self.ins[0], strict=True))[self.how.length]
-        length = next(d.size for d in self.shapes[0] if d.name == self.how.length)
-        memory = next(d.size for d in self.shapes[1] if d.name == self.how.keys)
-        if zigzag:
-            return pairs_seen(0, length, memory, causal, window, blocks) / turns**2
-        return pairs_seen(max(0, length - queries), queries, memory, causal, window, blocks) / turns
-
-
-def _turn_flops(
-    ins: Any,
-    outs: Any,
-    *,
-    shapes: Any,
-    how: Names,
-    causal: bool,
-    window: int | None,
-    zigzag: bool | None,
-    turns: int,
-    blocks: Any = None,
+def _pairs(
+    shapes: Any, ins: Any, how: Names, causal: bool, window: int | None, zigzag: bool | None, turns: int, blocks: Any
 ) -> float:
-    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns, blocks) * products(ins, shapes, how, 1, 1)
+    """The pairs of a query and a key that a device computes, on the mean of its turns.
+
+    With blocks in order under a causal mask, those of the last device, which computes most.
+    """
+    queries = dict(zip(names(shapes[0]), ins[0], strict=True))[how.length]
+    length = next(d.size for d in shapes[0] if d.name == how.length)
+    memory = next(d.size for d in shapes[1] if d.name == how.keys)
+    if zigzag:
+        return pairs_seen(0, length, memory, causal, window, blocks) / turns**2
+    return pairs_seen(max(0, length - queries), queries, memory, causal, window, blocks) / turns
 
 
-def _turn_grad_flops(
-    ins: Any,
-    outs: Any,
-    *,
-    shapes: Any,
-    how: Names,
-    causal: bool,
-    window: int | None,
-    zigzag: bool | None,
-    turns: int,
-    blocks: Any = None,
-) -> float:
-    return _Work(shapes, ins, how).pairs(causal, window, zigzag, turns, blocks) * products(ins, shapes, how, 3, 2)
+def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int], counts: tuple[int, int]) -> Op:
+    """The operation of a turn, whose last operands are its results so far and the number of the turn.
+
+    `results(how)` is the number of results; `counts` are the last arguments of `products`.
+    """
+
+    def so_far(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+        return types[-1 - results(how) : -1]
+
+    def labels(*types: Type, how: Names, **_: Any) -> Labels:
+        """Dims by name: every operand is this device's block of it."""
+        ins: list[dict[str, str | None]] = [{d.name: d.name for d in t.shape} for t in types]
+        return Labels(tuple(ins), tuple(ins[-1 - results(how) : -1]))
+
+    def shardings(eqn: Eqn) -> list[Sharding]:
+        """Those so far: no label can say that a block is another device's."""
+        return [v.sharding for v in eqn.ins[-1 - len(eqn.outs) : -1]]
+
+    def flops(
+        ins: Any,
+        outs: Any,
+        *,
+        shapes: Any,
+        how: Names,
+        causal: bool,
+        window: int | None,
+        zigzag: bool | None,
+        turns: int,
+        blocks: Any = None,
+    ) -> float:
+        pairs = _pairs(shapes, ins, how, causal, window, zigzag, turns, blocks)
+        return pairs * products(ins, shapes, how, *counts)
+
+    return Op(
+        name, type=so_far, kernel=kernel, flops=flops, rule=labels, shardings=shardings, product=Product.ATTENTION
+    )
 
 
-def _turn_type(*types: Type, **_: Any) -> tuple[Type, ...]:
-    """The types of the result and its logarithm so far, the last operands but the turn."""
-    return types[-3:-1]
+def _cotangents(how: Names) -> int:
+    return len([role for role in MOVING if role in ("q", "k", "v", *how.extras)])
 
 
-def _turn_grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
-    """The types of the cotangents so far."""
-    return types[-1 - len([role for role in MOVING if role in ("q", "k", "v", *how.extras)]) : -1]
-
-
-def _labels(types: tuple[Type, ...], outs: int) -> Labels:
-    """Dims by name: every operand is this device's block of it."""
-    ins: list[dict[str, str | None]] = [{d.name: d.name for d in t.shape} for t in types]
-    return Labels(tuple(ins), tuple(ins[-outs - 1 : -1]))
-
-
-def _turn_rule(*types: Type, **_: Any) -> Labels:
-    return _labels(types, 2)
-
-
-def _turn_grad_rule(*types: Type, how: Names, **_: Any) -> Labels:
-    return _labels(types, len(_turn_grad_type(*types, how=how)))
-
-
-def _shardings(eqn: Eqn) -> list[Sharding]:
-    n = len(eqn.outs)
-    return [v.sharding for v in eqn.ins[-n - 1 : -1]]  # no label can say that a block is another device's
-
-
-ATTENTION_TURN = Op(
-    "attention_turn",
-    type=_turn_type,
-    kernel=_kernel,
-    flops=_turn_flops,
-    rule=_turn_rule,
-    shardings=_shardings,
-    product=Product.ATTENTION,
-)
-ATTENTION_TURN_GRAD = Op(
-    "attention_turn_grad",
-    type=_turn_grad_type,
-    kernel=_grad_kernel,
-    flops=_turn_grad_flops,
-    rule=_turn_grad_rule,
-    shardings=_shardings,
-    product=Product.ATTENTION,
-)
+ATTENTION_TURN = _turn("attention_turn", _kernel, lambda how: 2, (1, 1))
+ATTENTION_TURN_GRAD = _turn("attention_turn_grad", _grad_kernel, _cotangents, (3, 2))

@@ -32,7 +32,7 @@ def in_zigzag(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
 def in_order(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
     """The value with its half blocks in order again."""
     n = scope.setting.mesh.count(axes)
-    back = [tuple(sorted((there, here) for here, there in _routes(n, half))) for half in (0, 1)]
+    back = [tuple(sorted((target, source) for source, target in _routes(n, half))) for half in (0, 1)]
     return _moved(scope, eqn, x, dim, axes, back)
 
 

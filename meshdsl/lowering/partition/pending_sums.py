@@ -1,0 +1,161 @@
+"""The sums of a graph that can stay pending, under any layout: the operations they pass, and the values they reach.
+
+An operation keeps a sum pending if it is linear in that operand. The values connected by such operations are a region;
+`reduction_cut` chooses where the sums of one region are reduced under a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...ir import Eqn, Graph, Linear, Reduce, Var, walk
+from ...ops.dtypes import CAST
+from ...ops.elementwise import ADD, SUBTRACT
+from ...ops.reductions import BROADCAST
+from ...passes.magnitude import magnitudes
+from ...passes.narrow_products import widens
+from ...passes.unmade import unmade_values
+from ...trace import FULL
+
+__all__ = ["ADDITIONS", "Body", "PendingSums", "Region"]
+
+ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
+
+
+@dataclass(frozen=True)
+class Body:
+    """The use of a body by its loop.
+
+    The inputs are constants, then carries, then rows. The first `carries` results replace the carries after each of
+    `trips` trips; the other results are stacked. Results whose numbers are in `deferred` stay pending outside the loop
+    too.
+    """
+
+    consts: int
+    carries: int
+    trips: int
+    deferred: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Values connected by operations through which a sum can stay pending, under any layout."""
+
+    eqns: list[Eqn] = field(default_factory=list[Eqn])  # equations that compute or read one of the values, in order
+    values: set[Var] = field(default_factory=set[Var])
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """All dims whose axes affect the region."""
+        bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
+        inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
+        return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.shape))
+
+
+class PendingSums:
+    """Facts about the pending sums of a graph that hold under every layout.
+
+    `body` is set for a loop body. `zero` lists inputs that are known to be unmaterialized zeros; `pending` gives the
+    pending axes of inputs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        body: Body | None = None,
+        zero: Collection[Var] = (),
+        pending: Mapping[Var, Sequence[str]] | None = None,
+    ):
+        self.graph, self.body = graph, body
+        self.zero = set(zero)
+        self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
+        self.bounds = magnitudes(graph)
+        self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
+        self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
+        self.users: dict[Var, list[Eqn]] = {}
+        for eqn in graph.eqns:
+            for v in dict.fromkeys(eqn.ins):
+                self.users.setdefault(v, []).append(eqn)
+            number = self._number(eqn)
+            if number is not None:
+                self.numbers[eqn.outs[0]] = number
+            if number == 0:
+                self.zero.update(eqn.outs)
+
+    def _number(self, eqn: Eqn) -> Any:
+        """The number that all elements of an equation's result equal, if it is known."""
+        if eqn.op is FULL:
+            return np.asarray(eqn.params["value"]).astype(eqn.outs[0].dtype)[()]
+        if eqn.op not in (BROADCAST, CAST):
+            return None
+        number = 0 if eqn.ins[0] in self.zero else self.numbers.get(eqn.ins[0])
+        return None if number is None else np.asarray(number).astype(eqn.outs[0].dtype)[()]
+
+    def may_stay_pending(self, eqn: Eqn, v: Var) -> bool:
+        """True if an operation may take this operand as a pending sum, as far as the graph tells.
+
+        The operation must be linear in it. The other factors of a product must be finite, and a divisor not zero:
+        otherwise the parts may add up to NaN where the complete sum gives infinity.
+        """
+        if not _is_linear(eqn, v):
+            return False
+        match eqn.operation.linear:
+            case Linear.EACH:
+                return all(x in self.bounds for x in eqn.ins if x is not v)
+            case Linear.RATIO:
+                return self.numbers.get(eqn.ins[1], 0) != 0
+            case _:
+                return True
+
+    @cached_property
+    def regions(self) -> dict[Var, Region]:
+        """The region of every value that can be pending under some layout."""
+        leader: dict[Var, Var] = {v: v for v in self.arriving}
+
+        def find(v: Var) -> Var:
+            while leader[v] is not v:
+                leader[v] = leader[leader[v]]
+                v = leader[v]
+            return v
+
+        for eqn in self.graph.eqns:
+            through = [v for v in dict.fromkeys(eqn.ins) if v in leader and self.may_stay_pending(eqn, v)]
+            if through or eqn.operation.reduce is Reduce.SUM or eqn.control is not None:
+                for v in eqn.outs:
+                    leader[v] = find(through[0]) if through else v
+                for v in through:
+                    leader[find(v)] = find(eqn.outs[0])
+        regions: dict[Var, Region] = {}
+        for v in leader:
+            regions.setdefault(find(v), Region()).values.add(v)
+        of = {v: region for region in regions.values() for v in region.values}
+        for eqn in self.graph.eqns:
+            for region in dict.fromkeys(of[v] for v in (*eqn.ins, *eqn.outs) if v in of):
+                region.eqns.append(eqn)
+        return of
+
+
+def _is_linear(eqn: Eqn, v: Var) -> bool:
+    """True if the operation is linear in this operand."""
+    match eqn.operation.linear:
+        case Linear.JOINT:
+            return True
+        case Linear.PADDED:
+            return eqn.params["value"] == 0
+        case Linear.EACH:
+            return sum(x is v for x in eqn.ins) == 1
+        case Linear.FIRST | Linear.RATIO:
+            return eqn.ins[0] is v and v not in eqn.ins[1:]
+        case Linear.SECOND:
+            return eqn.ins[1] is v and eqn.ins[0] is not v
+        case Linear.BRANCHES:
+            return eqn.ins[0] is not v
+        case Linear.WIDENING:
+            return widens(v.dtype, eqn.outs[0].dtype)
+        case _:
+            return False

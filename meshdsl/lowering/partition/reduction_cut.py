@@ -1,0 +1,190 @@
+"""Where the sums of a region are reduced under a layout: a minimum cut.
+
+Each value is either needed complete, and reduced there at the price of its bytes, or computed from complete operands,
+which are then needed complete themselves. The cheapest choice for all values at once is a minimum cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Protocol
+
+from ...control import KEEP
+from ...dims import Shape
+from ...ir import Eqn, Linear, Reduce, Scan, Var
+from ...ir.min_cut import INFINITE, FlowGraph
+from ...layouts import Extents, Layout, Mesh
+from ..labels import labels_of, vanishing
+from .pending_sums import ADDITIONS, PendingSums, Region
+
+__all__ = ["AxisSet", "ReductionCut", "Setting"]
+
+AxisSet = frozenset[str]
+NONE: AxisSet = frozenset()
+UNIT = 4  # capacity of one byte; each additional collective counts as one more byte
+
+
+class Setting(Protocol):
+    """The fields of `scope.Setting` that determine where sums are reduced."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def extents(self) -> Extents: ...
+
+
+class ReductionCut:
+    """One region under one layout: the axes over which each value can be pending, and those that are reduced later.
+
+    `known` gives axes that are already known; `leaving(loop, i)` those over which a loop may leave result i pending.
+    """
+
+    def __init__(
+        self,
+        sums: PendingSums,
+        region: Region,
+        setting: Setting,
+        known: Mapping[Var, AxisSet],
+        leaving: Callable[[Eqn, int], AxisSet],
+    ):
+        self.sums, self.setting = sums, setting
+        self.axes: dict[Var, AxisSet] = {v: axes for v, axes in sums.arriving.items() if v in region.values}
+        self.maker: dict[Var, Eqn] = {}
+        self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
+        self.gone: dict[Eqn, AxisSet] = {}  # axes over which the operation itself creates a pending sum
+        for eqn in region.eqns:
+            self.through[eqn] = through = self._through(eqn)
+            self.gone[eqn] = gone = self._gone(eqn)
+            for i, v in enumerate(eqn.outs):
+                inner = leaving(eqn, i) if isinstance(eqn.control, Scan) else NONE
+                axes = known.get(v, gone.union(inner, *(self.axes[x] for x in through)))
+                if v in region.values and axes:
+                    self.axes[v] = axes
+                    self.maker[v] = eqn
+        self.axes |= {v: axes for v, axes in known.items() if axes}
+
+    @cached_property
+    def deferred(self) -> frozenset[Var]:
+        """The values that stay pending where they may, by a minimum cut.
+
+        Nodes on the source's side are values that are needed complete. The result of a linear operation has a second
+        node; it is on the source's side if the operation runs on complete operands, and then reducing the result costs
+        nothing.
+        """
+        flow = FlowGraph()
+        for v, axes in self.axes.items():
+            eqn = self.maker.get(v)
+            through = self.through[eqn] if eqn is not None else ()
+            if through and eqn is not None:
+                own = self.cost(v, self.gone[eqn])
+                flow.add(v, (eqn, v), max(self.cost(v, axes) - own, 1))
+                for x in through:
+                    flow.add((eqn, v), x)
+                if own:
+                    flow.add(v, "paid", own)
+            else:
+                flow.add(v, "paid", self.cost(v, axes))
+        for v in self.axes:
+            if self._needed(v):
+                flow.add("needed", v)
+        for i, v, price in self._leaves_body():
+            flow.add("needed", ("result", i))
+            flow.add(("result", i), v, price)
+        side = flow.sink_side("needed", "paid")
+        return frozenset(v for v in self.axes if v in side)
+
+    def _needed(self, v: Var) -> bool:
+        if self.sums.body is None and v in self.sums.graph.outs:
+            return True
+        return any(v not in self.through[eqn] for eqn in self.sums.users.get(v, ()) if not _ignores(eqn, v))
+
+    def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
+        """The results of a loop body that may leave it pending: (number, value, price per trip of reducing it
+        outside).
+        """
+        body, graph = self.sums.body, self.sums.graph
+        for i, v in enumerate(graph.outs) if body is not None else ():
+            if v not in self.axes or body is None:
+                continue
+            price = self.cost(v, self.axes[v])
+            if i >= body.carries:  # outside: as many bytes in fewer collectives, or added to others first
+                yield i, v, 1 if i in body.deferred else max(price - UNIT // 2, 1)
+                continue
+            start = graph.ins[body.consts + i]
+            adds_up = start in self.sums.zero or start in self.sums.arriving
+            yield i, v, max(price // max(body.trips, 1), 1) if adds_up else INFINITE
+
+    def _through(self, eqn: Eqn) -> tuple[Var, ...]:
+        """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
+        can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.sums.may_stay_pending(eqn, v)]
+        if not can:
+            return ()
+        linear = eqn.operation.linear
+        if linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+            others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins
+            if len({self.axes[v] for v in can}) > 1:
+                return ()
+            rest = [v for v in others if v not in can and v not in self.sums.zero]
+            joins = self._adds_up(eqn) and not any(self.axes[can[0]] & self._split(v.shape) for v in rest)
+            return tuple(can) if joins or not rest else ()
+        chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
+        axes = self.axes[chosen]
+        others = [v for v in eqn.ins if v is not chosen and v not in self.sums.unmade]
+        if any(axes & self._split(v.shape) for v in others):
+            return ()
+        contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
+        if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
+            return ()  # the complete sum is sharded over these axes, and so are the FLOPs of the contraction
+        return (chosen,)
+
+    def _adds_up(self, eqn: Eqn) -> bool:
+        """True if an equation adds a value to a sum to which another addition follows, as in x + a + b.
+
+        The pending parts of a and b are then reduced once. Elsewhere the reduction would only be later, and apart from
+        those beside it.
+        """
+        return eqn.op in ADDITIONS and any(user.op in ADDITIONS for user in self.sums.users.get(eqn.outs[0], ()))
+
+    def _split(self, shape: Shape) -> AxisSet:
+        """The axes that the layout assigns to these dims."""
+        return frozenset(axis for d in shape for axis in self.setting.layout.axes(d.name))
+
+    def _gone(self, eqn: Eqn) -> AxisSet:
+        if eqn.operation.reduce is not Reduce.SUM or eqn.control is not None:
+            return NONE
+        labels = labels_of(eqn)
+        gone = set(vanishing(labels))
+        return self._split(
+            tuple(d for v, names in zip(eqn.ins, labels.ins, strict=True) for d in v.shape if names.get(d.name) in gone)
+        )
+
+    def cost(self, v: Var, axes: AxisSet) -> int:
+        """The bytes that one device sends to reduce v, in units of `1 / UNIT` byte.
+
+        The sum is scattered over the axes that the layout assigns to v's dims, and all-reduced over the others.
+        """
+        if not axes:
+            return 0
+        mesh, extents, layout = self.setting.mesh, self.setting.extents, self.setting.layout
+        used: set[str] = set(axes)
+        size = v.dtype.itemsize
+        scattered = 1
+        for d in v.shape:
+            cut = layout.axes(d.name)
+            free = [axis for axis in cut if axis not in used]
+            used.update(free)
+            size *= -(-extents.padded(d) // mesh.count(tuple(free)))
+            scattered *= mesh.count(tuple(axis for axis in cut if axis in axes))
+        n = mesh.count(tuple(axes))
+        scattered = min(scattered, n)
+        left = n // scattered
+        sent = (scattered - 1) / scattered * size + 2 * (left - 1) / left * (size / scattered)
+        return int(UNIT * (sent + 1))
+
+
+def _ignores(eqn: Eqn, v: Var) -> bool:
+    """True if v is the stored operand of a `keep`, which reads the recomputed one instead."""
+    return eqn.op is KEEP and eqn.ins[1] is not v
