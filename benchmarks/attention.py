@@ -63,22 +63,23 @@ def sent(n: int, group: int, causal: bool, backward: bool) -> tuple[int, int, li
         return md.sum(md.cast(forward(q, k, v), "float32"))
 
     step = md.grad(total, (0, 1, 2)) if backward else forward
-    found = [r for r in md.compile(step, f"rows:{n}", "length:rows").program(q, k, k).collectives if r.shape]
+    collectives = [r for r in md.compile(step, f"rows:{n}", "length:rows").program(q, k, k).collectives if r.shape]
     block = 1024 * 4 * head * 2  # bytes of one device's keys
     forward_bytes = 2 * (n - 1) * block
     formula = forward_bytes
     if backward:  # keys and values again, and their cotangents in float32, which go all the way around
         formula += 2 * (n - 1) * block + 2 * n * 2 * block
-    return sum(r.wire_bytes * r.count for r in found), formula, sorted({r.kind for r in found})
+    return sum(r.wire_bytes * r.count for r in collectives), formula, sorted({r.kind for r in collectives})
 
 
 def ring_lines() -> None:
     for n in (4, 16, 64):
         for group in (1, 8):
             for backward in (False, True):
-                found, formula, kinds = sent(n, group, False, backward)
+                bytes_sent, formula, kinds = sent(n, group, False, backward)
                 line = {"figure": "ring_bytes", "devices": n, "group": group, "backward": backward, "kinds": kinds}
-                print(json.dumps({**line, "bytes": found, "formula": formula, "equal": found == formula}), flush=True)
+                line |= {"bytes": bytes_sent, "formula": formula, "equal": bytes_sent == formula}
+                print(json.dumps(line), flush=True)
             balanced, formula, _ = sent(n, group, True, False)
             line = {"figure": "balance_bytes", "devices": n, "group": group, "bytes": balanced, "in_order": formula}
             print(json.dumps({**line, "ratio": round(balanced / formula, 3)}), flush=True)

@@ -62,7 +62,7 @@ def dumped() -> Iterator[Path]:
 
 def scheduled(folder: Path, names: str) -> dict[str, int]:
     """Bundles of the longest stretch without a branch of each kernel: the computation of a pair of blocks."""
-    found: dict[str, int] = {}
+    cycles: dict[str, int] = {}
     for file in folder.glob("*final_bundles.txt"):
         name = re.search(rf"-({names})\w*[.\d]*-\d+-final_bundles", file.name)
         if name is None:
@@ -73,8 +73,8 @@ def scheduled(folder: Path, names: str) -> dict[str, int]:
             if address and "sbr.rel" in line:
                 at.append(int(address.group(1), 16))
         longest = max((b - a for a, b in itertools.pairwise(at)), default=0)
-        found[name.group(1)] = max(longest, found.get(name.group(1), 0))
-    return found
+        cycles[name.group(1)] = max(longest, cycles.get(name.group(1), 0))
+    return cycles
 
 
 def attend(method: str) -> Any:
@@ -95,11 +95,11 @@ def line(chip: str, length: int, name: str) -> dict[str, Any]:
     x = md.spec(f"batch:1 length:{length} heads:{HEADS} head:{HEAD}", "bfloat16")
     step = md.compile(attend(method), "x:4", layout, attention_kernel=kernel)
     with dumped() if kernel == "pallas" else nullcontext(Path()) as folder:
-        made = md.compile_for(TOPOLOGIES[chip], step.program(x, x, x))
+        compilation = md.compile_for(TOPOLOGIES[chip], step.program(x, x, x))
         bundles = scheduled(folder, "attention_forward|attention_backward") if kernel == "pallas" else {}
     row: dict[str, Any] = {"figure": "tpu_compiler", "chip": chip, "length": length, "case": name}
-    row |= {"cycles": made.cycles, "peak": made.memory.peak if made.memory else None}
-    row |= {} if made.fits else {"needs": made.needed}
+    row |= {"cycles": compilation.cycles, "peak": compilation.memory.peak if compilation.memory else None}
+    row |= {} if compilation.fits else {"needs": compilation.needed}
     if kernel == "pallas":
         # a ring in zigzag order computes as many pairs of positions on each of four devices as heads split over them
         size = min(512, length // (2 * DEVICES)) if method == "ring" else 512

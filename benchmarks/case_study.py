@@ -109,22 +109,22 @@ def measured(case: Case, time_limit: float, patience: float | None) -> dict[str,
     report = recipe.cost(*case.workload.specs(), machine=case.machine)
     devices = case.recipe.mesh.size
     began = time.process_time()
-    found = md.search(
+    result = md.search(
         case.workload, devices=devices, machine=case.machine, start=case.recipe, most_axes=2, time_limit=time_limit,
         patience=patience,
     )  # fmt: skip
     processor = round(time.process_time() - began, 1)
     published = None if case.rate is None else case.tokens / devices / case.rate
-    best = found.best
+    best = result.best
     return {
         "devices": devices,
         "tokens": case.tokens,
         "published_seconds": published,
         "recipe": {**_cost(report, case.recipe), "interval": list(report.interval)},
-        "found": {**_cost(best.report, best.plan), "gap": found.gap, "costed": len(found.costed)},
+        "found": {**_cost(best.report, best.plan), "gap": result.gap, "costed": len(result.costed)},
         "differences": [list(change) for change in case.recipe.diff(best.plan).changes],
-        "stopped": found.stopped,
-        "search_seconds": round(found.seconds, 1),
+        "stopped": result.stopped,
+        "search_seconds": round(result.seconds, 1),
         "search_processor_seconds": processor,
     }
 
@@ -136,7 +136,7 @@ def _cost(report: Any, plan: md.Plan) -> dict[str, Any]:
 
 def shown(name: str, row: dict[str, Any]) -> dict[str, str]:
     """The cells of one case for the tables of the page."""
-    case, recipe, found = CASES[name], row["recipe"], row["found"]
+    case, recipe, plan = CASES[name], row["recipe"], row["found"]
     low, high = recipe["interval"]
     published = row["published_seconds"]
     per = row["tokens"] / row["devices"]
@@ -145,10 +145,10 @@ def shown(name: str, row: dict[str, Any]) -> dict[str, str]:
         "published": "none" if published is None else f"{published:.2f} s",
         "recipe": f"{recipe['seconds']:.2f} s ({low:.2f} to {high:.2f})",
         "inside": "-" if published is None else "yes" if low <= published <= high else "no",
-        "found": f"{found['seconds']:.2f} s",
-        "faster by": f"{1 - found['seconds'] / recipe['seconds']:.0%}",
-        "gap": f"{found['gap']:.0%}",
-        "tokens a second and device": f"{per / found['seconds']:,.0f}",
+        "found": f"{plan['seconds']:.2f} s",
+        "faster by": f"{1 - plan['seconds'] / recipe['seconds']:.0%}",
+        "gap": f"{plan['gap']:.0%}",
+        "tokens a second and device": f"{per / plan['seconds']:,.0f}",
     }
 
 

@@ -39,11 +39,11 @@ def measure(steps: int, rounds: int, *, has_key: bool = False) -> dict[str, Any]
     for _ in range(rounds):
         bare.append(_bare(workload, mesh, layout, batch, steps, has_key))
         looped.append(_looped(workload, mesh, layout, batch, steps))
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for n, name in enumerate(("process", "thread")):
         a, b = min(times[n] for times in bare), min(times[n] for times in looped)
-        found[name] = {"bare_ms": round(a, 4), "loop_ms": round(b, 4), "overhead_ms": round(b - a, 4)}
-    return found
+        rows[name] = {"bare_ms": round(a, 4), "loop_ms": round(b, 4), "overhead_ms": round(b - a, 4)}
+    return rows
 
 
 def _cpu() -> np.ndarray:

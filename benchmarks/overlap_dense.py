@@ -53,12 +53,12 @@ def main() -> int:
             )
             report = step.cost(*model.specs(), machine="a100-p4de")
             first = first or report.exposed
-            found = {
+            row = {
                 "case": name, "overlap": mode, "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 1),
                 "exposed_ms": round(report.exposed * 1e3, 2), "peak_gb": round(report.peak_bytes / 1e9, 2),
                 "exposed_change": round(report.exposed / first - 1, 3),
             }  # fmt: skip
-            print(json.dumps(found), flush=True)
+            print(json.dumps(row), flush=True)
     return 0
 
 

@@ -119,13 +119,13 @@ def large(on: list[Any]) -> dict[str, Candidates]:
         "resnet50 spatial": (resnet.resnet50.replace(batch=32), resnet.LAYOUTS["spatial"]),
     }
 
-    def made(workload: md.Workload, mesh: str, layout: str, make: Any, **options: Any) -> Any:
+    def candidate(workload: md.Workload, mesh: str, layout: str, make: Any, **options: Any) -> Any:
         step = md.compile(workload.train_step(), mesh, layout, donate=(0, 1), **options)
         return lambda: make(step, tuple(workload.specs()), on)
 
     return {
-        name: {"meshdsl": made(workload, *at, ours), "gspmd": made(workload, *at, gspmd)}
-        | ({"unrolled": made(workload, *at, ours, unroll=True)} if name.startswith("llama") else {})
+        name: {"meshdsl": candidate(workload, *at, ours), "gspmd": candidate(workload, *at, gspmd)}
+        | ({"unrolled": candidate(workload, *at, ours, unroll=True)} if name.startswith("llama") else {})
         for name, (workload, at) in points.items()
     }
 
@@ -152,23 +152,23 @@ def figures(executable: jax.stages.Compiled) -> dict[str, int]:
 
 def compare(name: str, makers: Candidates, texts: str | None = None) -> dict[str, dict[str, int]]:
     """Compile the candidates of a workload, print their figures, then the ratios of meshdsl to the others."""
-    found: dict[str, dict[str, int]] = {}
+    by_candidate: dict[str, dict[str, int]] = {}
     for candidate, make in makers.items():
         start = time.perf_counter()
         executable = make()
-        found[candidate] = figures(executable)
-        line = {"figure": "tpu_cycles", "workload": name, "candidate": candidate, **found[candidate]}
+        by_candidate[candidate] = figures(executable)
+        line = {"figure": "tpu_cycles", "workload": name, "candidate": candidate, **by_candidate[candidate]}
         print(json.dumps(line | {"seconds": round(time.perf_counter() - start, 1)}), flush=True)
         if texts:
             Path(texts, f"{name.replace(' ', '_')}-{candidate}.txt").write_text(executable.as_text() or "")
     ratios = {
-        f"{figure}_to_{other}": round(found["meshdsl"][figure] / theirs[figure], 4)
-        for other, theirs in found.items()
+        f"{figure}_to_{other}": round(by_candidate["meshdsl"][figure] / theirs[figure], 4)
+        for other, theirs in by_candidate.items()
         for figure in theirs
         if other != "meshdsl" and theirs[figure]
     }
     print(json.dumps({"figure": "tpu_cycles_ratio", "workload": name, **ratios}), flush=True)
-    return found
+    return by_candidate
 
 
 def main() -> None:

@@ -51,9 +51,10 @@ def compiled(program: md.Program, donated: list[Any], topology: str, effort: str
     at = None if cache is None else cache / f"{key[:20]}.json"
     if at is not None and at.exists():
         return json.loads(at.read_text(encoding="utf-8"))
-    made = md.compile_for(topology, program, donated=donated, effort=effort, timeout=3600)
-    assert made.memory is not None, str(made)
-    figures = {"theirs": made.memory.peak, "sum": made.memory.total, "their_seconds": round(made.seconds, 1)}
+    compilation = md.compile_for(topology, program, donated=donated, effort=effort, timeout=3600)
+    memory = compilation.memory
+    assert memory is not None, str(compilation)
+    figures = {"theirs": memory.peak, "sum": memory.total, "their_seconds": round(compilation.seconds, 1)}
     if at is not None:
         at.write_text(json.dumps(figures), encoding="utf-8")
     return figures

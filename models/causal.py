@@ -194,7 +194,7 @@ class Sizes(Protocol):
 
 
 class Layer(Protocol):
-    """Attention, or what takes its place: with a cache, it returns the new one."""
+    """Attention or its replacement; with a cache, it returns the new one."""
 
     def __call__(self, x: md.Tensor, cache: Any = None, position: Any = 0) -> tuple[md.Tensor, Any]: ...
 

@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sampled(names: Iterable[str], n: int) -> set[str]:
-    """Of the cases of each test (`test[case]`), `n` that are evenly spaced."""
+    """`n` evenly spaced cases of each test (`test[case]`)."""
     cases: dict[str, list[str]] = {}
     for name in names:
         cases.setdefault(name.partition("[")[0], []).append(name)

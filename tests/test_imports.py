@@ -109,7 +109,7 @@ def package_problems(root: Path) -> list[str]:
 
 
 def package_problem(here: str, item: Import) -> str | None:
-    """Why unit `here` may not import `item`, or None when it may."""
+    """The reason why unit `here` may not import `item`, or None when it may."""
     top = item.module.split(".")[0]
     if top != "meshdsl":
         if top in sys.stdlib_module_names or top in DEPENDENCIES:
@@ -130,7 +130,7 @@ def package_problem(here: str, item: Import) -> str | None:
 
 
 def public_problem(item: Import) -> str | None:
-    """Why code written in the language may not import `item` of meshdsl, or None when it may."""
+    """The reason why code written in the language may not import `item` of meshdsl, or None when it may."""
     parts = item.module.split(".")
     if len(parts) == 1 and item.name not in INTERNAL:
         return None

@@ -30,10 +30,10 @@ def steps(runs: Sequence[Run], programs: Programs) -> Iterator[dict[str, object]
         for i, (run, time) in enumerate(zip(runs, times, strict=True)):
             groups[run.source, run.machine, key(run, time)].append(i)
         for (source, machine, value), at in sorted(groups.items(), key=str):
-            found: dict[str, object] = {"part": "steps", "source": source, "machine": machine}
+            labels: dict[str, object] = {"part": "steps", "source": source, "machine": machine}
             if name:
-                found[name] = value
-            yield found | quality([runs[i] for i in at], seconds[at], width[at], name == "")
+                labels[name] = value
+            yield labels | quality([runs[i] for i in at], seconds[at], width[at], name == "")
 
 
 def quality(runs: Sequence[Run], seconds: Array, width: Array, ranks: bool) -> dict[str, object]:
@@ -42,12 +42,12 @@ def quality(runs: Sequence[Run], seconds: Array, width: Array, ranks: bool) -> d
 
     truth = np.array([run.seconds for run in runs])
     ratio = seconds / truth
-    found: dict[str, object] = {
+    figures: dict[str, object] = {
         "rows": len(runs), "mean_error": mean(np.abs(ratio - 1)), "bias": mean(ratio - 1),
         "in_interval": mean(np.maximum(ratio, 1 / ratio) <= 1 + width),
     }  # fmt: skip
     if not ranks:
-        return found
+        return figures
     choices: dict[tuple[Any, ...], list[int]] = defaultdict(list)  # one model, number of devices and tokens a step
     for i, run in enumerate(runs):
         choices[run.size, run.devices, run.tokens].append(i)
@@ -55,7 +55,7 @@ def quality(runs: Sequence[Run], seconds: Array, width: Array, ranks: bool) -> d
     if several:
         lost = [truth[min(at, key=lambda i: seconds[i])] / truth[at].min() - 1 for at in several]
         orders: list[Any] = [kendalltau(seconds[at], truth[at]).statistic for at in several]  # pyright: ignore
-        found |= {"choices": len(several), "tau_within_choices": mean(orders), "lost_by_best": mean(lost)}
+        figures |= {"choices": len(several), "tau_within_choices": mean(orders), "lost_by_best": mean(lost)}
     if len(runs) > 2:
-        found["tau"] = round(float(np.asarray(kendalltau(seconds, truth)[0])), 4)
-    return found
+        figures["tau"] = round(float(np.asarray(kendalltau(seconds, truth)[0])), 4)
+    return figures

@@ -216,8 +216,8 @@ def handwritten_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tupl
     rows_of_table = VOCAB // lax.axis_size("cols")
     first = lax.axis_index("cols") * rows_of_table
 
-    local, here = rows_here(tokens - first, rows_of_table)
-    x = jnp.where(here, params["embed"][local], 0)
+    local, is_local = rows_here(tokens - first, rows_of_table)
+    x = jnp.where(is_local, params["embed"][local], 0)
     x = lax.psum(x, "cols") + params["positions"]
     x, saved = lax.scan(layer, x, layers)
     h, norm = layer_norm(x, params["scale"], params["bias"])
@@ -230,15 +230,15 @@ def handwritten_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tupl
     ct, layer_grads = lax.scan(lambda ct, x: layer_backward(ct, *x), ct, (layers, saved), reverse=True)
     g |= layer_grads
     g["positions"] = jnp.sum(ct, 0)
-    g["embed"] = jnp.zeros_like(params["embed"]).at[local].add(jnp.where(here, ct, 0))
+    g["embed"] = jnp.zeros_like(params["embed"]).at[local].add(jnp.where(is_local, ct, 0))
     g, loss = lax.psum((g, loss), "rows")
     return adam(state, g), loss / (BATCH * LENGTH)
 
 
 def rows_here(local: jax.Array, rows_of_table: int) -> tuple[jax.Array, jax.Array]:
     """For each token, its row in this device's shard of the table (0 if in another shard), and whether it is here."""
-    here = (local >= 0) & (local < rows_of_table)
-    return jnp.where(here, local, 0), here[..., None]
+    is_local = (local >= 0) & (local < rows_of_table)
+    return jnp.where(is_local, local, 0), is_local[..., None]
 
 
 def jax_grad_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[dict, jax.Array]:
@@ -262,8 +262,8 @@ def jax_grad_step(state: dict, tokens: jax.Array, targets: jax.Array) -> tuple[d
         return x + lax.psum(jax.nn.relu(h @ w["w_in"]) @ w["w_out"], "cols"), None
 
     def loss_of(params: dict) -> jax.Array:
-        local, here = rows_here(tokens - first, rows_of_table)
-        x = lax.psum(jnp.where(here, params["embed"][local], 0), "cols") + params["positions"]
+        local, is_local = rows_here(tokens - first, rows_of_table)
+        x = lax.psum(jnp.where(is_local, params["embed"][local], 0), "cols") + params["positions"]
         x, _ = lax.scan(one, x, {name: params[name] for name in LAYER})
         logits = spread(layer_norm(x, params["scale"], params["bias"])[0]) @ params["unembed"]
         shift = lax.pmax(lax.stop_gradient(jnp.max(logits, -1)), "cols")

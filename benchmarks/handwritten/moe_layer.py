@@ -155,8 +155,8 @@ def whole(state: dict, target: jax.Array, annotated: bool) -> tuple[dict, jax.Ar
         slot2 = jnp.cumsum(mask2, 1, dtype=jnp.int32) - 1 + jnp.sum(mask1, 1, dtype=jnp.int32, keepdims=True)
         combine: Any = 0
         for mask, slot, weight in ((mask1, slot1, p1), (mask2, slot2, p2)):
-            here = mask[..., None] & (slot[..., None] == jnp.arange(CAPACITY))
-            combine = combine + jnp.where(here, (weight / (p1 + p2))[..., None, None], 0)
+            in_slot = mask[..., None] & (slot[..., None] == jnp.arange(CAPACITY))
+            combine = combine + jnp.where(in_slot, (weight / (p1 + p2))[..., None, None], 0)
         dispatch = (combine > 0).astype(x.dtype)
         sent = constrain(constrain(jnp.einsum("gsec,gsm->egcm", dispatch, x), None, "rows"), "rows")
         h = jax.nn.relu(jnp.einsum("egcm,emh->egch", sent, wi))

@@ -83,12 +83,12 @@ def compiled(
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(specs, P("all"), P("all")), out_specs=(specs, P()))
     at = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     batch = NamedSharding(mesh, P("all"))
-    state, given = arrays()
+    state, batch_arrays = arrays()
     jitted = jax.jit(
         mapped, in_shardings=(at, batch, batch), out_shardings=(at, NamedSharding(mesh, P())), donate_argnums=0
     )
     shapes = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(np.shape(a), a.dtype, sharding=s), state, at)
-    rest = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=batch) for a in given.values()]
+    rest = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=batch) for a in batch_arrays.values()]
     return jitted.lower(shapes, *rest).compile(), at, batch
 
 

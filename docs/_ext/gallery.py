@@ -26,10 +26,10 @@ def show_reports(app: Sphinx, tree: nodes.document, docname: str) -> None:
     if docname != PAGE:
         return
     for listing in list(tree.findall(nodes.literal_block)):
-        found = COMMAND.match(listing.astext())
-        if found is not None:
-            source = f"reports/{html.escape(found[2])}"
-            title = f"report of {html.escape(found[1])}"
+        command = COMMAND.match(listing.astext())
+        if command is not None:
+            source = f"reports/{html.escape(command[2])}"
+            title = f"report of {html.escape(command[1])}"
             frame = (
                 f'<iframe class="report" src="{source}" loading="lazy" title="{title}"></iframe>'
                 f'<p><a href="{source}">Open the report on its own page</a></p>'

@@ -72,12 +72,12 @@ def _outputs(source: str, number: int, namespace: Json) -> list[Json]:
 
 
 def _rich(value: object) -> Json:
-    made = {}
+    outputs = {}
     for mime, method in FORMATS.items():
         make: Callable[[], str] | None = getattr(value, method, None)
         if make is not None:
-            made[mime] = _lines(make())
-    return made
+            outputs[mime] = _lines(make())
+    return outputs
 
 
 def _lines(text: str) -> list[str]:

@@ -55,11 +55,11 @@ def kinds_of(graph: Graph, row: Row) -> dict[str, str]:
         moved |= {d.name for d in moves.dims} if moves is not None else set()
     kept = {d.name for v in graph.outs for d in v.shape}
     kept |= {d.name for eqn, _ in walk(graph) if eqn.op is RENAME for d in eqn.ins[0].shape}
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for v in graph.ins:
         for d in v.shape:
-            found[d.name] = CLASSES[2] if d.name in moved else CLASSES[0] if d.name in kept else CLASSES[1]
-    return found
+            kinds[d.name] = CLASSES[2] if d.name in moved else CLASSES[0] if d.name in kept else CLASSES[1]
+    return kinds
 
 
 def sent(graph: Graph, dim: str) -> set[str]:
@@ -68,12 +68,12 @@ def sent(graph: Graph, dim: str) -> set[str]:
         program = partition(graph, Mesh("x:4"), Layout({dim: "x"}))
     except md.LayoutError:
         return {"none (two dims on the axis: use md.prefer)"}
-    found: set[str] = set()
+    kinds: set[str] = set()
     for record in program.collectives:
         if record.bytes:
             of = " of a summary" if record.kind == "all_gather" and record.op.dim.endswith("__parts") else ""
-            found.add(record.kind + of)
-    return found
+            kinds.add(record.kind + of)
+    return kinds
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def _cell(found: set[str]) -> str:
-    return ", ".join(sorted(found)) or "none"
+def _cell(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds)) or "none"
 
 
 def lines() -> Iterator[str]:

@@ -114,12 +114,12 @@ PROGRAMS: list[tuple[Callable[..., md.Tensor], str, str, tuple[Any, ...]]] = [
 
 def pictures() -> dict[str, str]:
     """The SVG text of every picture, by file name."""
-    made = {f"{name}.svg": md.show(md.spec(dims), layout, mesh) for name, (dims, layout, mesh) in TENSORS.items()}
+    drawn = {f"{name}.svg": md.show(md.spec(dims), layout, mesh) for name, (dims, layout, mesh) in TENSORS.items()}
     for function, layout, mesh, specs in PROGRAMS:
-        made[f"{function.__name__}.svg"] = md.show(md.compile(function, mesh, layout).program(*specs))
+        drawn[f"{function.__name__}.svg"] = md.show(md.compile(function, mesh, layout).program(*specs))
     mesh, layout = mlp.layouts["data_model"]
-    made["step.svg"] = md.show(md.compile(mlp.train_step(), mesh, layout).program(*mlp.specs()))
-    return {name: picture.svg + "\n" for name, picture in made.items()}
+    drawn["step.svg"] = md.show(md.compile(mlp.train_step(), mesh, layout).program(*mlp.specs()))
+    return {name: picture.svg + "\n" for name, picture in drawn.items()}
 
 
 def charts() -> dict[str, str]:

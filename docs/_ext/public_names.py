@@ -84,8 +84,8 @@ def _as_rst(text: str) -> Iterator[str]:
         yield line if session or "``" in line else re.sub(r"`([^`]+)`(?=(\w)?)", _literal, line)
 
 
-def _literal(found: re.Match[str]) -> str:
-    return f"``{found[1]}``" + ("\\ " if found[2] else "")
+def _literal(match: re.Match[str]) -> str:
+    return f"``{match[1]}``" + ("\\ " if match[2] else "")
 
 
 def _process(*event: Any) -> None:
@@ -121,12 +121,12 @@ class Links(SphinxTransform):
         known = {name for names in families().values() for name in names}
         classes = {name for name in known if isinstance(documented(name), type)}
         for literal in list(self.document.findall(nodes.literal)):
-            found = re.fullmatch(r"(md\.)?([\w.]+)(\(.*\))?", literal.astext())
-            if found is None or found[2] not in (known if found[1] else classes):
+            match = re.fullmatch(r"(md\.)?([\w.]+)(\(.*\))?", literal.astext())
+            if match is None or match[2] not in (known if match[1] else classes):
                 continue
             if isinstance(literal.parent, (nodes.reference, addnodes.pending_xref)):
                 continue
-            target = f"meshdsl.{found[2]}"
+            target = f"meshdsl.{match[2]}"
             link = addnodes.pending_xref(
                 "", refdomain="py", reftype="obj", reftarget=target, refexplicit=True, refwarn=True
             )

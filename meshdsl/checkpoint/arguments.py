@@ -52,5 +52,5 @@ def parse_target(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Lay
 
 
 def warn(message: str) -> None:
-    """Report a line as a warning of the line that called `Checkpoints`."""
+    """Warn with this text, at the line that called `Checkpoints`."""
     warnings.warn(message, RuntimeWarning, stacklevel=4)

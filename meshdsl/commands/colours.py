@@ -36,8 +36,8 @@ def painted(text: str, axes: Iterable[str]) -> str:
         return text
     colours = {axis: AXES[i % len(AXES)] for i, axis in enumerate(axes)}
 
-    def mark(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def mark(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         return _in(colours[name], name)
 
     return re.sub(axis_pattern(axes), mark, text)

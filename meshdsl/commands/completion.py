@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the script, or the names that a script asks for."""
     if options.shell in NAMES:
         file, _, name = options.of.partition(":")
-        found = [f"{file}:{name}" for name in workloads_of(Path(file))]
-        print(*(layouts_of(Path(file), name) if options.shell == "layouts" else found), sep="\n")
+        workloads = [f"{file}:{name}" for name in workloads_of(Path(file))]
+        print(*(layouts_of(Path(file), name) if options.shell == "layouts" else workloads), sep="\n")
         return OK
     print({"bash": bash, "zsh": zsh, "fish": fish}[options.shell](commands_of(options.commands)), end="")
     return OK

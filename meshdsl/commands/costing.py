@@ -104,7 +104,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
     """
     from ..train import UsageError, planned_stages
 
-    given = " ".join(options.settings) or "its config"
+    settings = " ".join(options.settings) or "its config"
     machine = machine_of(options) if plan.needs_machine else None
     try:
         if not workload.inputs(workload.config):
@@ -116,7 +116,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
     except (ShapeError, ArithmeticError) as error:
         if not options.settings and options.batch is None and options.length is None:
             raise
-        raise UsageError(f"{workload.name} does not work with {given}: {error}") from None
+        raise UsageError(f"{workload.name} does not work with {settings}: {error}") from None
     empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.shape)]
     if empty:
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""

@@ -28,10 +28,10 @@ def layouts_of(file: Path, name: str) -> list[str]:
     >>> layouts_of(Path("models/mlp.py"), "mlp")
     ['empty', 'data', 'model', 'data_model', 'three_d']
     """
-    found = _assignments(file)
-    call = _workloads(found).get(name)
-    given = next((k.value for k in call.keywords if k.arg == "layouts"), None) if call else None
-    return _keys(given or ast.Name("LAYOUTS"), found, file) if call else []
+    assignments = _assignments(file)
+    call = _workloads(assignments).get(name)
+    layouts = next((k.value for k in call.keywords if k.arg == "layouts"), None) if call else None
+    return _keys(layouts or ast.Name("LAYOUTS"), assignments, file) if call else []
 
 
 def _assignments(file: Path) -> dict[str, ast.expr]:
@@ -40,22 +40,22 @@ def _assignments(file: Path) -> dict[str, ast.expr]:
         body = ast.parse(file.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
         return {}
-    found: dict[str, ast.expr] = {}
+    assignments: dict[str, ast.expr] = {}
     for statement in body:
         if isinstance(statement, ast.Assign):
-            found |= {target.id: statement.value for target in statement.targets if isinstance(target, ast.Name)}
+            assignments |= {target.id: statement.value for target in statement.targets if isinstance(target, ast.Name)}
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value:
-            found[statement.target.id] = statement.value
-    return found
+            assignments[statement.target.id] = statement.value
+    return assignments
 
 
-def _workloads(found: dict[str, ast.expr]) -> dict[str, ast.Call]:
+def _workloads(assignments: dict[str, ast.expr]) -> dict[str, ast.Call]:
     workloads: dict[str, ast.Call] = {}
-    for name, call in found.items():
+    for name, call in assignments.items():
         if not isinstance(call, ast.Call):
             continue
-        made = _last_name(call.func).lower() == "workload" or any(k.arg == "layouts" for k in call.keywords)
-        if made:
+        is_workload = _last_name(call.func).lower() == "workload" or any(k.arg == "layouts" for k in call.keywords)
+        if is_workload:
             workloads[name] = call
         elif isinstance(call.func, ast.Attribute) and call.func.attr == "replace":
             before = workloads.get(_last_name(call.func.value))
@@ -67,14 +67,14 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _keys(node: ast.expr, found: dict[str, ast.expr], file: Path, depth: int = 4) -> list[str]:
-    """The keys of the dict that an expression of this file stands for."""
+def _keys(node: ast.expr, assignments: dict[str, ast.expr], file: Path, depth: int = 4) -> list[str]:
+    """The keys of the dict that is the value of an expression of this file."""
     if isinstance(node, ast.Dict):
         return [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-    if isinstance(node, ast.Name) and node.id in found and depth:
-        return _keys(found[node.id], found, file, depth - 1)
+    if isinstance(node, ast.Name) and node.id in assignments and depth:
+        return _keys(assignments[node.id], assignments, file, depth - 1)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and depth:
         beside = file.with_name(f"{node.value.id}.py")
-        there = _assignments(beside)
-        return _keys(there[node.attr], there, beside, depth - 1) if node.attr in there else []
+        others = _assignments(beside)
+        return _keys(others[node.attr], others, beside, depth - 1) if node.attr in others else []
     return []

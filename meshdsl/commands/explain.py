@@ -107,8 +107,8 @@ def _check(options: argparse.Namespace, plan: Any) -> None:
         update = options.weight_update not in (None, "replicated")
         unused |= {"--layout": options.layout, "--mesh": options.mesh, "--weight-update": update}
         reason = "--graph shows the step before a layout is applied"
-    if given := [name for name, value in unused.items() if value not in (None, [], False)]:
-        raise UsageError(f"{', '.join(given)} has no effect here: {reason}")
+    if useless := [name for name, value in unused.items() if value not in (None, [], False)]:
+        raise UsageError(f"{', '.join(useless)} has no effect here: {reason}")
 
 
 def _explain(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:

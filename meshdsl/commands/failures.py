@@ -54,8 +54,8 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
     name, text = type(error).__name__, _first_line(error)
     if "Unable to initialize backend" in text or "Unknown backend" in text:
         platforms = os.environ.get("JAX_PLATFORMS")
-        given = f"JAX_PLATFORMS is {platforms!r}; " if platforms else ""
-        return MeshdslError(f"JAX cannot start: {given}{text}")
+        variable = f"JAX_PLATFORMS is {platforms!r}; " if platforms else ""
+        return MeshdslError(f"JAX cannot start: {variable}{text}")
     line = raised(error) if workload is not None else None
     if line is not None:
         problem = f"calls sys.exit({text})" if isinstance(error, SystemExit) else f"fails: {name}: {text}"

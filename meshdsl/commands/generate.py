@@ -78,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
     search = functools.partial(
         md.nn.decode.generate, tokens=md.Dim("token", options.tokens), temperature=options.temperature or 1.0
     )
-    found = md.compile(workload.decoder(workload.config, search), mesh, layout)(params, prompt, *sampled).numpy()
+    tokens = md.compile(workload.decoder(workload.config, search), mesh, layout)(params, prompt, *sampled).numpy()
     if options.json:
-        print_json({"command": "generate", "model": source, "prompts": options.prompt_ids, "tokens": found.tolist()})
+        print_json({"command": "generate", "model": source, "prompts": options.prompt_ids, "tokens": tokens.tolist()})
     else:
-        print("\n".join(",".join(map(str, row)) for row in found.tolist()))
+        print("\n".join(",".join(map(str, row)) for row in tokens.tolist()))
     return OK
 
 

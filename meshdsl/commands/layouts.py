@@ -22,16 +22,16 @@ def run(options: argparse.Namespace) -> int:
     from ..train import load
 
     workload = load(options.workload)
-    found = [(name, Mesh(mesh), layout) for name, (mesh, layout) in workload.layouts.items()]
+    layouts = [(name, Mesh(mesh), layout) for name, (mesh, layout) in workload.layouts.items()]
     if options.json:
         records = [
-            {"name": name, "mesh": mesh.axes, "devices": mesh.size, "layout": layout} for name, mesh, layout in found
+            {"name": name, "mesh": mesh.axes, "devices": mesh.size, "layout": layout} for name, mesh, layout in layouts
         ]
         print_json({"command": "layouts", "workload": workload.name, "layouts": records})
         return OK
-    if not found:
+    if not layouts:
         print(f"{workload.name} names no layouts; give --mesh 'rows:2;cols:4' --layout 'batch:rows' to a command")
         return OK
-    rows = [[name, str(mesh), mesh.size, layout or "(nothing is sharded)"] for name, mesh, layout in found]
+    rows = [[name, str(mesh), mesh.size, layout or "(nothing is sharded)"] for name, mesh, layout in layouts]
     print(table(["layout", "mesh", "devices", "rules"], rows, "<<><", indent=0))
     return OK

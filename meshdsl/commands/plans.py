@@ -115,14 +115,14 @@ def check_forward(options: argparse.Namespace) -> None:
     """Raises `UsageError` for knobs that an evaluation step does not have."""
     from ..train import UsageError
 
-    given = {
+    options_given = {
         "--weight-update": options.weight_update not in (None, "replicated"),
         "--update-group": options.update_group is not None,
         "--regather": bool(options.regather),
         "--remat": options.remat is not None,
         "--microbatches": options.microbatches not in (None, 1),
     }
-    names = [name for name, is_given in given.items() if is_given]
+    names = [name for name, is_given in options_given.items() if is_given]
     if options.forward and names:
         raise UsageError(
             f"{', '.join(names)} has no effect with --forward: an evaluation step has no gradients and no update\n"

@@ -60,10 +60,10 @@ def _file(path: Path) -> Path:
 
     try:
         if path.is_dir():
-            found = sorted(path.glob("*.jsonl"))
-            if len(found) != 1:
-                raise UsageError(f"{path} has {len(found)} files that end in .jsonl; name one of them")
-            return found[0]
+            files = sorted(path.glob("*.jsonl"))
+            if len(files) != 1:
+                raise UsageError(f"{path} has {len(files)} files that end in .jsonl; name one of them")
+            return files[0]
     except (OSError, ValueError) as error:
         raise UsageError(f"RUN cannot be read: {reason_of(error)}") from None
     return path

@@ -31,10 +31,10 @@ def profile(options: argparse.Namespace) -> int:
     _devices(plan.mesh)
     before = _existing(target, jax.devices()[0], jax.__version__)
     programs = list(_programs(options, workload, plan, overlaps))
-    found = measure(
+    measured = measure(
         programs, QUICK if options.quick else BenchPlan(), lambda text: print(text, file=sys.stderr, flush=True)
     )
-    merged = found if before is None else before.merged(found)
+    merged = measured if before is None else before.merged(measured)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, merged.to_toml())
     if options.json:

@@ -51,17 +51,17 @@ def run(options: argparse.Namespace) -> int:
                     skipped[f"{n} devices, {kind}"] = str(error).splitlines()[0]
                 bar.update(2 * i + j + 1)
     title = f"{step_title(options, workload)} on {machine_of(options).name}, {plan.mesh} with more {axis}"
-    found = Scaling(title, {kind: some for kind, some in reports.items() if some}, skipped)
-    if not found.reports:
+    scaling = Scaling(title, {kind: some for kind, some in reports.items() if some}, skipped)
+    if not scaling.reports:
         raise LayoutError(
             "the plan is illegal on every mesh\n  " + "\n  ".join(f"{k}: {v}" for k, v in skipped.items())
         )
     if options.html:
-        write(options.html, found.page())
+        write(options.html, scaling.page())
     if options.json:
-        print_json({"command": "scale", **found.to_dict()})
+        print_json({"command": "scale", **scaling.to_dict()})
     else:
-        print(found)
+        print(scaling)
     return OK
 
 

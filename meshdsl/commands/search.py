@@ -106,7 +106,7 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
 
     if options.forward or options.knobs == "none" or (options.overrides and not options.knobs):
         return {}
-    given = {
+    values = {
         "weight_update": options.weight_update or options.regather,
         "remat": options.remat,
         "microbatches": options.microbatches,
@@ -116,9 +116,9 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
         names = [turn.knob for turn in turns_of(options.knobs or "all")]
     except LayoutError as error:
         raise UsageError(str(error)) from None
-    if twice := [name for name in names if options.knobs and given[name]]:
+    if twice := [name for name in names if options.knobs and values[name]]:
         raise UsageError(f"--knobs has {', '.join(twice)}, which another option sets; give one of the two")
-    return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in given.items() if value}
+    return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in values.items() if value}
 
 
 def _tradeoff(result: Any) -> dict[str, str]:

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 def _resolved(options: argparse.Namespace) -> Any:
     from ..train import resolve
 
-    given = {
+    options_given = {
         "mesh": options.mesh,
         "layout": options.layout,
         "plan": None if options.plan is None else str(options.plan),
@@ -92,7 +92,7 @@ def _resolved(options: argparse.Namespace) -> Any:
         "checkpoints.resume": options.resume,
         "checkpoints.take_over": options.take_over,
     }
-    settings = resolve(options.workload, options.config, options.settings, given)
+    settings = resolve(options.workload, options.config, options.settings, options_given)
     _check_used(options, settings)
     return settings
 
@@ -106,15 +106,15 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
     if options.machine and not options.dry_run and not options.print_config and not decides:
         raise UsageError("--machine has no effect here; use it with --dry-run, --weight-update auto or --overlap")
     set_keys = {setting.partition("=")[0] for setting in options.settings}
-    given = {
+    used = {
         "--save-every": options.save_every is not None,
         "--keep": options.keep is not None,
         "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
         "--take-over": saving.take_over,
     }
-    if saving.directory is None and any(given.values()):
+    if saving.directory is None and any(used.values()):
         raise UsageError(
-            f"{' '.join(name for name in given if given[name])} has no effect without --checkpoints DIR\n"
+            f"{' '.join(name for name in used if used[name])} has no effect without --checkpoints DIR\n"
             "  give the directory in which this run saves; it is also needed to resume from another run's step"
         )
     if options.eval_every and not chosen.eval_batches:
@@ -246,7 +246,7 @@ def _attempt(work: Callable[[], object], problems: list[MeshdslError], report: C
     return True
 
 
-def _save_settings(settings: Any, given: Path | None) -> None:
+def _save_settings(settings: Any, config_file: Path | None) -> None:
     """Write the merged settings to the checkpoint directory, without overwriting the file given with --config.
 
     Temporary files of killed runs are removed; the run holds the directory's lock.
@@ -257,7 +257,7 @@ def _save_settings(settings: Any, given: Path | None) -> None:
         if re.fullmatch(r"\.(config|resolved)\.toml\.[a-z0-9_]{8}", name):
             with contextlib.suppress(OSError):
                 os.unlink(folder / name)
-    is_given = given is not None and path.exists() and path.samefile(given)
+    is_given = config_file is not None and path.exists() and path.samefile(config_file)
     write(folder / "resolved.toml" if is_given else path, str(settings))
 
 

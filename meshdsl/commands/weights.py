@@ -44,10 +44,10 @@ def settings_of_run(source: str, checkpoints: Any, step: int, changes: list[str]
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in values.items():
-        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return leaves
 
 
 def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:

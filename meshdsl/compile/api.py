@@ -115,9 +115,9 @@ def compile(
 
 def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str) -> None:
     """Raise `LayoutError` for options that a plan already has."""
-    given = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
-    given |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto"}
-    twice = [name for name, is_given in given.items() if is_given]
+    is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
+    is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto"}
+    twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(
             f"the call has a plan and also {', '.join(twice)}, which the plan decides\n"

@@ -109,9 +109,9 @@ def _partition(state: State, options: Options) -> State:
 
 def _with_kernels(program: Program, options: Options) -> Program:
     """A kernel that is asked for decides its platform, where none is known yet; the run checks the devices."""
-    asked = options.attention_kernel
-    platform = options.platform or PLATFORMS.get(asked, "") or jax.default_backend()
-    return with_kernels(program, platform, asked)
+    kernel = options.attention_kernel
+    platform = options.platform or PLATFORMS.get(kernel, "") or jax.default_backend()
+    return with_kernels(program, platform, kernel)
 
 
 def _unroll(program: Program, options: Options) -> Program:

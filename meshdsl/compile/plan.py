@@ -207,21 +207,21 @@ def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     >>> planned(step, md.Plan(microbatches=2))(md.tensor([1.0, 2.0], "batch"))
     tensor(float32[], 3.)
     """
-    given = {k.name: value for k in KNOBS if k.of_step and (value := getattr(plan, k.name)) != k.default}
-    if not given:
+    knobs = {k.name: value for k in KNOBS if k.of_step and (value := getattr(plan, k.name)) != k.default}
+    if not knobs:
         return f
     name = getattr(f, "__name__", type(f).__name__)
-    for knob in given:
+    for knob in knobs:
         if not takes(f, knob):
             raise LayoutError(
-                f"the plan has {knob}={given[knob]!r}, and {name} does not take {knob}\n"
+                f"the plan has {knob}={knobs[knob]!r}, and {name} does not take {knob}\n"
                 f"  a step takes it as a keyword argument: def {name}(params, batch, *, {knob}=...)\n"
                 f"  the step of a workload, workload.train_step(), takes it; or leave {knob} out of the plan"
             )
 
     @functools.wraps(f)
     def step(*args: Any) -> Any:
-        return f(*args, **given)
+        return f(*args, **knobs)
 
     return step
 

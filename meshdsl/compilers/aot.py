@@ -89,30 +89,30 @@ def compile_for(
         raise CompilerError(f"there is no effort {effort!r}; there are: '' (the compiler's own) and 'O1' (faster)")
     if problem := available():
         raise CompilerError(f"{topology} needs the compiler for TPUs\n  {problem}")
-    with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as made:
-        directory = Path(made)
+    with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as scratch:
+        directory = Path(scratch)
         program = with_kernels(program, platform)
         request = _request(program, frozenset(donated))
         options = EFFORTS[effort] | _flags(program)
         request |= {"platform": platform, "topology": name, "slices": slices, "options": options}
         (directory / "request.json").write_text(json.dumps(request), encoding="utf-8")
         (directory / "program.bin").write_bytes(_exported(program))
-        found = _run(directory, topology, timeout)
-        if "order" not in found:
+        record = _run(directory, topology, timeout)
+        if "order" not in record:
             raise LayoutError(
-                f"{topology} has {found['devices']} devices, and the mesh '{program.mesh}' has {program.mesh.size}\n"
+                f"{topology} has {record['devices']} devices, and the mesh '{program.mesh}' has {program.mesh.size}\n"
                 "  give the mesh as many devices (v2, v3 and v4 count two cores for each chip), or another topology"
             )
-        if "error" in found:
-            return refused(topology, found)
-        memory = CompiledMemory(**found["memory"])
+        if "error" in record:
+            return refused(topology, record)
+        memory = CompiledMemory(**record["memory"])
         text = (directory / "compiled.txt").read_text(encoding="utf-8")
     collectives, found_windows = performed(text), compiled_windows(text, program)
     _check_windows(topology, found_windows)
     return Compilation(
         topology,
-        found["devices"],
-        found["order"],
+        record["devices"],
+        record["order"],
         fits=True,
         needed=memory.peak,
         limit=None,
@@ -121,7 +121,7 @@ def compile_for(
         collectives=collectives,
         changes=changes(program, collectives),
         windows=found_windows,
-        seconds=found["seconds"],
+        seconds=record["seconds"],
         cycles=estimated_cycles(text),
     )
 
@@ -132,13 +132,13 @@ def _flags(program: Program) -> dict[str, str]:
     return {"xla_tpu_enable_async_all_to_all": "true"} if "all_to_all" in started else {}
 
 
-def _check_windows(topology: str, found: Sequence[CompiledWindow]) -> None:
+def _check_windows(topology: str, windows: Sequence[CompiledWindow]) -> None:
     """Raise `CompilerError` if a collective that should run beside a product came back synchronous."""
-    lost = [window for window in found if window.planned and not window.asynchronous]
+    lost = [window for window in windows if window.planned and not window.asynchronous]
     if lost:
         listed = "".join(f"\n  {window}" for window in lost[:8])
         raise CompilerError(
-            f"the compiler for {topology} made {len(lost)} of {len(found)} planned collectives synchronous{listed}\n"
+            f"the compiler for {topology} made {len(lost)} of {len(windows)} planned collectives synchronous{listed}\n"
             "  the machine file that the plan was made with says which kinds run beside computation (`asynchronous`)"
         )
 

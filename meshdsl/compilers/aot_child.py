@@ -59,18 +59,18 @@ def run(directory: Path) -> dict[str, Any]:
     )
     lowered = function.lower(*ins)
     start = time.perf_counter()
-    found: dict[str, Any] = {"devices": len(devices), "order": order}
+    record: dict[str, Any] = {"devices": len(devices), "order": order}
     try:
         compiled = lowered.compile(compiler_options=request["options"])
     except jax.errors.JaxRuntimeError as error:
-        return {**found, "error": str(error)}
+        return {**record, "error": str(error)}
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if memory is None or text is None:
-        return {**found, "error": "the compiler reports neither memory nor text"}
+        return {**record, "error": "the compiler reports neither memory nor text"}
     (directory / "compiled.txt").write_text(text, encoding="utf-8")
     sizes_of = {"argument", "output", "temp", "alias", "generated_code"}
     return {
-        **found,
+        **record,
         "seconds": time.perf_counter() - start,
         "memory": {name: getattr(memory, f"{name}_size_in_bytes") for name in sizes_of}
         | {"peak": memory.peak_memory_in_bytes, "host": memory.host_temp_size_in_bytes},

@@ -97,16 +97,16 @@ class Compilation:
         return {**vars(self), "over": self.over, "memory": memory, **lists}
 
 
-def refused(topology: str, found: dict[str, Any]) -> Compilation:
+def refused(topology: str, record: dict[str, Any]) -> Compilation:
     """The result for a program that needs too much memory; raises `CompilerError` for any other error."""
-    message: str = found["error"]
+    message: str = record["error"]
     if "RESOURCE_EXHAUSTED" not in message:
         raise CompilerError(f"the compiler for {topology} failed: {message[:2000]}")
     needed, limit = sizes_of(message)
     return Compilation(
         topology,
-        found["devices"],
-        found["order"],
+        record["devices"],
+        record["order"],
         fits=False,
         needed=needed,
         limit=limit,

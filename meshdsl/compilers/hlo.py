@@ -260,11 +260,11 @@ def _groups_of_axes(mesh: str, devices: np.ndarray | None, axes: str) -> tuple[t
     """Groups along axes of a mesh; `'a':(2)4` is a part of axis a, of size 4, after one of size 2."""
     sizes: list[int] = []
     reduced: list[int] = []  # positions in `sizes`
-    wanted = {name: (pre, size) for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)}
+    parts = {name: (pre, size) for name, pre, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)}
     for name, whole in re.findall(r"'([^']+)'=(\d+)", mesh):
-        pre, size = wanted.get(name, ("", ""))
+        pre, size = parts.get(name, ("", ""))
         before, inside = (int(pre), int(size)) if size else (1, int(whole))
-        if name in wanted:
+        if name in parts:
             reduced.append(len(sizes) + 1)
         sizes += [before, inside, int(whole) // (before * inside)]
     devices = np.arange(math.prod(sizes)) if devices is None else devices

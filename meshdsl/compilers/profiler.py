@@ -49,15 +49,15 @@ def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], N
     for program in programs:
         for kernel, work in _kernels(program):
             kernels.setdefault(form_of(kernel, program), (kernel, program, work))
-    found: dict[str, list[Point]] = {}
+    points_of: dict[str, list[Point]] = {}
     for number, (form, (kernel, program, work)) in enumerate(kernels.items(), 1):
         say(f"{number} of {len(kernels)}: {form.text[:100]} {form.sizes[:8]}")
         seconds = per_trip(_loop(*_runnable(kernel, program), plan.rounds), plan)
         if seconds >= SHORTEST:
-            found.setdefault(form.text, []).append(Point(form.sizes, work, seconds))
+            points_of.setdefault(form.text, []).append(Point(form.sizes, work, seconds))
     device = jax.devices()[0]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    points = {text: tuple(each) for text, each in found.items()}
+    points = {text: tuple(each) for text, each in points_of.items()}
     return Profile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
 
 

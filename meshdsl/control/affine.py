@@ -36,10 +36,10 @@ def cotangents(
     on = [i for i, x in enumerate(xs) if kind(x.dtype) in "fc"]
     before = [shift(y, dim, -1 if reverse else 1) for y in ys]
     alike = all(set(x.dims) == set(xs[0].dims) for x in xs)
-    found = (_by_scan if f.elementwise and alike else _by_loop)(f, dim, reverse, on, before, xs, cts, run)
+    pairs = (_by_scan if f.elementwise and alike else _by_loop)(f, dim, reverse, on, before, xs, cts, run)
     first = iota(dim) == (dim.size - 1 if reverse else 0)  # nothing was combined with the first element
     result: list[Tensor | None] = [None] * len(xs)
-    for i, (total, pulled) in zip(on, found, strict=True):
+    for i, (total, pulled) in zip(on, pairs, strict=True):
         result[i] = where(first, total, pulled)
     return result
 
@@ -101,8 +101,8 @@ def _recurrence(matrix: Entries, cts: dict[int, Tensor], dim: Dim, reverse: bool
 
     free = frozenset(d.name for x in elements for d in x.dims if d != dim)
     maps = Combine(then, "affine", free, True, 2 * len(elements))
-    found = run(maps, elements, dim, reverse)
-    return dict(zip(rows, found[len(entries) :], strict=True))
+    states = run(maps, elements, dim, reverse)
+    return dict(zip(rows, states[len(entries) :], strict=True))
 
 
 def _closed(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -126,8 +126,8 @@ def _by_loop(
         _, back = pullback(graph, [*held, *elements], [i % n in on for i in range(2 * n)])
         by = dict(zip(on, totals, strict=True))
         grads = back([by.get(i) for i in range(n)])
-        made = [zeros_like((*held, *elements)[i]) if g is None else g for i, g in enumerate(grads)]
-        return [made[i] for i in on], (totals, [made[n + i] for i in on])
+        cotangents = [zeros_like((*held, *elements)[i]) if g is None else g for i, g in enumerate(grads)]
+        return [cotangents[i] for i in on], (totals, [cotangents[n + i] for i in on])
 
     start = [zeros_like(type(xs[i].type)(tuple(d for d in xs[i].dims if d != dim), xs[i].dtype)) for i in on]
     _, (totals, pulled) = scan(

@@ -98,8 +98,8 @@ def _kernel(c: Local, *xs: Any, f: Combine, dim: Dim, reverse: bool) -> list[Any
 def labels(types: Sequence[Type], f: Combine, *along: str) -> Labels:
     """Free dims, and those in `along`, may be split; others are gathered."""
     cut = {*f.free, *along}
-    found = tuple({d.name: d.name if d.name in cut else None for d in t.shape} for t in types)
-    return Labels(found, found)
+    dims = tuple({d.name: d.name if d.name in cut else None for d in t.shape} for t in types)
+    return Labels(dims, dims)
 
 
 def _vjp(ct: Any, *xs: Tensor, outs: Sequence[Tensor], f: Combine, dim: Dim, reverse: bool) -> list[Tensor | None]:
@@ -150,15 +150,15 @@ BLOCK_SCAN = Op(
 
 def _summary_kernel(c: Local, *xs: Any, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> list[Any]:
     """The combination of a whole block: the element at the end of its scan."""
-    found = []
+    edges = []
     for x, block, out in zip(xs, c.ins, c.outs, strict=True):
         axis = block.position(dim)
         if not block.sizes[axis]:
-            found.append(c.xp.zeros(out.sizes, x.dtype))
+            edges.append(c.xp.zeros(out.sizes, x.dtype))
             continue
         edge = 0 if reverse else block.sizes[axis] - 1
-        found.append(x[(slice(None),) * axis + (slice(edge, edge + 1),)])
-    return found
+        edges.append(x[(slice(None),) * axis + (slice(edge, edge + 1),)])
+    return edges
 
 
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:

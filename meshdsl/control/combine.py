@@ -96,4 +96,4 @@ def _passes(eqn: Eqn, name: str) -> bool:
     if op.rule is None:
         return True
     labels = op.rule(*ins, **eqn.params)
-    return all(found.get(name, name) == name for found in (*labels.ins, *labels.outs))
+    return all(names.get(name, name) == name for names in (*labels.ins, *labels.outs))

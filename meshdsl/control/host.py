@@ -1,4 +1,4 @@
-"""Offloading: a value waits in the host's memory between the forward and the backward pass.
+"""Offload: a value waits in the host's memory between the forward and the backward pass.
 
 `offload` copies a value to the host, and only `fetch`, which copies it back, reads the copy; so do loops that stack it.
 """

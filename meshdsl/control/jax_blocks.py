@@ -106,8 +106,9 @@ def _vjp(
         g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
         if checked and (problem := g.problem(*g.twice())) is not None:
             raise refusal(g, problem)
-        found = bind(JAX_BLOCKS, *operands, f=g, results=shapes, key=key, follows=True, unchecked=unchecked, **g.shown)
-        for i, grad in zip(members, found, strict=True):
+        options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.shown}
+        cotangents = bind(JAX_BLOCKS, *operands, f=g, **options)
+        for i, grad in zip(members, cotangents, strict=True):
             grads[i] = grad
     return grads
 

@@ -66,7 +66,7 @@ class JaxFunction:
         return {}
 
     def problem(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
-        """Why the function may not run on blocks of this type; None if it may."""
+        """The reason why the function may not run on blocks of this type; None if it may."""
         key = (*full, *block)
         if key not in self.problems:
             self.problems[key] = self._compare(full, block)
@@ -82,11 +82,11 @@ class JaxFunction:
             whole, small = self.traced(full), self.traced(block)
         except Exception as error:  # of the function itself, which cannot handle these sizes
             return Problem("", f"fails for other sizes of {' '.join(sorted(cut))}: {_first_line(error)}")
-        found = check(whole, small, ins, outs, split, contract)
-        if found and any(d.size == 1 and d.name in cut for t in block for d in t.shape):
+        problem = check(whole, small, ins, outs, split, contract)
+        if problem and any(d.size == 1 and d.name in cut for t in block for d in t.shape):
             # at one element JAX leaves out broadcasts and batch dims; apart from those, both must do the same
-            return self._at_one_element(full, block) if self.problem(*self.twice()) is None else found
-        return found
+            return self._at_one_element(full, block) if self.problem(*self.twice()) is None else problem
+        return problem
 
     def _at_one_element(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
         shares = {

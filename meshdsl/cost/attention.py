@@ -69,11 +69,11 @@ def is_scores(program: Program, v: Var) -> bool:
     >>> [is_scores(program, v) for v in (*program.ins, *program.outs)]
     [False, False, True]
     """
-    found: frozenset[frozenset[str]] | None = program.__dict__.get("_score_dims")  # cached: asked for every value
-    if found is None:
-        found = _score_dims(program)
-        object.__setattr__(program, "_score_dims", found)
-    return bool(found) and _names(v) in found
+    score_dims: frozenset[frozenset[str]] | None = program.__dict__.get("_score_dims")  # cached: asked for every value
+    if score_dims is None:
+        score_dims = _score_dims(program)
+        object.__setattr__(program, "_score_dims", score_dims)
+    return bool(score_dims) and _names(v) in score_dims
 
 
 def _score_dims(program: Program) -> frozenset[frozenset[str]]:

@@ -161,8 +161,8 @@ def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | N
 
     Raises `MachineError` for an unknown name or mode, and for a malformed file, with all its problems.
     """
-    found = _named(os.fspath(name))
-    return found if profile is None else replace(found, profile=load_profile(profile))
+    named = _named(os.fspath(name))
+    return named if profile is None else replace(named, profile=load_profile(profile))
 
 
 def _named(name: str) -> Machine:

@@ -78,13 +78,13 @@ def kernel_time(kernel: Kernel, lines: Sequence[Line], program: Program, machine
 
 def coverage(ledger: Ledger, machine: Machine) -> Coverage:
     """The kernels of a program and their seconds, counted by the source of their times."""
-    found = Coverage()
+    total = Coverage()
     for step in dict.fromkeys(line.step for line in ledger.lines):
         if isinstance(step, Kernel):
             lines = ledger.of(step)
             time = kernel_time(step, lines, ledger.program, machine)
-            found.add(time.source, time.seconds * lines[0].trips)
-    return found
+            total.add(time.source, time.seconds * lines[0].trips)
+    return total
 
 
 def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:

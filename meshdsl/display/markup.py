@@ -82,8 +82,8 @@ def coloured(text: str, axes: Iterable[str] = ()) -> str:
     if not axes:
         return escaped
 
-    def mark(found: re.Match[str]) -> str:
-        name = found[1] or found[2]
+    def mark(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
         return f'<b class="{axis_class(axes, name)}">{name}</b>'
 
     return re.sub(axis_pattern(axes), mark, escaped)

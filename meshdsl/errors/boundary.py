@@ -174,7 +174,7 @@ def _at_caller(error: MeshdslError) -> MeshdslError:
 
 def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A function that the public function `name` made of the user's, with errors explained."""
-    given = [cell.cell_contents for cell in function.__closure__ or ()]
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         except MeshdslError as error:
             raise _at_caller(error) from None
         except TypeError as error:
-            miscalled = _miscalled(error, name, given)
+            miscalled = _miscalled(error, name, values)
             if miscalled is None:
                 raise
             raise _at_caller(miscalled) from None
@@ -191,14 +191,14 @@ def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-def _iterated(records: Generator[Any, Any, Any], name: str, given: list[Any]) -> Generator[Any, Any, Any]:
+def _iterated(records: Generator[Any, Any, Any], name: str, values: list[Any]) -> Generator[Any, Any, Any]:
     """The same items; an error gets the line that asked for the next one."""
     try:
         return (yield from records)
     except MeshdslError as error:
         raise _at_caller(error) from None
     except TypeError as error:
-        miscalled = _miscalled(error, name, given)
+        miscalled = _miscalled(error, name, values)
         if miscalled is None:
             raise
         raise _at_caller(miscalled) from None
@@ -217,20 +217,20 @@ def _misread(error: MeshdslError) -> bool:
     return len(frames) == 2 and frames[1].co_name in reads and is_ours(frames[0].co_filename)
 
 
-def _miscalled(error: Exception, name: str, given: Iterable[Any]) -> ShapeError | None:
+def _miscalled(error: Exception, name: str, values: Iterable[Any]) -> ShapeError | None:
     """The error if a function that the user gave takes other arguments than meshdsl called it with.
 
-    `given` are the values that the user gave, or objects that hold them.
+    `values` are those that the user gave, or objects that hold them.
     """
     called, parenthesis, _ = str(error).partition("()")
-    if not isinstance(error, TypeError) or not parenthesis or called not in _functions(given):
+    if not isinstance(error, TypeError) or not parenthesis or called not in _functions(values):
         return None
     return ShapeError(f"md.{name} called a function with arguments that it does not take\n  {error}")
 
 
-def _functions(given: Iterable[Any]) -> set[str]:
+def _functions(values: Iterable[Any]) -> set[str]:
     """The names of the functions among these values, in their lists, and in the fields of those that are objects."""
-    values = [one for value in given for one in (value if isinstance(value, list | tuple) else [value])]
+    values = [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
     fields = [field for value in values if hasattr(value, "__dict__") for field in vars(value).values()]
     return {f.__qualname__ for f in (*values, *fields) if isinstance(f, types.FunctionType | type)}
 

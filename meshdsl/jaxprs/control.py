@@ -79,10 +79,10 @@ def _cond(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Run) -> 
 def _linear_solve(e: Equation, ins: Sequence[Value], sums: frozenset[str], run: Run) -> list[Value]:
     counts, bodies, others = e.params["const_lengths"], e.params["jaxprs"], e.block.params["jaxprs"]
     before = counts.matvec + counts.vecmat
-    fixed, given = ins[before : before + counts.solve], ins[sum(counts) :]
+    fixed, operands = ins[before : before + counts.solve], ins[sum(counts) :]
     if any(x.partial for x in ins):
         raise MixesError("solves with a sum that is not complete")
-    return run(bodies.solve, others.solve, [*fixed, *given], sums)
+    return run(bodies.solve, others.solve, [*fixed, *operands], sums)
 
 
 CONTROL = {

@@ -28,7 +28,7 @@ __all__ = ["FREE", "Problem", "check", "same_values", "simple"]
 
 
 class Problem(NamedTuple):
-    """Why a function may not run on blocks: the primitive ("" if none), part of a sentence, and the line."""
+    """The reason why a function may not run on blocks: the primitive ("" if none), part of a sentence, and the line."""
 
     primitive: str
     what: str
@@ -55,7 +55,7 @@ def check(
     split: Collection[str],
     contract: Collection[str],
 ) -> Problem | None:
-    """Why a function traced at two sizes may not run on blocks; None if it may.
+    """The reason why a function traced at two sizes may not run on blocks; None if it may.
 
     `ins` and `outs` name the axes of operands and results. Blocks are split along the dims in `split`, which results
     keep, and along those in `contract`, over which results are partial sums.

@@ -51,7 +51,7 @@ Sizes = tuple[Any, ...]  # sizes of axes: integers, and symbols for the argument
 
 
 class Mixing(NamedTuple):
-    """Why a function is not elementwise: the primitive ("" if none), part of a sentence, and the function's line."""
+    """The reason why a function is not elementwise: the primitive ("" if none), part of a sentence, and the line."""
 
     primitive: str
     what: str
@@ -78,7 +78,7 @@ def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
 
 
 def mixing(f: Callable[..., Any], names: Sequence[str], dtypes: Sequence[np.dtype]) -> Mixing | None:
-    """Why a function of arrays with these axes, one array per dtype, is not elementwise; None if it is.
+    """The reason why a function of arrays with these axes, one per dtype, is not elementwise; None if it is.
 
     >>> import jax.numpy as jnp
     >>> mixing(jnp.tanh, ["batch", "io"], ["float32"])

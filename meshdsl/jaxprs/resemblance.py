@@ -40,7 +40,7 @@ class Sized(NamedTuple):
 
 
 def resembles(full: ClosedJaxpr, block: ClosedJaxpr, doubled: Sequence[Sized]) -> Problem | None:
-    """Why a jaxpr does something else on a block of one element; None if both have the same form.
+    """The problem that a jaxpr does something else on a block of one element; None if both have the same form.
 
     `doubled` has one jaxpr for each dim that is split: an axis that is longer there has that dim.
 

@@ -44,10 +44,11 @@ class Mesh:
         devices: Sequence[Any] | None = None,
         **named: int,
     ):
-        given = _parse(axes)
-        if twice := [name for name in named if name in given]:
-            raise LayoutError(f"the mesh axis {twice[0]!r} is given twice, as {given[twice[0]]} and {named[twice[0]]}")
-        self.axes = {**given, **named}
+        positional = _parse(axes)
+        if twice := [name for name in named if name in positional]:
+            sizes = f"{positional[twice[0]]} and {named[twice[0]]}"
+            raise LayoutError(f"the mesh axis {twice[0]!r} is given twice, as {sizes}")
+        self.axes = {**positional, **named}
         for name, size in self.axes.items():
             if not _NAME.fullmatch(str(name)):
                 raise LayoutError(

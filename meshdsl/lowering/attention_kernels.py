@@ -26,10 +26,10 @@ def is_attention(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and eqn.op.product is Product.ATTENTION
 
 
-def with_kernels(program: Program, platform: str, asked: str | None = None) -> Program:
+def with_kernels(program: Program, platform: str, requested: str | None = None) -> Program:
     """The program with the kernels for a platform; itself if it has them already.
 
-    `asked` is "auto" or the name of a kernel (default: what was asked before). Raises `LayoutError`, with the user's
+    `requested` is "auto" or the name of a kernel (default: the earlier request). Raises `LayoutError`, with the user's
     line, if a kernel that is asked for cannot take a case.
 
     >>> import meshdsl as md
@@ -40,10 +40,10 @@ def with_kernels(program: Program, platform: str, asked: str | None = None) -> P
     """
 
     def choose_in(graph: Graph) -> Graph:
-        return with_kernels(graph, platform, asked) if isinstance(graph, Program) else graph
+        return with_kernels(graph, platform, requested) if isinstance(graph, Program) else graph
 
     def chosen(eqn: Eqn) -> Eqn:
-        return _chosen(program, eqn, platform, asked) if is_attention(eqn) else eqn.map_graphs(choose_in)
+        return _chosen(program, eqn, platform, requested) if is_attention(eqn) else eqn.map_graphs(choose_in)
 
     return program.replace(eqns=tuple(chosen(eqn) for eqn in program.eqns))
 
@@ -56,14 +56,14 @@ def platform_of(devices: Iterable[Any]) -> str:
     return f"gpu of compute capability {capability}" if old else device.platform
 
 
-def _chosen(program: Program, eqn: Eqn, platform: str, asked: str | None) -> Eqn:
+def _chosen(program: Program, eqn: Eqn, platform: str, requested: str | None) -> Eqn:
     before: Kernel | None = eqn.params.get("kernel")
-    asked = asked or (before.asked if before else "auto")
-    kernel = choose(case_of(program, eqn), asked, platform)
+    requested = requested or (before.asked if before else "auto")
+    kernel = choose(case_of(program, eqn), requested, platform)
     if not kernel.name:
         raise at(
             LayoutError(
-                f"attention_kernel={asked!r} cannot compute this attention: {kernel.reason}\n"
+                f"attention_kernel={requested!r} cannot compute this attention: {kernel.reason}\n"
                 "  'auto' takes a fused kernel where there is one, and 'blockwise' computes every attention"
             ),
             eqn.where,

@@ -43,7 +43,7 @@ def batch_norm(
     (Ioffe and Szegedy, 2015.) In training, the batch's own mean and (biased) variance normalise, and the running ones
     become `momentum * running + (1 - momentum) * batch`; with `unbiased`, the batch's variance is multiplied by
     n / (n - 1) for this, as in PyTorch. Otherwise the running ones normalise, and stay. The state is a dict with `mean`
-    and `var`, of the dims that are not in `over`; None stands for zeros and ones. It has no gradient. If `over` has a
+    and `var`, of the dims that are not in `over`; None is zeros and ones. It has no gradient. If `over` has a
     sharded dim, the statistics are those of the whole batch on all devices.
     """
     if not 0 <= momentum <= 1:
@@ -57,8 +57,8 @@ def batch_norm(
         still = md.stop_gradient(wide)
         n = math.prod(d.size for d in dims)
         factor = n / (n - 1) if unbiased and n > 1 else 1.0
-        found = {"mean": md.mean(still, dims), "var": md.var(still, dims) * factor}
-        new = {key: momentum * x + (1 - momentum) * md.cast(found[key], x.dtype) for key, x in old.items()}
+        batch = {"mean": md.mean(still, dims), "var": md.var(still, dims) * factor}
+        new = {key: momentum * x + (1 - momentum) * md.cast(batch[key], x.dtype) for key, x in old.items()}
     else:
         mean, var = (md.cast(md.stop_gradient(old[key]), wide.dtype) for key in ("mean", "var"))
         y, new = (wide - mean) * md.rsqrt(var + eps), old

@@ -17,7 +17,7 @@ class Precision:
 
     `reduce` is also the dtype of normalisations, of softmax and of partial sums that devices all-reduce, so it
     affects the bytes sent. `gradient` is the dtype to which the cotangents of products are rounded; the products of
-    the backward pass accumulate in float32. None stands for `compute`, as in mixed-precision training; with "float32"
+    the backward pass accumulate in float32. None is `compute`, as in mixed-precision training; with "float32"
     cotangents are not rounded, and the backward pass has the speed of float32 products.
 
     >>> import meshdsl as md

@@ -26,7 +26,7 @@ def _recurrent(
 ) -> tuple[md.Tensor, Any]:
     """The outputs along the first of `dims` and the last state; `step(state, inputs, product)` returns a new state.
 
-    The first tensor of a state is the output. A number stands for so many zero tensors.
+    The first tensor of a state is the output. `state` may be a number of zero tensors.
     """
     along, over, hidden = dims
     gate, before = md.Dim("gate", gates), md.Dim(f"{hidden.name}_before", hidden.size)

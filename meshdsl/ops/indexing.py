@@ -1,4 +1,4 @@
-"""Indexing: create indices, gather and scatter-add by index.
+"""Operations with indices: create indices, gather and scatter-add by index.
 
 Under every layout, an out-of-range index gathers zero and scatters nothing.
 """

@@ -24,12 +24,12 @@ def global_norm(tree: Any) -> md.Tensor:
     >>> md.optim.global_norm({"w": md.tensor([3.0], "a"), "v": md.tensor([4.0], "b")})
     tensor(float32[], 5.)
     """
-    given = jax.tree.leaves(tree)
-    if not given or not all(isinstance(x, md.Tensor) for x in given):
+    tensors = jax.tree.leaves(tree)
+    if not tensors or not all(isinstance(x, md.Tensor) for x in tensors):
         raise md.ShapeError(f"a norm needs a pytree of tensors, at least one; got {type(tree).__name__}")
-    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in given):
-        raise md.ShapeError(f"a norm needs floats; got {', '.join(sorted({x.dtype.name for x in given}))}")
-    leaves = [wide(x) for x in given]
+    if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in tensors):
+        raise md.ShapeError(f"a norm needs floats; got {', '.join(sorted({x.dtype.name for x in tensors}))}")
+    leaves = [wide(x) for x in tensors]
     dtype = jnp.result_type(*(x.dtype for x in leaves))
     return root_of_squares(functools.reduce(operator.add, (squares(md.cast(x, dtype), x.dims) for x in leaves)))
 

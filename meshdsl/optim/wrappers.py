@@ -33,10 +33,10 @@ def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
         return {path_of(keys): x for keys, x in leaves if not frozen(path_of(keys))}
 
     def init(params: Any) -> dict[str, Any]:
-        found = trained(params)
-        if not found:
+        moving = trained(params)
+        if not moving:
             raise md.ShapeError("md.optim.with_frozen: every parameter is frozen, so that nothing would be trained")
-        return optimizer.init(found)
+        return optimizer.init(moving)
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)

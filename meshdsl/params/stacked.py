@@ -37,16 +37,16 @@ def without(dim: Dim, xs: Any) -> Any:
 
 def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Tensor]:
     """The stacked parameters of a run, by path; zeros while parameters are discovered."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for path, d in declared.items():
         if path in run.slices:
-            found[path] = run.slices[path]
+            weights[path] = run.slices[path]
         elif run.values is None:
             outer = len(run.stacked)
-            found[path] = zeros_like(Type(d.dims[outer:], d.dtype))
+            weights[path] = zeros_like(Type(d.dims[outer:], d.dtype))
         else:
-            found[path] = value_of(run, path, d.type)
-    return found
+            weights[path] = value_of(run, path, d.type)
+    return weights
 
 
 def declare(run: ModelRun, declared: Mapping[str, Declared], inside: str) -> None:

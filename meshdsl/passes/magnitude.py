@@ -29,16 +29,16 @@ def magnitudes(graph: Graph) -> dict[Var, float]:
     >>> sorted(bound for v, bound in magnitudes(graph).items() if v.dtype == "float32")
     [1.0, 3.0, 3.0]
     """
-    found = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v)}
+    bounds = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v)}
     for eqn in graph.eqns:
         for v in eqn.outs:
-            bound = _limit(v.dtype) if _is_integer(v) else _bound(eqn, found)
+            bound = _limit(v.dtype) if _is_integer(v) else _bound(eqn, bounds)
             if bound <= _limit(v.dtype):
-                found[v] = bound
-    return found
+                bounds[v] = bound
+    return bounds
 
 
-def _bound(eqn: Eqn, found: Mapping[Var, float]) -> float:
+def _bound(eqn: Eqn, bounds: Mapping[Var, float]) -> float:
     op = eqn.operation
     if op.literal or eqn.op is CONSTANT:
         return _largest(eqn.params["value"])
@@ -46,7 +46,7 @@ def _bound(eqn: Eqn, found: Mapping[Var, float]) -> float:
         case Bounded.BY_ONE:
             return 1.0
         case Bounded.BY_OPERANDS:
-            return max((found.get(v, math.inf) for v in eqn.ins), default=math.inf)
+            return max((bounds.get(v, math.inf) for v in eqn.ins), default=math.inf)
         case Bounded.NO:
             return math.inf
 

@@ -77,7 +77,7 @@ class Frame:
         return index_along(self.program.mesh, dict(coords), self.var.sharding.axes(dim))
 
     def sheet(self, coords: Mapping[str, int]) -> int:
-        """The sheet of the device's block; the last one stands for all further sheets."""
+        """The sheet of the device's block; the last one represents all further sheets."""
         index = 0
         for dim in self.deep:
             index = index * self.blocks(dim) + self.block(dim, coords)

@@ -16,7 +16,7 @@ __all__ = ["Grid"]
 
 @dataclass(frozen=True)
 class Grid:
-    """The devices drawn of a mesh, and their places. At most `across` columns, `down` rows and `planes` planes are."""
+    """The devices drawn of a mesh, and their places: at most `across` columns, `down` rows and `planes` planes."""
 
     mesh: Mesh
     across: int

@@ -132,9 +132,9 @@ class _ProgramPicture:
         parts = [self.devices.dots(x, y)]
         at = self.thumbs_x
         words = [(right, "→"), (down, "↓"), *((axis, "side by side") for axis in outer)]
-        for axis, way in words:
+        for axis, direction in words:
             if axis is not None:
-                label = f"{axis} {way}"
+                label = f"{axis} {direction}"
                 parts.append(text(at, y + self.devices.height / 2 + 1, label, cls=f"strong {axis_class(axes, axis)}"))
                 at += 7.2 * len(label) + 18
         if self.grid.count < self.program.mesh.size:

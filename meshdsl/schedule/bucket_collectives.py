@@ -51,8 +51,8 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
     all_gather [1, 18] 2 tensors together: params/w is used here, its update is split, ...
     reduce_scatter [4, 18] 2 tensors together: sum over 'batch' of sum, ...
     """
-    made = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
-    start = made[-1] + 1 if made else len(program.eqns)
+    backward = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
+    start = backward[-1] + 1 if backward else len(program.eqns)
     early, late = program.eqns[:start], program.eqns[start:]
     at_start = [] if joins is None else _groups(program, _given(program, early), joins)
     in_update = _groups(program, _levels(late), joins)
@@ -86,28 +86,28 @@ def bucket_key(eqn: Eqn) -> Key | None:
 def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
     """The all_gathers of the program's inputs, or of elementwise results of these."""
     ready = set(program.ins)
-    found: dict[Eqn, int] = {}
+    levels: dict[Eqn, int] = {}
     for eqn in eqns:
         if not ready.issuperset(eqn.ins) or not eqn.ins:
             continue
         if isinstance(eqn.op, AllGather):
-            found[eqn] = 0
+            levels[eqn] = 0
         elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and eqn.op is not BARRIER:
             ready.update(eqn.outs)
-    return found
+    return levels
 
 
 def _levels(eqns: Sequence[Eqn]) -> dict[Eqn, int]:
     """The collectives, with the length of the longest chain of collectives that each depends on."""
     depth: dict[Var, int] = {}
-    found: dict[Eqn, int] = {}
+    levels: dict[Eqn, int] = {}
     for eqn in eqns:
         level = max((depth.get(v, 0) for v in eqn.ins), default=0)
         if bucket_key(eqn) is not None:
-            found[eqn] = level
+            levels[eqn] = level
             level += 1
         depth.update((v, level) for v in eqn.outs)
-    return found
+    return levels
 
 
 def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) -> list[Group]:
@@ -132,7 +132,7 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
 def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
     """Place each group where its first member was, behind the equations that compute the other members' operands."""
     of = {eqn: group for group in groups for eqn in group}
-    made = {v: eqn for eqn in eqns for v in eqn.outs}
+    maker = {v: eqn for eqn in eqns for v in eqn.outs}
     done: dict[Eqn, None] = {}
     moved: list[Eqn] = []
     for eqn in eqns:
@@ -144,10 +144,10 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
             continue
         needed = [v for member in of[eqn] for v in member.ins]
         for v in needed:  # the list grows during iteration
-            needed += made[v].ins if v in made else ()
-        wanted = {made[v] for v in needed if v in made}
-        moved += [source for source in eqns if source in wanted and source not in done]
-        done.update(dict.fromkeys((*wanted, *of[eqn])))
+            needed += maker[v].ins if v in maker else ()
+        makers = {maker[v] for v in needed if v in maker}
+        moved += [source for source in eqns if source in makers and source not in done]
+        done.update(dict.fromkeys((*makers, *of[eqn])))
         moved += _together(program, of[eqn])
     return moved
 
@@ -202,12 +202,12 @@ def _together(program: Program, group: Group) -> list[Eqn]:
     others = tuple(axis for axis in mesh.axes if axis in set(home.split_axes) - set(op.axes))
     elements = sum(math.prod(program.local_shape(eqn.ins[0])) for eqn in group)
     flat = elements // ways if isinstance(op, ReduceScatter) else elements
-    other, way, packed = (_unknown(name, program) for name in ("other", "way", "packed"))
-    sizes = {other: mesh.count(others), way: ways}
+    other, cut, packed = (_unknown(name, program) for name in ("other", "way", "packed"))
+    sizes = {other: mesh.count(others), cut: ways}
     shape = (*(Dim(name, n) for name, n in sizes.items() if n > 1), Dim(packed, flat))
-    split = {other: others, way: op.axes if isinstance(op, AllGather) else ()}
+    split = {other: others, cut: op.axes if isinstance(op, AllGather) else ()}
     before = Var(shape, first.ins[0].dtype, "", Sharding.of(split, home.partial, home.kind))
-    one = op if isinstance(op, AllReduce) else dataclasses.replace(op, dim=way)
+    one = op if isinstance(op, AllReduce) else dataclasses.replace(op, dim=cut)
     after = Var(shape, before.dtype, "", one.step(before.sharding, mesh))
     outs = tuple(eqn.outs[0] for eqn in group)
     causes = tuple(dict.fromkeys(_cause(eqn) for eqn in group))

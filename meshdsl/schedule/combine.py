@@ -60,11 +60,11 @@ def _runs(eqns: Sequence[tuple[Eqn, int]], limit: float) -> Iterator[Group]:
 def _read_by_updates(program: Program) -> set[Eqn]:
     """The equations on whose results no product and no exchange of the backward pass depends."""
     needed: set[Var] = set()
-    found: set[Eqn] = set()
+    readers: set[Eqn] = set()
     for eqn in reversed(program.eqns):
         works = is_product(eqn) or (eqn.collective is not None and bucket_key(eqn) is None) or eqn.control is not None
         if (eqn.backward and works) or not needed.isdisjoint(eqn.outs):
             needed.update(eqn.ins)
         else:
-            found.add(eqn)
-    return found
+            readers.add(eqn)
+    return readers

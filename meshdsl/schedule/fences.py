@@ -50,17 +50,17 @@ def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
     """
     inside = {start: [kernels[e] for e in eqns if e in kernels] for start, eqns in windows(program).items()}
     start_of = {wait: start for start, wait in pairs(program).items()}
-    made = _Fenced(program)
+    fenced = _Fenced(program)
     before: Eqn | None = None
     for eqn in program.eqns:
         if isinstance(eqn.op, Start) and inside[eqn]:
-            made.start(eqn, inside[eqn], before.outs if before is not None and before.op is WAIT else ())
+            fenced.start(eqn, inside[eqn], before.outs if before is not None and before.op is WAIT else ())
         elif eqn.op is WAIT and inside[start_of[eqn]]:
-            made.wait(eqn, inside[start_of[eqn]])
+            fenced.wait(eqn, inside[start_of[eqn]])
         else:
-            made.add(eqn)
+            fenced.add(eqn)
         before = eqn
-    return program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs))
+    return program.replace(eqns=tuple(fenced.eqns), outs=tuple(fenced.now(v) for v in program.outs))
 
 
 class _Fenced:

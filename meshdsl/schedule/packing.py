@@ -90,9 +90,9 @@ def _packed_shardings(eqn: Eqn) -> list[Sharding]:
     packs = eqn.op is PACK
     (packed,) = eqn.outs if packs else eqn.ins
     tensors = eqn.ins if packs else eqn.outs
-    way = packed.shape[-2].name if len(packed.shape) > 1 else ""
+    minor_dim = packed.shape[-2].name if len(packed.shape) > 1 else ""
     for v, dim in zip(tensors, eqn.params["dims"], strict=True):
-        minor = packed.sharding.axes(way) if dim is not None else ()
+        minor = packed.sharding.axes(minor_dim) if dim is not None else ()
         cut = v.sharding.axes(dim) if dim is not None else ()
         others = set(v.sharding.split_axes) - set(minor)
         same = (v.sharding.partial, v.sharding.kind) == (packed.sharding.partial, packed.sharding.kind)

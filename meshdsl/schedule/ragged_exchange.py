@@ -82,13 +82,13 @@ def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
     for x, y, names in reversed(links):
         if y in to:
             to.setdefault(x, to[y].renamed({new: old for old, new in names.items()}))
-    found: dict[Eqn, _Mark] = {}
+    marks: dict[Eqn, _Mark] = {}
     for eqn in eqns:
         if isinstance(eqn.op, AllToAll):
             mark = to.get(eqn.outs[0]) or of.get(eqn.ins[0])
             if mark is not None:
-                found[eqn] = mark
-    return found
+                marks[eqn] = mark
+    return marks
 
 
 @dataclass(eq=False)
@@ -181,20 +181,20 @@ class _Trim:
         """The counts in a sharding, from the version that is cheapest to reshard."""
         mesh, extents, target = self.program.mesh, self.program.extents, Sharding.of(split)
         shape, itemsize = counts.shape, counts.dtype.itemsize
-        there = self.versions[self.origin.get(counts, counts)]
-        counts = min(there, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
+        versions = self.versions[self.origin.get(counts, counts)]
+        counts = min(versions, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
         for step in plan(counts.sharding, target, shape, mesh, extents, itemsize):
-            made = Var(shape, counts.dtype, counts.name, step.step(counts.sharding, mesh))
+            moved = Var(shape, counts.dtype, counts.name, step.step(counts.sharding, mesh))
             cause = Cause(Because.COUNTS, parts=(eqn.cause,))
-            self.append(Eqn(step, (counts,), (made,), {}, eqn.where, eqn.backward, cause))
-            counts = made
+            self.append(Eqn(step, (counts,), (moved,), {}, eqn.where, eqn.backward, cause))
+            counts = moved
         return counts
 
     def make(self, eqn: Eqn, op: Op, x: Var, split: Mapping[str, Axes], **params: Any) -> Var:
         (kind,) = op.infer([x.type], params)
-        made = Var(kind.shape, kind.dtype, "", Sharding.of(split))
-        self.append(Eqn(op, (x,), (made,), params, eqn.where, eqn.backward))
-        return made
+        result = Var(kind.shape, kind.dtype, "", Sharding.of(split))
+        self.append(Eqn(op, (x,), (result,), params, eqn.where, eqn.backward))
+        return result
 
 
 def _named(dim: Dim, names: Mapping[str, str]) -> Dim:

@@ -63,11 +63,11 @@ def rings(program: Program) -> tuple[Ring, ...]:
     for eqn in program.eqns:
         for v in dict.fromkeys(eqn.ins):
             readers[v].append(eqn)
-    found = (_named(eqn, readers[eqn.outs[0]]) for eqn in program.eqns if isinstance(eqn.op, AllGather))
+    gathers = (_named(eqn, readers[eqn.outs[0]]) for eqn in program.eqns if isinstance(eqn.op, AllGather))
     outs = set(program.outs)
     return tuple(
         ring
-        for ring in found
+        for ring in gathers
         if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(program, ring, readers[ring.value])
     )
 
@@ -113,8 +113,8 @@ def ring_products(program: Program, chosen: Collection[Ring]) -> Program:
     for eqn in program.eqns:
         value = next((v for v in eqn.ins if v in blocks), None)
         if eqn in starts:
-            made, blocks[starts[eqn].value] = _sent(program, starts[eqn])
-            eqns += made
+            sends, blocks[starts[eqn].value] = _sent(program, starts[eqn])
+            eqns += sends
         elif value is not None:
             eqns += _turns(eqn, of[value], blocks[value])
         elif eqn not in renames:

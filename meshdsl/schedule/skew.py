@@ -100,12 +100,12 @@ def gradients_behind(scan: Scan) -> Stages | None:
 
 def _above(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
     """The equations that compute these values, with all that they read."""
-    needed, found = set(values), set[Eqn]()
+    needed, sources = set(values), set[Eqn]()
     for eqn in reversed(eqns):
         if not needed.isdisjoint(eqn.outs):
-            found.add(eqn)
+            sources.add(eqn)
             needed.update(eqn.ins)
-    return found
+    return sources
 
 
 def skew(program: Program, choose: Callable[[Scan], Stages | None], order: Callable[[Program], Program]) -> Program:
@@ -125,14 +125,14 @@ def skew(program: Program, choose: Callable[[Scan], Stages | None], order: Calla
     >>> [eqn.control.trips for eqn in skewed.eqns if eqn.control]
     [4, 3]
     """
-    found: dict[Eqn, list[Eqn]] = {}
+    skewed: dict[Eqn, list[Eqn]] = {}
     for eqn in program.eqns:
         scan = eqn.control
         stages = choose(scan) if isinstance(scan, Scan) and _skewable(program, scan) else None
         if isinstance(scan, Scan) and stages is not None:
-            found[eqn] = _Skewed(eqn, scan, stages).eqns(order)
-    eqns = tuple(late_values for eqn in program.eqns for late_values in found.get(eqn, [eqn]))
-    return dce(program.replace(eqns=eqns)) if found else program
+            skewed[eqn] = _Skewed(eqn, scan, stages).eqns(order)
+    eqns = tuple(late_values for eqn in program.eqns for late_values in skewed.get(eqn, [eqn]))
+    return dce(program.replace(eqns=eqns)) if skewed else program
 
 
 def _skewable(program: Program, scan: Scan) -> bool:
@@ -158,11 +158,11 @@ class _Skewed:
         """True if the early stage has a value: it computes it, or it is a carry of its own."""
         return any(v in eqn.outs for eqn in self.early) or (self.stages.carry_early and v in self.carry)
 
-    def _crossing(self, made: set[Var]) -> list[Var]:
+    def _crossing(self, defined: set[Var]) -> list[Var]:
         rows = [v for v, late in zip(self.scan.results(self.body.outs)[1], self.late_rows, strict=True) if late]
         carries = [] if self.stages.carry_early else self.scan.results(self.body.outs)[0]
         read = dict.fromkeys([*(v for eqn in self.late for v in eqn.ins), *rows, *carries])
-        return [v for v in read if v not in made and self.of_early(v)]
+        return [v for v in read if v not in defined and self.of_early(v)]
 
     def add(self, eqns: list[Eqn], op: Op, ins: Sequence[Var], out: Var, **params: Any) -> Var:
         eqns.append(Eqn(op, tuple(ins), (out,), params, self.loop.where, self.loop.backward))
@@ -196,8 +196,8 @@ class _Skewed:
 
         before = {**consts, **(start if self.stages.carry_early else {})}
         before = self.copies(eqns, self.early, {**before, **self.rows(eqns, self.at(first), self.early)})
-        given = self.carries(before) if self.stages.carry_early else list(carry)
-        looped, crossed, rows = self.looped(eqns, order, given, [before[v] for v in self.crossing])
+        carried = self.carries(before) if self.stages.carry_early else list(carry)
+        looped, crossed, rows = self.looped(eqns, order, carried, [before[v] for v in self.crossing])
 
         after = {**consts, **dict(zip(self.crossing, crossed, strict=True))}
         after |= {} if self.stages.carry_early else dict(zip(self.carry, looped, strict=True))

@@ -50,10 +50,10 @@ class Parts:
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """The cut of every value that is connected to `dim` of the program's inputs."""
-    made = _Splitter(program, _of_inputs(program, dim), parts, None, dim)
+    splitter = _Splitter(program, _of_inputs(program, dim), parts, None, dim)
     for eqn in program.eqns:
-        made.add(eqn)
-    return made.cut
+        splitter.add(eqn)
+    return splitter.cut
 
 
 def _of_inputs(program: Program, dim: str) -> dict[Var, Cut]:
@@ -74,12 +74,13 @@ def split(
     all other values are computed by the same operations on the same elements.
     """
     among = None if among is None else set(among)
-    made = _Splitter(program, _of_inputs(program, dim) if cuts is None else cuts, parts, among, dim)
+    splitter = _Splitter(program, _of_inputs(program, dim) if cuts is None else cuts, parts, among, dim)
     for eqn in program.eqns:
-        made.add(eqn)
-    outs = tuple(made.whole(v) for v in program.outs)
-    after = dce(program.replace(eqns=tuple(made.eqns), outs=outs))
-    return Parts(after, {eqn: made.part[eqn] for eqn in after.eqns if eqn in made.part}, made.count, tuple(made.ends))
+        splitter.add(eqn)
+    outs = tuple(splitter.whole(v) for v in program.outs)
+    after = dce(program.replace(eqns=tuple(splitter.eqns), outs=outs))
+    part = {eqn: splitter.part[eqn] for eqn in after.eqns if eqn in splitter.part}
+    return Parts(after, part, splitter.count, tuple(splitter.ends))
 
 
 @dataclass(frozen=True)
@@ -149,15 +150,15 @@ class _Splitter:
             return self.pieces[v]
         if (v, cut) not in self.taken:
             whole = self.whole(v)
-            made: list[Var] = []
+            parts: list[Var] = []
             for i in range(self.parts):
                 out = Var(resized(v.shape, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
                 params = {"dim": cut.dim, "index": i, "parts": self.parts, "chunks": cut.chunks}
                 one = Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward)
                 self.eqns.append(one)
                 self.part[one] = i
-                made.append(out)
-            self.taken[v, cut] = tuple(made)
+                parts.append(out)
+            self.taken[v, cut] = tuple(parts)
         return self.taken[v, cut]
 
     def add(self, eqn: Eqn) -> None:
@@ -182,21 +183,21 @@ class _Splitter:
             one = dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params)
             self.eqns.append(one)
             self.part[one] = i
-            for found, v in zip(results, outs, strict=True):
-                found.append(v)
-        for v, cut, found in zip(eqn.outs, plan.outs, results, strict=True):
+            for pieces, v in zip(results, outs, strict=True):
+                pieces.append(v)
+        for v, cut, pieces in zip(eqn.outs, plan.outs, results, strict=True):
             if cut is not None:
-                self.cut[v], self.pieces[v] = cut, tuple(found)
+                self.cut[v], self.pieces[v] = cut, tuple(pieces)
             else:
-                self.eqns.append(Eqn(SUM_PARTS, tuple(found), (v,), {}, eqn.where, eqn.backward))
+                self.eqns.append(Eqn(SUM_PARTS, tuple(pieces), (v,), {}, eqn.where, eqn.backward))
 
     def row(self, eqn: Eqn) -> bool:
         """Add an index along the cut dim: it reads its part. False for another equation."""
         cut = self.cut.get(eqn.ins[0]) if eqn.ins else None
-        found = None if cut is None or cut.chunks != 1 else row_of(eqn, cut.dim, self.parts)
-        if cut is None or found is None or eqn.ins[0].sharding.axes(cut.dim):
+        position = None if cut is None or cut.chunks != 1 else row_of(eqn, cut.dim, self.parts)
+        if cut is None or position is None or eqn.ins[0].sharding.axes(cut.dim):
             return False
-        part, at = found
+        part, at = position
         piece = self.in_parts(eqn.ins[0], cut, eqn)[part]
         size = eqn.params["dim"].size // self.parts
         one = dataclasses.replace(eqn, ins=(piece,), params={"dim": Dim(cut.dim, size), "at": at})
@@ -230,10 +231,10 @@ class _Splitter:
         self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
         one = dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins))
         self.eqns.append(one)
-        found = [self.part_of[v] for v in eqn.ins if v in self.part_of]
-        if found:
-            self.part[one] = max(found)
-            self.part_of.update((v, max(found)) for v in eqn.outs)
+        numbers = [self.part_of[v] for v in eqn.ins if v in self.part_of]
+        if numbers:
+            self.part[one] = max(numbers)
+            self.part_of.update((v, max(numbers)) for v in eqn.outs)
         fresh = Cut(self.new_dim, 1)
         self.cut.update((v, fresh) for v in eqn.outs if _has(v, self.new_dim) and self.divides(v, fresh))
 
@@ -264,11 +265,11 @@ class _Splitter:
         if x not in self.cut:
             return None
         cut, op = self.cut[x], eqn.op
-        found = self.of_collective(op.padded if isinstance(op, RaggedAllToAll) else op, cut)
-        if found is None or not self.divides(out, found):
+        result_cut = self.of_collective(op.padded if isinstance(op, RaggedAllToAll) else op, cut)
+        if result_cut is None or not self.divides(out, result_cut):
             return None
-        counts = self.of_counts(eqn, op, cut, found) if isinstance(op, RaggedAllToAll) else ()
-        return None if counts is None else _Plan(((x, cut), *counts), (found,), eqn.params)
+        counts = self.of_counts(eqn, op, cut, result_cut) if isinstance(op, RaggedAllToAll) else ()
+        return None if counts is None else _Plan(((x, cut), *counts), (result_cut,), eqn.params)
 
     def of_counts(
         self, eqn: Eqn, op: RaggedAllToAll, before: Cut, after: Cut
@@ -340,10 +341,10 @@ class _Splitter:
     def inner(self, eqn: Eqn) -> _Plan | None:
         """The plan of a reshape whose outer dim has one element per device; None for another equation."""
         cut = self.cut.get(eqn.ins[0])
-        found = None if cut is None or cut.chunks != 1 else inner_cut(eqn, cut.dim, self.program.mesh)
-        if cut is None or found is None:
+        inner_dim = None if cut is None or cut.chunks != 1 else inner_cut(eqn, cut.dim, self.program.mesh)
+        if cut is None or inner_dim is None:
             return None
-        after = Cut(found, 1)
+        after = Cut(inner_dim, 1)
         if not self.divides(eqn.ins[0], cut) or not self.divides(eqn.outs[0], after):
             return None
         return self.checked(eqn, ((eqn.ins[0], cut),), (after,))

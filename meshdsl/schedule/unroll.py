@@ -36,10 +36,10 @@ def unroll(program: Program, large: float = LARGE) -> Program:
     """
     if not any(_unrollable(program, eqn) for eqn in program.eqns):
         return program
-    made = _Unrolled(program, large)
+    unrolled = _Unrolled(program, large)
     for eqn in program.eqns:
-        made.add(eqn)
-    return dce(program.replace(eqns=tuple(made.eqns), outs=tuple(made.now(v) for v in program.outs)))
+        unrolled.add(eqn)
+    return dce(program.replace(eqns=tuple(unrolled.eqns), outs=tuple(unrolled.now(v) for v in program.outs)))
 
 
 def _unrollable(program: Program, eqn: Eqn) -> bool:
@@ -89,17 +89,17 @@ class _Unrolled:
 
     def stack(self, v: Var, dim: Dim, rows: Sequence[Var], eqn: Eqn) -> None:
         """Define a stacked value from its rows."""
-        made = dataclasses.replace(v)
-        self.eqns.append(Eqn(STACK, tuple(rows), (made,), {"dim": dim}, eqn.where, eqn.backward))
-        self.new[v], self.rows[made] = made, (dim, tuple(rows))
+        stacked = dataclasses.replace(v)
+        self.eqns.append(Eqn(STACK, tuple(rows), (stacked,), {"dim": dim}, eqn.where, eqn.backward))
+        self.new[v], self.rows[stacked] = stacked, (dim, tuple(rows))
 
     def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
         """One row of a stacked value; no equation is added if the row is known."""
         if stacked in self.rows:
             return self.rows[stacked][1][at]
-        made = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
-        self.eqns.append(Eqn(INDEX, (stacked,), (made,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
-        return made
+        result = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
+        self.eqns.append(Eqn(INDEX, (stacked,), (result,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
+        return result
 
     def loop(self, eqn: Eqn, scan: Scan) -> None:
         assert isinstance(scan.body, Program)

@@ -130,8 +130,8 @@ def search(
                     "  name the knobs to search (knobs='all'), or leave start out"
                 )
             return search_layouts(_problem(f, compiled, args), tried, on, request, assignment)
-        given = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
-        first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in given}
+        searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
+        first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
         variants = Variants(compiled, args, _title(f, compiled), on, first)
         run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
         run.until_done()
@@ -241,13 +241,13 @@ def _meshes(
         )
     if devices is not None:
         return meshes(devices, most_axes)
-    given = [mesh] if isinstance(mesh, Mesh | str) else list(mesh or ())
-    if not given:
+    listed = [mesh] if isinstance(mesh, Mesh | str) else list(mesh or ())
+    if not listed:
         raise LayoutError("a search needs at least one mesh; got an empty list")
-    return [each if isinstance(each, Mesh) else Mesh(each) for each in given]
+    return [each if isinstance(each, Mesh) else Mesh(each) for each in listed]
 
 
-def _names(given: str | Collection[str] | None) -> tuple[str, ...] | None:
-    if given is None:
+def _names(names: str | Collection[str] | None) -> tuple[str, ...] | None:
+    if names is None:
         return None
-    return tuple(given.replace(",", " ").split()) if isinstance(given, str) else tuple(given)
+    return tuple(names.replace(",", " ").split()) if isinstance(names, str) else tuple(names)

@@ -228,7 +228,7 @@ def rule_bound(
     axes = {axis for rule in rules for cut in rule.values() for axis in cut}
     pinned = sum(bit for axis, bit in space.bits.items() if axis in axes)
     paths = tuple(results) if results else ("",) * len(graph.outs)
-    given = frozenset(graph.ins[i] for i in donated)
+    donated_inputs = frozenset(graph.ins[i] for i in donated)
     sure, tied = certain(graph), tied_dims(graph)
     work, makers = tuple(flops_of(sure, tied)), results_of_kernels(sure)
-    return RuleBound(graph, space, machine, given, paths, work, kernels(sure, tied), makers, pinned, plain)
+    return RuleBound(graph, space, machine, donated_inputs, paths, work, kernels(sure, tied), makers, pinned, plain)

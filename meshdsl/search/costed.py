@@ -96,7 +96,7 @@ class Costed:
         return self.entries[known]
 
     def why_not(self, plan: Plan) -> str:
-        """Why a plan has no cost."""
+        """The reason why a plan has no cost."""
         if plan in self.unfinished:
             return f"not costed in the time limit of {self.request.time_limit:g} s"
         return self.refused.get(plan, "not costed").splitlines()[0]

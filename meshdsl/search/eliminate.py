@@ -61,14 +61,14 @@ class Tables:
     @cached_property
     def _eliminated(self) -> list[tuple[int, frozenset[int]]]:
         meets = {i: {a + b - i for a, b in self.together if i in (a, b)} for i in range(len(self.alone))}
-        found: list[tuple[int, frozenset[int]]] = []
+        steps: list[tuple[int, frozenset[int]]] = []
         while meets:
             i = min(meets, key=lambda i: (len(meets[i]), i))
             met = meets.pop(i)
             for other in met:
                 meets[other] = (meets[other] | met) - {i, other}
-            found.append((i, frozenset(met)))
-        return found
+            steps.append((i, frozenset(met)))
+        return steps
 
     def amounts(self, picks: Sequence[int]) -> tuple[float, float]:
         """The cost and the load if every variable takes the given choice."""

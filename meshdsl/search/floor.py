@@ -91,9 +91,9 @@ def kernels(graph: Graph, tied: Tied) -> tuple[Work, ...]:
 
 
 def _inside(
-    graph: Graph, tied: Tied, given: Mapping[Var, float], trips: int = 1, loop: int | None = None
+    graph: Graph, tied: Tied, input_bytes: Mapping[Var, float], trips: int = 1, loop: int | None = None
 ) -> Iterator[Work]:
-    reads, number = _Reads(graph, tied, given), 0
+    reads, number = _Reads(graph, tied, input_bytes), 0
     for eqn in graph.eqns:
         if isinstance(eqn.control, Scan | While):
             for sub in eqn.graphs().values():
@@ -138,9 +138,9 @@ class _Reads:
     operands are read. Operands that depend on different stored values are read one by one.
     """
 
-    def __init__(self, graph: Graph, tied: Tied, given: Mapping[Var, float], stored: Collection[Var] = ()):
+    def __init__(self, graph: Graph, tied: Tied, input_bytes: Mapping[Var, float], stored: Collection[Var] = ()):
         self.tied = tied
-        self.bytes: dict[Var, float] = {v: given.get(v, 0.0) for v in graph.ins}
+        self.bytes: dict[Var, float] = {v: input_bytes.get(v, 0.0) for v in graph.ins}
         self.sources: dict[Var, frozenset[Var]] = {v: frozenset((v,)) for v in graph.ins}
         self.dims: dict[Var, frozenset[str]] = {}  # of a value and of those that it is computed from in the kernel
         for eqn in graph.eqns:

@@ -30,31 +30,31 @@ def interacting_inputs(graph: Graph, groups: Mapping[Var, int]) -> set[tuple[int
     >>> sorted(interacting_inputs(graph, {v: i for i, v in enumerate(graph.ins)}))
     [(0, 1), (0, 2), (1, 2), (2, 3)]
     """
-    found: set[tuple[int, int]] = set()
-    _follow(graph, [{groups[v]: 0} if v in groups else {} for v in graph.ins], found)
-    return found
+    pairs: set[tuple[int, int]] = set()
+    _follow(graph, [{groups[v]: 0} if v in groups else {} for v in graph.ins], pairs)
+    return pairs
 
 
-def _follow(graph: Graph, ins: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
+def _follow(graph: Graph, ins: list[Reached], pairs: set[tuple[int, int]]) -> list[Reached]:
     at: dict[Var, Reached] = dict(zip(graph.ins, ins, strict=True))
     for eqn in graph.eqns:
         read = [at.get(v, {}) for v in eqn.ins]
         if eqn.graphs():
-            outs = _inside(eqn, read, found)
+            outs = _inside(eqn, read, pairs)
         else:
             joint = _joint(read)
-            found.update(itertools.combinations(sorted(joint), 2))
+            pairs.update(itertools.combinations(sorted(joint), 2))
             more = 0 if eqn.operation.fuses in KEEPS else 1
             outs = [{i: n + more for i, n in joint.items() if n + more <= REACH}] * len(eqn.outs)
         at.update(zip(eqn.outs, outs, strict=True))
     return [at.get(v, {}) for v in graph.outs]
 
 
-def _inside(eqn: Eqn, read: list[Reached], found: set[tuple[int, int]]) -> list[Reached]:
+def _inside(eqn: Eqn, read: list[Reached], pairs: set[tuple[int, int]]) -> list[Reached]:
     """Inputs that the results of an equation with bodies depend on; loops repeat until nothing changes."""
     loop = eqn.control if isinstance(eqn.control, Scan | While) else None  # its bodies return the carry that they take
     while True:
-        results = [_follow(sub, _taken(read, len(sub.ins)), found) for sub in eqn.graphs().values()]
+        results = [_follow(sub, _taken(read, len(sub.ins)), pairs) for sub in eqn.graphs().values()]
         outs = [_joint([outs[i] for outs in results if i < len(outs)]) for i in range(len(eqn.outs))]
         if loop is None:
             return outs

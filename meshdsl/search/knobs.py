@@ -74,10 +74,10 @@ def turns_of(knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None]) 
 
 
 def _given(turn: Turn, values: Sequence[Any]) -> Turn:
-    given = tuple(getattr(Plan(**{turn.knob: value}), turn.knob) for value in values)
-    if not given:
+    candidates = tuple(getattr(Plan(**{turn.knob: value}), turn.knob) for value in values)
+    if not candidates:
         raise LayoutError(f"knobs: no value of {turn.knob} to try; leave it out, or give None for the usual values")
-    return Turn(turn.knob, lambda plan: given, turn.spends)
+    return Turn(turn.knob, lambda plan: candidates, turn.spends)
 
 
 def title(knob: str) -> str:

@@ -62,20 +62,20 @@ def overrides(
         raise LayoutError(f"each tensor needs at least 1 choice besides staying as it is; got choices={choices}")
     real = _Programs(problem, mesh, layout, machine, objective, machine.hbm if limit is None else limit, assignment)
     before = real.entry({})  # raises for an illegal layout
-    found = parameters(problem.graph, problem.results or (), tensors)
-    options = [list(splits(each, layout, mesh)) for each in found]
-    kept = [[{}, *real.best(each, given, choices)] for each, given in zip(found, options, strict=True)]
-    pairs = interacting_inputs(problem.graph, {v: i for i, each in enumerate(found) for v in each.members})
-    tables = real.tables(found, kept, pairs)
+    listed = parameters(problem.graph, problem.results or (), tensors)
+    options = [list(splits(each, layout, mesh)) for each in listed]
+    kept = [[{}, *real.best(each, candidates, choices)] for each, candidates in zip(listed, options, strict=True)]
+    pairs = interacting_inputs(problem.graph, {v: i for i, each in enumerate(listed) for v in each.members})
+    tables = real.tables(listed, kept, pairs)
     room = real.limit - before.peak_bytes
     capped = tables.within(room)
-    chosen = [real.chosen(found, kept, capped.picks)]
+    chosen = [real.chosen(listed, kept, capped.picks)]
     for _ in range(ROUNDS):
         last = real.known(chosen[-1])
         if last is not None and last.fits:
             break
         room = tables.amounts(capped.picks)[1] - 1 if last is None else room - (last.peak_bytes - real.limit)
-        again = real.chosen(found, kept, tables.within(room).picks)
+        again = real.chosen(listed, kept, tables.within(room).picks)
         if again in chosen:
             break
         chosen.append(again)
@@ -94,7 +94,7 @@ def overrides(
         before.peak_bytes + load_of,
         getattr(before, objective) + capped.bound,
         OverrideCounts(
-            tensors=len(found),
+            tensors=len(listed),
             choices=sum(map(len, kept)) - len(kept),
             left_out=sum(map(len, options)) - sum(map(len, kept)) + len(kept) - len(real.illegal & real.single),
             illegal=len(real.illegal & real.single),
@@ -134,31 +134,31 @@ class _Programs:
         """Number of programs costed."""
         return len(self.entries)
 
-    def entry(self, given: Mapping[str, Rules]) -> Entry:
+    def entry(self, overrides: Mapping[str, Rules]) -> Entry:
         """The cost of the layout with these overrides; raises `LayoutError` if it is illegal."""
-        key = _key(given)
+        key = _key(overrides)
         if key not in self.entries:
-            added = {p: {**self.layout.overrides.get(p, {}), **rules} for p, rules in given.items()}
+            added = {p: {**self.layout.overrides.get(p, {}), **rules} for p, rules in overrides.items()}
             kept = {p: rules for p, rules in self.layout.overrides.items() if p not in added}
             layout = Layout(self.layout.rules, overrides={**kept, **added})  # later patterns override earlier ones
             self.entries[key] = evaluate(self.problem, self.mesh, layout, self.machine, self.limit, self.assignment)
         return self.entries[key]
 
-    def look(self, given: Mapping[str, Rules]) -> Entry | None:
+    def look(self, overrides: Mapping[str, Rules]) -> Entry | None:
         """The same as `entry`, but None if the layout is illegal."""
-        key = _key(given)
+        key = _key(overrides)
         if key in self.illegal:
             return None
         try:
-            return self.entry(given)
+            return self.entry(overrides)
         except LayoutError:
             self.illegal.add(key)
             return None
 
-    def best(self, parameter: Parameter, given: Sequence[Rules], most: int | None) -> list[Rules]:
+    def best(self, parameter: Parameter, candidates: Sequence[Rules], most: int | None) -> list[Rules]:
         """The legal choices; if more than `most`, alternately the best alone by objective and by memory."""
         legal: list[tuple[Rules, Entry]] = []
-        for rules in given:
+        for rules in candidates:
             one = overriding(parameter, rules)
             self.single.add(_key(one))
             entry = self.look(one)
@@ -171,10 +171,10 @@ class _Programs:
         picked: list[Rules] = []
         for (one, _), (two, _) in zip(by_cost, by_load, strict=True):
             picked += [rules for rules in ([one] if one == two else [one, two]) if rules not in picked]
-        return [rules for rules in given if rules in picked[:most]]
+        return [rules for rules in candidates if rules in picked[:most]]
 
     def tables(
-        self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], pairs: Collection[tuple[int, int]]
+        self, listed: Sequence[Parameter], kept: Sequence[Sequence[Rules]], pairs: Collection[tuple[int, int]]
     ) -> Tables:
         """Differences to the layout without overrides; for two choices, the difference to the sum of both."""
         base = self.amounts(self.entry({}))
@@ -186,14 +186,14 @@ class _Programs:
             return np.where(np.abs(extra) > ROUNDING * np.abs(base), extra, 0.0)
 
         alone: list[np.ndarray] = []
-        for each, given in zip(found, kept, strict=True):
-            costs = [np.zeros(2), *(more(self.look(overriding(each, rules)), base) for rules in given[1:])]
+        for each, candidates in zip(listed, kept, strict=True):
+            costs = [np.zeros(2), *(more(self.look(overriding(each, rules)), base) for rules in candidates[1:])]
             alone.append(np.stack(costs, axis=1))
         together: dict[tuple[int, int], np.ndarray] = {}
         for i, j in sorted(pairs):
             table = np.zeros((2, len(kept[i]), len(kept[j])))
             for a, b in itertools.product(range(1, len(kept[i])), range(1, len(kept[j]))):
-                both = self.look({**overriding(found[i], kept[i][a]), **overriding(found[j], kept[j][b])})
+                both = self.look({**overriding(listed[i], kept[i][a]), **overriding(listed[j], kept[j][b])})
                 table[:, a, b] = more(both, base + alone[i][:, a] + alone[j][:, b])
             if table.any():
                 together[i, j] = table
@@ -203,17 +203,17 @@ class _Programs:
         return np.array([getattr(entry, self.objective), entry.peak_bytes], float)
 
     def chosen(
-        self, found: Sequence[Parameter], kept: Sequence[Sequence[Rules]], picks: Sequence[int]
+        self, listed: Sequence[Parameter], kept: Sequence[Sequence[Rules]], picks: Sequence[int]
     ) -> dict[str, Rules]:
         """The overrides of a choice; also costs their program."""
-        each = zip(found, kept, picks, strict=True)
-        given = {p: rules for one, rules_of, n in each if n for p, rules in overriding(one, rules_of[n]).items()}
-        self.look(given)
-        return given
+        each = zip(listed, kept, picks, strict=True)
+        overrides = {p: rules for one, rules_of, n in each if n for p, rules in overriding(one, rules_of[n]).items()}
+        self.look(overrides)
+        return overrides
 
-    def known(self, given: Mapping[str, Rules]) -> Entry | None:
+    def known(self, overrides: Mapping[str, Rules]) -> Entry | None:
         """The cost of these overrides if costed before, otherwise None."""
-        return self.entries.get(_key(given))
+        return self.entries.get(_key(overrides))
 
     def answer(self) -> tuple[Entry, Chosen]:
         """The best program that fits, with its overrides; raises `LayoutError` if none fits."""
@@ -231,5 +231,5 @@ class _Programs:
         )
 
 
-def _key(given: Mapping[str, Rules]) -> Chosen:
-    return tuple(sorted((pattern, tuple(sorted(rules.items()))) for pattern, rules in given.items()))
+def _key(overrides: Mapping[str, Rules]) -> Chosen:
+    return tuple(sorted((pattern, tuple(sorted(rules.items()))) for pattern, rules in overrides.items()))

@@ -99,9 +99,9 @@ def splits(parameter: Parameter, layout: Layout, mesh: Mesh) -> Iterator[Rules]:
     sets = [axes for n in range(1, len(free) + 1) for axes in itertools.combinations(free, n)]
     for count in (1, 2):
         for some in itertools.combinations(dims, count):
-            for given in itertools.product(sets, repeat=count):
-                cut = {d.name: (*rules.get(d.name, ()), *axes) for d, axes in zip(some, given, strict=True)}
-                apart = len({axis for axes in given for axis in axes}) == sum(map(len, given))
+            for taken in itertools.product(sets, repeat=count):
+                cut = {d.name: (*rules.get(d.name, ()), *axes) for d, axes in zip(some, taken, strict=True)}
+                apart = len({axis for axes in taken for axis in axes}) == sum(map(len, taken))
                 if apart and all(mesh.count(cut[d.name]) <= d.size for d in some):
                     yield cut
 

@@ -66,7 +66,7 @@ def _fixed(run: PlanSearch) -> tuple[str, ...]:
 
 
 def _worth(run: PlanSearch, best: Entry) -> tuple[KnobWorth, ...]:
-    found: list[KnobWorth] = []
+    worth: list[KnobWorth] = []
     for knob in KNOBS:
         if knob.name not in [turn.knob for turn in run.turns] or getattr(best.plan, knob.name) == knob.default:
             continue
@@ -76,8 +76,8 @@ def _worth(run: PlanSearch, best: Entry) -> tuple[KnobWorth, ...]:
         why = "" if entry is not None or known is None else run.costed.why_not(known)
         if entry is not best:
             change = f"{knob.title}: {knob.show(getattr(best.plan, knob.name))} -> {knob.show(knob.default)}"
-            found.append(KnobWorth(knob.name, change, entry, why))
-    return tuple(found)
+            worth.append(KnobWorth(knob.name, change, entry, why))
+    return tuple(worth)
 
 
 def _half(run: PlanSearch, best: Entry) -> Half | None:

@@ -16,25 +16,25 @@ __all__ = ["layouts_text", "plan_text"]
 NEAR = 8  # maximum edits shown of each kind; `SearchResult.edits` has all
 
 
-def layouts_text(found: SearchResult) -> str:
+def layouts_text(result: SearchResult) -> str:
     """The text of a search over layouts."""
-    best = found.best
+    best = result.best
     parts = [
-        f"{found.title or 'search'} on {found.machine.name}: the best layout by {found.objective}",
+        f"{result.title or 'search'} on {result.machine.name}: the best layout by {result.objective}",
         f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything replicated)'}\n  {_figures(best)}",
-        _proof(found),
+        _proof(result),
     ]
-    if found.left_out:
+    if result.left_out:
         parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
-                     + "\n  ".join(found.left_out))  # fmt: skip
-    if found.runners_up:
-        parts.append("then\n" + _entries(found.runners_up, best))
-    if len(found.front) > 1:
-        within = f", to within {found.tolerance:.0%}" if found.tolerance else ""
-        within = ", of the layouts costed" if found.stopped else within
-        parts.append(f"time against memory{within}\n" + _entries(found.front, best))
-    legal = [near for near in found.edits if near.report is not None]
-    illegal = [near for near in found.edits if near.report is None]
+                     + "\n  ".join(result.left_out))  # fmt: skip
+    if result.runners_up:
+        parts.append("then\n" + _entries(result.runners_up, best))
+    if len(result.front) > 1:
+        within = f", to within {result.tolerance:.0%}" if result.tolerance else ""
+        within = ", of the layouts costed" if result.stopped else within
+        parts.append(f"time against memory{within}\n" + _entries(result.front, best))
+    legal = [near for near in result.edits if near.report is not None]
+    illegal = [near for near in result.edits if near.report is None]
     if legal:
         parts.append("one dim changed\n" + _changes(legal[:NEAR], best) + _more(legal))
     if illegal:
@@ -42,11 +42,11 @@ def layouts_text(found: SearchResult) -> str:
     return "\n\n".join(parts)
 
 
-def _proof(found: SearchResult) -> str:
-    how = f"proven: {found.counts}" if not found.stopped else f"stopped by {found.stopped}: {found.counts}"
-    best, least = (amount(n, found.objective) for n in (getattr(found.best, found.objective), found.bound))
-    open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if found.gap else ""
-    return f"{how}; gap {found.gap:.0%}, {seconds(found.seconds)}{open_gap}"
+def _proof(result: SearchResult) -> str:
+    how = f"proven: {result.counts}" if not result.stopped else f"stopped by {result.stopped}: {result.counts}"
+    best, least = (amount(n, result.objective) for n in (getattr(result.best, result.objective), result.bound))
+    open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if result.gap else ""
+    return f"{how}; gap {result.gap:.0%}, {seconds(result.seconds)}{open_gap}"
 
 
 def _figures(entry: Entry) -> str:
@@ -105,30 +105,30 @@ def _more(near: list[LayoutEdit]) -> str:
     return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""
 
 
-def plan_text(found: SearchResult) -> str:
+def plan_text(result: SearchResult) -> str:
     """The text of a search over plans."""
-    best = found.best
+    best = result.best
     parts = [
-        f"{found.title or 'search'} on {found.machine.name}: the best plan by {found.objective}",
-        "  " + str(found.plan).replace("\n", "\n  ") + f"\n\n  {_figures(best)}",
-        _proof(found),
+        f"{result.title or 'search'} on {result.machine.name}: the best plan by {result.objective}",
+        "  " + str(result.plan).replace("\n", "\n  ") + f"\n\n  {_figures(best)}",
+        _proof(result),
     ]
-    if found.fixed:
-        parts.append("not searched\n  " + "\n  ".join(found.fixed))
-    if found.worth:
-        rows = [(each.change, *_worth(each, best)) for each in found.worth]
+    if result.fixed:
+        parts.append("not searched\n  " + "\n  ".join(result.fixed))
+    if result.worth:
+        rows = [(each.change, *_worth(each, best)) for each in result.worth]
         parts.append("one knob back at its default\n" + table(("change", "time", "memory"), rows, "<>>"))
-    for i, entry in enumerate(found.runners_up):
+    for i, entry in enumerate(result.runners_up):
         title = "next" if not i else "then"
         change = _change(entry.seconds, best.seconds)
         why = _slower(entry, best)
         lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
         lines += [f"  {line}" for line in str(best.plan.diff(entry.plan)).splitlines()]
         parts.append("\n".join(lines))
-    if len(found.front) > 1:
-        parts.append("time against memory, of the plans costed\n" + _entries(found.front, best))
-    if found.half is not None:
-        parts.append(str(found.half))
+    if len(result.front) > 1:
+        parts.append("time against memory, of the plans costed\n" + _entries(result.front, best))
+    if result.half is not None:
+        parts.append(str(result.half))
     return "\n\n".join(parts)
 
 

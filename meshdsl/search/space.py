@@ -76,7 +76,7 @@ class Space:
     @cached_property
     def masks(self) -> list[np.ndarray]:
         """For each dim, the axes of its options, as bits."""
-        return [np.array([sum(self.bits[a] for a in cut) for cut in given], np.int64) for given in self.options]
+        return [np.array([sum(self.bits[a] for a in cut) for cut in option], np.int64) for option in self.options]
 
     @cached_property
     def _beside(self) -> list[list[int]]:

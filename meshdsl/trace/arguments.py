@@ -138,15 +138,15 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
 
 
 def dtype_of(dtype: Any) -> np.dtype:
-    """The NumPy dtype of numbers or booleans that a name, a type or a dtype stands for; else raises `ShapeError`."""
+    """The NumPy dtype of a name, a type or a dtype; raises `ShapeError` unless it is one of numbers or booleans."""
     try:
         wrong = dtype is None or isinstance(dtype, Tensor | np.ndarray | jax.Array)
-        found = None if wrong else np.dtype(jnp.dtype(dtype))
+        known = None if wrong else np.dtype(jnp.dtype(dtype))
     except (TypeError, ValueError):
-        found = None
-    if found is None or not (jnp.issubdtype(found, np.number) or found.kind == "b"):
+        known = None
+    if known is None or not (jnp.issubdtype(known, np.number) or known.kind == "b"):
         raise ShapeError(f"{_short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
-    return found
+    return known
 
 
 def spec_of(x: Any) -> Type:

@@ -1,4 +1,4 @@
-"""Tracing. Inside a trace an operation adds an equation; outside, it runs immediately on one device.
+"""Inside a trace, an operation adds an equation; outside, it runs immediately on one device.
 
 Every public operation calls `bind`. A `Tensor` is concrete (it holds an array) or traced (it represents a variable of
 one trace). If a nested function uses a tensor of an enclosing trace, the tensor becomes an input of the nested graph
@@ -55,7 +55,7 @@ class Traced:
         if not x._trace.open or not _encloses(x._trace, self):
             raise TraceError(
                 f"a traced tensor leaked out of its trace: {x.type}\n"
-                "  it was made inside a function that has returned, and stands for nothing now\n"
+                "  it was made inside a function that has returned, and has no value now\n"
                 "  return it from that function instead of keeping it in a variable outside"
             )
         if x._var not in self.captured:

@@ -156,15 +156,15 @@ class _Streamed:
         self.items: Iterator[Batch] = iter(batches)
 
     def __next__(self) -> Batch:
-        found = next(self.items, None)
-        if found is None:
+        batch = next(self.items, None)
+        if batch is None:
             self.epoch += 1
             self.batches.set_epoch(self.epoch)
             self.items = iter(self.batches)
-            found = next(self.items, None)
-        if found is None:
+            batch = next(self.items, None)
+        if batch is None:
             raise md.MeshdslError("the stream has fewer rows than a batch")
-        return found
+        return batch
 
     def get_state(self) -> Any:
         return {"epoch": self.epoch, "stream": self.batches.state_dict()}

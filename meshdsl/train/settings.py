@@ -171,8 +171,8 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
     except (TypeError, ValueError, ArithmeticError) as error:
         if isinstance(error, md.MeshdslError):
             raise
-        given = " ".join(settings) or "the values of the file"
-        raise UsageError(f"the config of {workload.name} rejects {given}: {error}") from error
+        rejected = " ".join(settings) or "the values of the file"
+        raise UsageError(f"the config of {workload.name} rejects {rejected}: {error}") from error
     return Settings(
         source,
         dataclasses.replace(workload, config=config),

@@ -150,7 +150,7 @@ class TokenFiles:
         return {"tokens": rows[:, :-1].astype(np.int32), "targets": rows[:, 1:].astype(np.int32)}
 
     def _place(self, split: str, n: int, count: int) -> int:
-        """The window that is the n-th since the start of the run."""
+        """The index of the n-th window since the start of the run."""
         epoch, position = divmod(n, count)
         return shuffled(position, count, self.seed, epoch) if split == SPLITS[0] else position
 

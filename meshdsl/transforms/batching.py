@@ -70,10 +70,10 @@ def batched_graph(graph: Graph, mapped: Sequence[bool], new: Dim, results: Seque
                 for y, on in zip(outs, has_new, strict=True)]  # fmt: skip
 
     types = [Type((new, *v.shape), v.dtype) if on else v.type for v, on in zip(graph.ins, mapped, strict=True)]
-    found, captures, _ = trace(run, types, [v.name for v in graph.ins])
+    traced, captures, _ = trace(run, types, [v.name for v in graph.ins])
     if captures:
         raise InternalError("a rule of vmap used a tensor from outside its operation")
-    return found
+    return traced
 
 
 def batched_function(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:

@@ -47,28 +47,28 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
         cts = _like(ct, ys, out, "cotangent", "md.vjp")
         with location(None, backward=True):
             grads = backward([ct if _floating(y) else None for ct, y in zip(cts, ys, strict=True)])[len(captures) :]
-            found = [zeros_like(x) if g is None and _floating(x) else g for x, g in zip(xs, grads, strict=True)]
-        return tree.tree_unflatten(structure, found)
+            cotangents = [zeros_like(x) if g is None and _floating(x) else g for x, g in zip(xs, grads, strict=True)]
+        return tree.tree_unflatten(structure, cotangents)
 
     return tree.tree_unflatten(out, ys), pull
 
 
-def _like(given: Any, wanted: Sequence[Tensor], structure: Any, what: str, name: str) -> list[Tensor]:
+def _like(values: Any, types: Sequence[Tensor], structure: Any, what: str, name: str) -> list[Tensor]:
     """The tensors of a tangent or cotangent, in the dim order of the values; raises `ShapeError` if they do not fit."""
-    leaves, given_structure = tree.tree_flatten(given, is_leaf=lambda x: x is None)
+    leaves, given_structure = tree.tree_flatten(values, is_leaf=lambda x: x is None)
     if given_structure != structure:
         problem = f"a {what} of {name} has the structure {structure}, got {given_structure}"
         raise at(ShapeError(problem), caller())
-    found: list[Tensor] = []
-    for x, like in zip(leaves, wanted, strict=True):
+    tensors: list[Tensor] = []
+    for x, like in zip(leaves, types, strict=True):
         if x is None or not _floating(like):
-            found.append(zeros_like(like))
+            tensors.append(zeros_like(like))
             continue
         x = x if isinstance(x, Tensor) else as_tensor(x, like.dtype)
         if set(x.dims) != set(like.dims) or x.dtype != like.dtype:
             raise at(ShapeError(f"a {what} of {name} has the type of its value, {like.type}; got {x.type}"), caller())
-        found.append(transpose(x, like.dims))
-    return found
+        tensors.append(transpose(x, like.dims))
+    return tensors
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -120,7 +120,7 @@ def _transposed(
     _, back = pullback(linear, at_zero, [False] * len(held) + [True] * len(types))
 
     def push(tangents: Sequence[Tensor]) -> list[Tensor]:
-        found = back(list(tangents))[len(held) :]
-        return [zeros_like(t) if x is None else x for t, x in zip(types, found, strict=True)]
+        cotangents = back(list(tangents))[len(held) :]
+        return [zeros_like(t) if x is None else x for t, x in zip(types, cotangents, strict=True)]
 
     return push

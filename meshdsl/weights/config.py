@@ -135,8 +135,8 @@ class HubConfig:
             return _MISSING
         return value
 
-    def _problem(self, key: str, value: Any, wanted: str, instead: Any) -> Any:
-        self._problems.append(f"{self.where}{key} is {show(value)}, and must be {wanted}")
+    def _problem(self, key: str, value: Any, expected: str, instead: Any) -> Any:
+        self._problems.append(f"{self.where}{key} is {show(value)}, and must be {expected}")
         self._stands_in.append(key)
         return instead
 

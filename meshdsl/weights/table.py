@@ -1,7 +1,7 @@
 """The table of a model: for each parameter, the tensor of a Hugging Face file and the dims of its axes.
 
 A line is `path: (name, axes)`. Commas separate the axes of the file's tensor, and spaces the dims of ours that one axis
-flattens, major first. `{layer}` in a name stands for an index of the dim `layer`: one tensor for each; `{layer+1}` is
+flattens, major first. `{layer}` in a name is an index along the dim `layer`: one tensor for each; `{layer+1}` is
 one more. `1/3` is the second of three equal parts of an axis. So these two lines
 
     "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model")
@@ -61,12 +61,12 @@ class HuggingFace:
 
     def read_config(self, hub: HubConfig, like: Any) -> dict[str, Any]:
         """The fields of a config such as `like`; what does not fit is collected in `hub.problems`."""
-        found = {name: self._value(hub, key, getattr(like, name)) for key, name in self.keys.items()}
+        fields = {name: self._value(hub, key, getattr(like, name)) for key, name in self.keys.items()}
         for key, value in self.fixed.items():
             hub.only(key, value)
-        found |= self.settings(hub)
+        fields |= self.settings(hub)
         hub.close()
-        return found
+        return fields
 
     def write_config(self, config: Any) -> dict[str, Any]:
         """The contents of config.json; `read_config` of them gives the same fields."""
@@ -105,7 +105,7 @@ class Rule:
 
     def _named(self, index: Mapping[str, int]) -> str:
         """The name with the indices of the stacked dims."""
-        return STACKED.sub(lambda found: str(index[found[1]] + int(found[2] or 0)), self.name)
+        return STACKED.sub(lambda match: str(index[match[1]] + int(match[2] or 0)), self.name)
 
     def arranged(self, stored: np.ndarray) -> np.ndarray:
         """A view of the file's tensor with the parameter's dims in its order, without the stacked ones."""
@@ -138,7 +138,7 @@ def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
     ((5, 6), ['h.0.weight', 'h.1.weight'])
     """
     name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
-    stacked = tuple(found[1] for found in STACKED.finditer(name))
+    stacked = tuple(match[1] for match in STACKED.finditer(name))
     named = [*stacked, *(item for axis in axes for item in axis if "/" not in item)]
     if sorted(named) != sorted(d.name for d in shape):
         raise ShapeError(

@@ -154,7 +154,7 @@ def _swap(document: Any, draw: random.Random) -> None:
 
 
 def _chunk(document: Any, draw: random.Random) -> None:
-    """Overlapping, missing, moved and stolen chunks."""
+    """Chunks that overlap, are missing, moved, or of another tensor."""
     tensor, other = draw.choice(document["tensors"]), draw.choice(document["tensors"])
     chunk, stolen = draw.choice(tensor["chunks"]), draw.choice(other["chunks"])
     kind = draw.randrange(6)

@@ -1,4 +1,4 @@
-"""Saving in one number of processes, restoring in another: `python -m tests.checkpoint.processes PORT RANK COUNT ...`.
+"""Checkpoints restored by another number of processes: `python -m tests.checkpoint.processes PORT RANK COUNT ...`.
 
 For each pair of layouts (all drawn from its seed) there are three programs: A saves to `FOLDER/SEED/a`, B, with other
 processes, mesh and layout, restores it, compares every value on its own devices bit for bit, and saves what it has to

@@ -1,4 +1,4 @@
-"""Saving: beside the computation, one writer, only what was promised is removed, and every failure is said."""
+"""A save runs beside the computation, has one writer, removes only expired steps, and reports every failure."""
 
 from __future__ import annotations
 

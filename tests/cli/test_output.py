@@ -1,4 +1,4 @@
-"""Printing never keeps a run from saving, and no stream that is closed, full, dead or ASCII gives a traceback."""
+"""A run saves although it cannot print; no stream that is closed, full, dead or ASCII gives a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the TPU compiler's text: its estimates of cycles, and groups of devices along mesh axes."""
+"""The figures read from the TPU compiler's text: its estimates of cycles, and groups of devices along mesh axes."""
 
 from __future__ import annotations
 

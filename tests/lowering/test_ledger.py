@@ -1,4 +1,4 @@
-"""The ledger is what is emitted: the collectives of a program are those of its StableHLO, one by one."""
+"""The ledger of a program lists the collectives of its StableHLO, one by one."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_every_router_that_passes_capacity(router: str, exchange: str, dispatch:
 
 
 def test_ragged_parts_send_the_bytes_of_the_filled_slots() -> None:
-    """Every part has all slots; by the expected shares, the parts together send the slots of the whole."""
+    """Every part has slots for all tokens; the expected bytes of the parts add up to those of one exchange."""
 
     def filled(parts: int) -> float:
         records = program_of("switch", SINGLE, "ragged", parts, "index").collectives

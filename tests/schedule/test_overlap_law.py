@@ -1,4 +1,4 @@
-"""Unrolling, parts, a new order and fences never change a result: random programs, random layouts, bit for bit.
+"""Loops unrolled, parts, a new order and fences never change a result: random programs, random layouts, bit for bit.
 
 Values are small whole numbers, so sums are exact in any order, and parts that are added give the bits of the whole.
 """

@@ -88,7 +88,7 @@ class Arrays:
 
     @property
     def letters(self) -> dict[str, str]:
-        """The dims of each kind of array, as letters for einsum; g stands for all group dims."""
+        """The dims of each kind of array, as letters for einsum; g is all group dims."""
         batch = string.ascii_uppercase[: self.batch]
         group = string.ascii_uppercase[self.batch : self.q.ndim - 2]
         dims = {"q": "qd", "out": "qe", "scores": "qk", "rows": "q"}

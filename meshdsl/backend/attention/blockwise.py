@@ -73,7 +73,7 @@ def _width(n: int, parts: int, most: int) -> int:
 
 
 def _padded(x: Any, axis: int, size: int) -> Any:
-    """The array with zeros up to this size; unchanged if it has one element there, which stands for all."""
+    """The array with zeros up to this size; unchanged if it has one element there, which is broadcast."""
     missing = size - x.shape[axis]
     if missing <= 0 or x.shape[axis] == 1:
         return x
@@ -107,7 +107,7 @@ class _Tiles:
         return x if self.nk == 1 else lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, x.ndim - 2)
 
     def pair(self, x: Any, i: Any, j: Any) -> Any:
-        """The scores' array at a pair of blocks; an axis of size 1 stands for all queries or keys."""
+        """The scores' array at a pair of blocks; an axis of size 1 is broadcast over queries or keys."""
         if self.nq > 1 and x.shape[-2] > 1:
             x = lax.dynamic_slice_in_dim(x, i * self.bq, self.bq, x.ndim - 2)
         if self.nk > 1 and x.shape[-1] > 1:

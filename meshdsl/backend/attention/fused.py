@@ -62,10 +62,10 @@ def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: An
         dq, dk, dv = sums
         own = [lax.dynamic_slice_in_dim(x, n * size, size, 1) for x in (k, v, *ids[1:])]
         starts = lax.dynamic_slice_in_dim(at_k, n * each, each, 0)
-        more, *made = flash.backward(wide, at_q, starts, q, *own[:2], *residuals, *ids[:1], *own[2:])
+        more, *key_parts = flash.backward(wide, at_q, starts, q, *own[:2], *residuals, *ids[:1], *own[2:])
         dk, dv = (
             lax.dynamic_update_slice_in_dim(whole, y.astype(t.out), n * size, 1)
-            for whole, y in zip((dk, dv), made, strict=True)
+            for whole, y in zip((dk, dv), key_parts, strict=True)
         )
         return (dq + more, dk, dv), None
 
@@ -94,14 +94,14 @@ def _operands(x: Arrays, t: Tiling) -> list[Any]:
     at_q, at_k = _starts(x.queries, t.queries), _starts(x.keys, t.keys)
     at_q = at_q if x.offset is None else at_q + x.offset.astype(np.int32)
     k, v = (y.reshape(math.prod(y.shape[:-2]), *y.shape[-2:]) for y in (x.k, x.v))
-    made = [at_q, at_k, _flattened(x, x.q), k, v]
+    flattened = [at_q, at_k, _flattened(x, x.q), k, v]
     if x.segments is None:
-        return made
+        return flattened
     query, key = x.segments
     batch = x.q.shape[: x.batch]
     query = jnp.broadcast_to(query[..., 0], x.q.shape[:-1])
     key = key.reshape(*key.shape[: x.batch], key.shape[-1])  # keys have no group dims
-    return [*made, _flattened(x, query.astype(np.int32)),
+    return [*flattened, _flattened(x, query.astype(np.int32)),
             jnp.broadcast_to(key, (*batch, key.shape[-1])).reshape(-1, key.shape[-1]).astype(np.int32)]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def choose(case: Case, asked: str, platform: str) -> Kernel:
 
 
 def _refusal(case: Case, name: str, platform: str) -> str:
-    """Why the kernel cannot take the case; "" if it can."""
+    """The reason why the kernel cannot take the case; "" if it can."""
     if platform != PLATFORMS.get(name, platform):
         return f"runs on {PLATFORMS[name]}, not on {platform}"
     if case.empty:

@@ -49,7 +49,7 @@ class Tiling:
         return reduce(and_, self._limits(last_k, k, last_q, q))
 
     def pairs(self, xp: Any, q: Any, k: Any, key: Any, query: Any) -> Any:
-        """Who sees whom in these blocks; `key` and `query` are the places inside the blocks, of the result's shape."""
+        """The mask of a pair of blocks; `key` and `query` are the places inside the blocks, of the result's shape."""
         shift = q - k  # scalars first: the arrays are then compared with one number each
         limits: list[Any] = [] if self.count is None else [key < self.count - k]
         ahead = key - query

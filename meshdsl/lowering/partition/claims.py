@@ -59,7 +59,7 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
 
 
 def _gathered(eqn: Eqn, name: str) -> str:
-    """How to gather a dim for a function of md operations, or of JAX arrays."""
+    """Advice to gather a dim for a function of md operations, or of JAX arrays."""
     if eqn.params.get("whole") is not None or not (eqn.params.get("split") or eqn.params.get("contract")):
         return f"take it whole, md.local(..., whole={name!r})"
     return f"leave {name!r} out of split= and contract=, so that it is gathered first"

@@ -1,4 +1,4 @@
-"""Where the sums of a region are reduced under a layout: a minimum cut.
+"""The values of a region at which pending sums are reduced under a layout: a minimum cut.
 
 Each value is either needed complete, and reduced there at the price of its bytes, or computed from complete operands,
 which are then needed complete themselves. The cheapest choice for all values at once is a minimum cut.

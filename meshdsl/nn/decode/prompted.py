@@ -1,4 +1,4 @@
-"""Continuing a prompt: the prompt is computed at once, then one token after the other with a cache."""
+"""The continuation of prompts: a prompt is computed at once, then one token after the other with a cache."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def generate(
 
     never = md.broadcast(md.cast(False, "bool"), rows)
     positions = md.iota(token) + length_dim.size
-    _, found = md.scan(one, (first, never, cache), positions, over=token.name)
-    return md.transpose(found, [*rows, token])
+    _, ids = md.scan(one, (first, never, cache), positions, over=token.name)
+    return md.transpose(ids, [*rows, token])

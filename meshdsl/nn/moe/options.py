@@ -90,21 +90,21 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
-def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def resolve(router: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The router's name and all its options, given the name of a router or a preset and the options to override.
 
     Raises `ShapeError` for an unknown router, option or value, with the closest known name.
     """
     preset = PRESETS.get(router) if isinstance(router, str) else None
     if preset is not None:
-        router, given = preset.router, {**preset.options, **given}
+        router, options = preset.router, {**preset.options, **options}
     if not isinstance(router, str) or router not in ROUTERS:
         raise md.ShapeError(
             f"unknown router {router!r}; {suggest(str(router), [*ROUTERS, *PRESETS])}known: {', '.join(ROUTERS)}\n"
             f"  presets: {', '.join(PRESETS)}"
         )
     known = ROUTERS[router]
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in known:
             known_options = f"its options are: {', '.join(known)}" if known else "it has no options"
             raise md.ShapeError(f"the router {router!r} has no option {name!r}; {suggest(name, known)}{known_options}")
@@ -114,7 +114,7 @@ def resolve(router: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
             raise md.ShapeError(f"the router option {name!r} must be one of {shown}; got {value!r}")
         if allowed in (_NUMBER, _INTEGER) and not _is_number(value, integer=allowed is _INTEGER):
             raise md.ShapeError(f"the router option {name!r} must be {allowed}; got {value!r}")
-    return router, {**known, **given}
+    return router, {**known, **options}
 
 
 def _is_number(value: object, integer: bool = False) -> bool:

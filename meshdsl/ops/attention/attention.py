@@ -74,25 +74,25 @@ def attention(
         "memory_segments": memory_segment_ids,
         "offset": offset,
     }
-    given = {role: as_tensor(x) for role, x in extras.items() if x is not None}
+    inputs = {role: as_tensor(x) for role, x in extras.items() if x is not None}
 
     def resolve() -> Names:
         how = _names(q, k, v, dim_name(over), dim_name(length), dim_name(memory))
-        if how.keys == how.length and "segments" in given:
-            given.setdefault("memory_segments", given["segments"])
-        _check_options(how, causal, window, method, block, given)
+        if how.keys == how.length and "segments" in inputs:
+            inputs.setdefault("memory_segments", inputs["segments"])
+        _check_options(how, causal, window, method, block, inputs)
         _check_operands(how, q, k, v)
-        _check_extras(how, q, k, given)
+        _check_extras(how, q, k, inputs)
         return how
 
     how = located(resolve)
     window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
-    order = tuple(role for role in extras if role in given)
+    order = tuple(role for role in extras if role in inputs)
     if method == "plain":
-        return plain_attention(q, k, v, how, factor, causal, window, given)
+        return plain_attention(q, k, v, how, factor, causal, window, inputs)
     how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method)
-    return bind(ATTENTION, q, k, v, *(given[role] for role in order), causal=causal, window=window, how=how)[0]
+    return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), causal=causal, window=window, how=how)[0]
 
 
 def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> Names:
@@ -121,7 +121,7 @@ def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str)
 
 
 def _check_options(
-    how: Names, causal: bool, window: int | None, method: str, block: int, given: dict[str, Tensor]
+    how: Names, causal: bool, window: int | None, method: str, block: int, inputs: dict[str, Tensor]
 ) -> None:
     if method not in METHODS:
         raise ShapeError(f"md.attention: method is one of {', '.join(METHODS)}; got {method!r}")
@@ -129,14 +129,14 @@ def _check_options(
         raise ShapeError(f"md.attention: block is a number of positions of at least 1; got {block!r}")
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise ShapeError(f"md.attention: window is a number of positions of at least 1; got {window!r}")
-    if (causal or window is not None) and not how.length and "offset" not in given:
+    if (causal or window is not None) and not how.length and "offset" not in inputs:
         raise ShapeError(
             "md.attention: causal= and window= compare positions, and the queries have none\n"
             "  give the query's position with offset=, or the queries a dim length="
         )
-    if "offset" in given and not causal and window is None:
+    if "offset" in inputs and not causal and window is None:
         raise ShapeError("md.attention: offset= has an effect only with causal= or window=; leave it out")
-    if how.memory == how.keys == how.length and not {"bias", "mask"}.isdisjoint(given):
+    if how.memory == how.keys == how.length and not {"bias", "mask"}.isdisjoint(inputs):
         raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")
 
 
@@ -172,7 +172,7 @@ def _check_operands(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_extras(how: Names, q: Tensor, k: Tensor, given: dict[str, Tensor]) -> None:
+def _check_extras(how: Names, q: Tensor, k: Tensor, inputs: dict[str, Tensor]) -> None:
     keys = find(how.keys, k.dims)
     shared = [d for d in q.dims if d.name != how.over]
     scores = [*shared, Dim(how.memory, keys.size)]
@@ -185,7 +185,7 @@ def _check_extras(how: Names, q: Tensor, k: Tensor, given: dict[str, Tensor]) ->
     }
     said = {"segments": "segment_ids", "memory_segments": "memory_segment_ids"}
     kinds = {"f": "floating", "b": "boolean", "ib": "integer or boolean", "i": "integer"}
-    for role, x in given.items():
+    for role, x in inputs.items():
         dims, dtype = allowed[role]
         if kind(x.dtype) not in dtype:
             raise ShapeError(f"md.attention: {said.get(role, role)} is {kinds[dtype]}; got {x.dtype.name}")
@@ -195,8 +195,8 @@ def _check_extras(how: Names, q: Tensor, k: Tensor, given: dict[str, Tensor]) ->
                 f"md.attention: {said.get(role, role)} {show(x.dims)} has {show(strange)}\n"
                 f"  its dims are among {show(dims)}"
             )
-    if ("segments" in given) != ("memory_segments" in given):
-        missing = "memory_segment_ids" if "segments" in given else "segment_ids"
+    if ("segments" in inputs) != ("memory_segments" in inputs):
+        missing = "memory_segment_ids" if "segments" in inputs else "segment_ids"
         raise ShapeError(
             f"md.attention: queries have {how.length or 'no positions'!r} and keys {how.keys!r}, so both need segment "
             f"ids; {missing}= is missing"

@@ -17,7 +17,7 @@ __all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype
 
 EXTRAS = ("bias", "mask", "segments", "memory_segments", "offset")
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
-QUERY = Dim("query__position", 1)  # stands for the dim of positions of queries that have none
+QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class Canonical:
 
     def restored(self, x: Any, dims: Shape, block: Block) -> Any:
         """An array with these dims, and axes of size 1 for those that the block lacks, in the order of the block."""
-        there = names(block.shape)
-        kept = [d.name for d in dims if d.name in there]
+        stored = names(block.shape)
+        kept = [d.name for d in dims if d.name in stored]
         x = x.reshape([block.size(name) for name in kept])
-        order = [kept.index(name) for name in there]
+        order = [kept.index(name) for name in stored]
         return x if order == sorted(order) else self.c.xp.transpose(x, order)
 
     def operands(
@@ -220,8 +220,8 @@ class Canonical:
 
     def results(self, out: Any, lse: Any, outs: Sequence[Block]) -> tuple[Any, Any]:
         """The results of an attention as the device stores them."""
-        made = self.restored(out, (*self.rest, self.length, self.value), outs[0])
-        return made, self.restored(lse, (*self.rest, self.length), outs[1])
+        result = self.restored(out, (*self.rest, self.length, self.value), outs[0])
+        return result, self.restored(lse, (*self.rest, self.length), outs[1])
 
     def cotangents(self, arrays: Arrays) -> list[Any]:
         """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; the bias's at the keys
@@ -229,12 +229,12 @@ class Canonical:
         out, ct = (self.arranged(role, self.length, self.value) for role in ("out", "ct"))
         lse, lse_ct = (self.arranged(role, self.length) for role in ("lse", "lse_ct"))
         dq, dk, dv, db = self.c.xp.attention_grad(arrays, out, lse, ct, lse_ct)
-        made = [
+        cotangents = [
             self.restored(dq, (*self.rest, self.length, self.head), self.blocks["q"]),
             self.restored(dk, (*self.batch, self.keys, self.head), self.blocks["k"]),
             self.restored(dv, (*self.batch, self.keys, self.value), self.blocks["v"]),
         ]
-        return made if db is None else [*made, db]
+        return cotangents if db is None else [*cotangents, db]
 
     def bias_cotangent(self, db: Any, keys: tuple[Span, ...], stored: int) -> Any:
         """The cotangent of the bias as the device stores it, from that at these keys; it is zero at other keys.

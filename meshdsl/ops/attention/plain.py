@@ -26,7 +26,7 @@ def plain_attention(
     scale: float,
     causal: bool,
     window: int | None,
-    given: Mapping[str, Tensor],
+    extras: Mapping[str, Tensor],
 ) -> Tensor:
     """The formula with all scores at once."""
     value = value_dim(k.dims, v.dims, how)
@@ -36,9 +36,9 @@ def plain_attention(
     rest = tuple(d for d in q.dims if d.name != how.over)
     wide = "float64" if q.dtype.itemsize > 4 else "float32"
     scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
-    scores = scores + cast(given["bias"], wide) if "bias" in given else scores
-    seen = _seen(rest, keys, how, causal, window, given)
-    if seen is None and "bias" not in given:
+    scores = scores + cast(extras["bias"], wide) if "bias" in extras else scores
+    seen = _seen(rest, keys, how, causal, window, extras)
+    if seen is None and "bias" not in extras:
         p = exp(scores - stop_gradient(max(scores, keys)))
         return einsum(cast(p / sum(p, keys), v.dtype), v, out=out)
     seen = scores > -math.inf if seen is None else broadcast(seen, scores.dims) & (scores > -math.inf)
@@ -58,20 +58,20 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
 
 
 def _seen(
-    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, given: Mapping[str, Tensor]
+    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, extras: Mapping[str, Tensor]
 ) -> Tensor | None:
     """The mask of keys that each query sees, with dims among `rest` and the keys; None if queries see all keys."""
     length = tuple(d for d in rest if d.name == how.length)
     pair = (*length, keys)
-    conditions: list[Tensor] = [given["mask"]] if "mask" in given else []
+    conditions: list[Tensor] = [extras["mask"]] if "mask" in extras else []
     if causal or window is not None:
-        start = given.get("offset", as_tensor(0, "int32"))
+        start = extras.get("offset", as_tensor(0, "int32"))
         at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
         conditions += [at >= 0] if causal else []
         conditions += [at < window] if window is not None else []
         conditions += [at > -window] if window is not None and not causal else []
-    if "segments" in given:
-        ids, other = given["segments"], given["memory_segments"]
+    if "segments" in extras:
+        ids, other = extras["segments"], extras["memory_segments"]
         other = _renamed(other, how.keys, keys.name)
         dims = [d for d in (*rest, keys) if d in (*ids.dims, *other.dims)]
         conditions.append(broadcast(ids, dims) == broadcast(other, dims))
@@ -106,13 +106,13 @@ def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -
     delta = sum(ct * cast(roles["out"], wide), value)
     delta = delta - roles["lse_ct"] if "lse_ct" in roles else delta
     ds = p * (einsum(ct, cast(v, wide), out=scores) - delta)
-    made = {
+    gradients = {
         "q": einsum(ds, cast(k, wide), out=q.dims) * how.scale,
         "k": einsum(ds, cast(q, wide), out=k.dims) * how.scale,
         "v": einsum(p, ct, out=v.dims),
     }
-    made |= {role: _renamed(made[role], keys.name, how.keys) for role in ("k", "v")}
+    gradients |= {role: _renamed(gradients[role], keys.name, how.keys) for role in ("k", "v")}
     if "bias" in roles:
         lacking = [d for d in scores if d not in roles["bias"].dims]
-        made["bias"] = transpose(sum(ds, lacking) if lacking else ds, roles["bias"].dims)
-    return tuple(cast(x, how.dtype(roles[role].dtype)) for role, x in made.items())
+        gradients["bias"] = transpose(sum(ds, lacking) if lacking else ds, roles["bias"].dims)
+    return tuple(cast(x, how.dtype(roles[role].dtype)) for role, x in gradients.items())

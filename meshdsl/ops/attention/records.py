@@ -49,11 +49,11 @@ def _grad_kernel(
 ) -> Any:
     form = Canonical.of(c, how, ins, kernel)
     arrays = form.operands(causal, window)
-    made = form.cotangents(arrays)
-    if len(made) > 3:
-        made[3] = form.bias_cotangent(made[3], arrays.keys, form.stored_keys)
+    gradients = form.cotangents(arrays)
+    if len(gradients) > 3:
+        gradients[3] = form.bias_cotangent(gradients[3], arrays.keys, form.stored_keys)
     dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
-    return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(made, dtypes, strict=True))
+    return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(gradients, dtypes, strict=True))
 
 
 def pairs_seen(
@@ -166,8 +166,8 @@ def _vjp(cts: Sequence[Tensor | None], residuals: Any, *, how: Names, **params: 
     ins, (out, lse) = residuals
     ct, lse_ct = cts
     more = [] if lse_ct is None else [lse_ct]
-    made = bind(ATTENTION_GRAD, *ins, out, lse, out * 0 if ct is None else ct, *more, how=how, **params)
-    of = dict(zip([r for r in MOVING if r in how.roles(ins)], made, strict=True))
+    gradients = bind(ATTENTION_GRAD, *ins, out, lse, out * 0 if ct is None else ct, *more, how=how, **params)
+    of = dict(zip([r for r in MOVING if r in how.roles(ins)], gradients, strict=True))
     return [of.get(role) for role in how.roles(ins)]
 
 

@@ -94,7 +94,7 @@ def insertion_moves(tasks: Tasks, order: Sequence[Task], moves: int = 600) -> li
 def _places(order: Sequence[Task], task: Task) -> list[int]:
     """The positions where a task may be inserted, after its operands and before its readers, except its current one."""
     place = {other: i for i, other in enumerate(order)}
-    here = place[task]
+    current = place[task]
     first = max((place[source] + 1 for source in task.needs if source in place), default=0)
     last = min((place[reader] - 1 for reader in task.readers if reader in place), default=len(order) - 1)
-    return [i for i in range(first, last + 1) if i != here]
+    return [i for i in range(first, last + 1) if i != current]

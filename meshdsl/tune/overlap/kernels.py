@@ -12,11 +12,11 @@ __all__ = ["kernels_with_products"]
 
 def kernels_with_products(program: Program) -> dict[Eqn, Held]:
     """The kernels with products, by their last equation, with the values they read from and write to memory."""
-    found: dict[Eqn, Held] = {}
+    held: dict[Eqn, Held] = {}
     source = holders(program)
     for step in steps(program):
         if isinstance(step, Kernel) and any(map(is_product, step.eqns)):
             stored = set(step.reads)
             reads = tuple((eqn, v) for eqn in step.eqns for v in eqn.ins if source.get(v, v) in stored)
-            found[step.eqns[-1]] = Held(reads, step.writes)
-    return found
+            held[step.eqns[-1]] = Held(reads, step.writes)
+    return held

@@ -53,11 +53,11 @@ def lancet(
     """
     cuts = max((cuts_along(program, dim, 2) for dim in dims), key=len, default={})
     ranges = _Search(program, machine, placement, cuts).best()
-    made = program
+    piped = program
     for one in ranges:
-        among = [eqn for eqn in made.eqns if eqn.outs[0] in one.values]
-        made = _pipelined(made, split(made, "", one.parts, cuts, among).program, machine, placement, among)
-    tasks = tasks_of(made, machine, placement)
+        among = [eqn for eqn in piped.eqns if eqn.outs[0] in one.values]
+        piped = _pipelined(piped, split(piped, "", one.parts, cuts, among).program, machine, placement, among)
+    tasks = tasks_of(piped, machine, placement)
     order = dw_schedule(tasks) if gradients else list(tasks.all)
     if not ranges and order == list(tasks.all):
         return None
@@ -186,11 +186,11 @@ class _Search:
     def timed(self, body: Program, parts: int) -> float:
         if parts > 1:
             cuts = {v: self.cuts[v] for v in body.ins if v in self.cuts}
-            found = split(body, "", parts, cuts)
-            sends = sum("all_to_all" in getattr(eqn.op, "name", "") for eqn in found.part)
+            parts_of_body = split(body, "", parts, cuts)
+            sends = sum("all_to_all" in getattr(eqn.op, "name", "") for eqn in parts_of_body.part)
             if not sends:
                 return float("inf")
-            body = found.program
+            body = parts_of_body.program
         tasks = tasks_of(body, self.machine, self.placement)
         order = tasks.all if parts == 1 else list_schedule(tasks)
         return timeline(ledger(ordered(tasks, order)), self.machine, self.placement).seconds

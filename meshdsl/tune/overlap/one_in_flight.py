@@ -37,10 +37,10 @@ def one_in_flight(program: Program, machine: Machine, placement: Placement) -> P
 
 def _times(program: Program, machine: Machine, placement: Placement) -> tuple[dict[Eqn, float], dict[Eqn, float]]:
     """The start time of each kernel, by its last equation, and the time at which each started collective completes."""
-    found = ledger(program)
+    costs = ledger(program)
     begins: dict[Eqn, float] = {}
     ends: dict[Eqn, float] = {}
-    for item in Schedule(found, machine, placement, pipelined=False).ran(found.steps):
+    for item in Schedule(costs, machine, placement, pipelined=False).ran(costs.steps):
         if isinstance(item.step, Kernel):
             begins[item.step.eqns[-1]] = item.start
         elif isinstance(item.step, Send) and isinstance(item.step.eqn.op, Start):

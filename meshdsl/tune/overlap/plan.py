@@ -62,32 +62,32 @@ def plan_overlap(
             one = one_in_flight(one, machine, placement)
         return fence(one, kernels_with_products(one))
 
-    found = [
+    candidates = [
         plain,
         *(judged(name, fenced(one)) for name, one in planner.plans(request.mode)),
     ]
-    chosen = _best(request, found)
+    chosen = _best(request, candidates)
     if request.mode != "auto" and not _overlaps(chosen[1]):
         raise LayoutError(
             f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
             "  use overlap='auto', which may choose none"
         )
     attempt, best, time = chosen
-    attempts = tuple(one for one, _, _ in found)
+    attempts = tuple(one for one, _, _ in candidates)
     return best, OverlapPlan(request.mode, machine.name, attempt.name, attempts, tuple(_windows(best, time)))
 
 
-def _best(request: Overlap, found: Sequence[Judged]) -> Judged:
+def _best(request: Overlap, candidates: Sequence[Judged]) -> Judged:
     """The fastest plan that fits in memory; under "auto", the unchanged program is one of them.
 
     Raises `LayoutError` if no plan fits. Under "auto" and without a limit by the user, the program is unchanged then.
     """
-    own = found if request.mode == "auto" else found[1:]
+    own = candidates if request.mode == "auto" else candidates[1:]
     fitting = [one for one in own if not one[0].rejected]
     if fitting:
         return min(fitting, key=lambda one: one[0].seconds)
     if request.mode == "auto" and request.memory_limit is None:
-        return found[0]
+        return candidates[0]
     least = min(own, key=lambda one: one[0].peak_bytes)[0]
     other = "set a higher memory_limit" if request.mode == "auto" else "use overlap='auto', which keeps to the limit"
     raise LayoutError(f"overlap={request.mode!r} needs {least.rejected}\n  {other}")

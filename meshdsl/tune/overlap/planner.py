@@ -51,8 +51,8 @@ class Planner:
         One reduction of a stack cannot start before its last row; many have the latency of one each.
         """
         by_row, stacked = unroll(program), unroll(program, math.inf)
-        found = [by_row, self.combined(by_row), stacked]
-        counts = {len(one.collectives): one for one in reversed(found)}
+        candidates = [by_row, self.combined(by_row), stacked]
+        counts = {len(one.collectives): one for one in reversed(candidates)}
         if len(counts) == 1:
             return by_row
         return min(counts.values(), key=lambda one: self.seconds(self.in_order(one, list_schedule)))
@@ -84,11 +84,11 @@ class Planner:
 
     def exchanges_beside(self) -> bool:
         """True if the program has all_to_alls that run beside computation on this machine."""
-        found = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
-        return found and "all_to_all" in self.machine.asynchronous
+        exchanges = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
+        return exchanges and "all_to_all" in self.machine.asynchronous
 
-    def need_exchanges(self, mode: str, there: bool) -> None:
-        if not there:
+    def need_exchanges(self, mode: str, exists: bool) -> None:
+        if not exists:
             raise LayoutError(
                 f"overlap={mode!r} has no effect: the program has no all_to_all that runs beside computation on "
                 f"{self.machine.name}, which it is about\n"
@@ -121,13 +121,13 @@ class Planner:
 
     def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The gathers that only products read as rings: those that make the step faster, or all under "ring"."""
-        found = rings(self.unrolled) if "permute" in self.machine.asynchronous else ()
-        if found:
-            count, made = faster_rings(self.unrolled, lambda one: self.in_order(one, list_schedule), self.seconds)
+        all_rings = rings(self.unrolled) if "permute" in self.machine.asynchronous else ()
+        if all_rings:
+            count, ordered = faster_rings(self.unrolled, lambda one: self.in_order(one, list_schedule), self.seconds)
             if count:
-                yield f"{count} of {len(found)} rings", made
+                yield f"{count} of {len(all_rings)} rings", ordered
             elif mode == "ring":
-                yield f"{len(found)} rings", self.listed(ring_products(self.unrolled, found))
+                yield f"{len(all_rings)} rings", self.listed(ring_products(self.unrolled, all_rings))
         elif mode == "ring":
             raise LayoutError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
 
@@ -138,18 +138,18 @@ class Planner:
             order = self.in_order(one, list_schedule)
             return fence(order, kernels_with_products(order))
 
-        made = {
+        programs = {
             "gathers ahead": skew(self.program, gathers_ahead, body),
             "gradients behind": skew(self.program, gradients_behind, body),
         }
-        made = {name: one for name, one in made.items() if one is not self.program}
-        if len(made) == 2:
-            made["gradients behind, or gathers ahead"] = skew(
+        programs = {name: one for name, one in programs.items() if one is not self.program}
+        if len(programs) == 2:
+            programs["gradients behind, or gathers ahead"] = skew(
                 self.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
             )
-        if not made and mode != "auto":
+        if not programs and mode != "auto":
             raise LayoutError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
-        for name, one in made.items():
+        for name, one in programs.items():
             yield name, self.in_order(self.combined(one), list_schedule)
 
     def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
@@ -160,9 +160,9 @@ class Planner:
                 f"overlap={mode!r}, dim={dim!r} has no effect: nothing runs in parts\n  {reason}\n  leave dim out"
             )
         gradients = mode != "partition"
-        found = lancet(self.unrolled, self.machine, self.placement, self.cut_dims(), gradients)
-        if found is not None:
-            yield found
+        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims(), gradients)
+        if plan is not None:
+            yield plan
         elif mode != "auto":
             raise LayoutError(
                 f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts"

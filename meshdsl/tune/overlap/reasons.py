@@ -15,22 +15,22 @@ __all__ = ["no_parts", "no_rings", "no_skew", "nothing_beside"]
 SHOWN = 2  # equations that are named
 
 
-def no_parts(program: Program, dim: str, n: int, found: Parts) -> str:
-    """Why no collective of a program runs in `n` parts along `dim`, given the program in parts."""
+def no_parts(program: Program, dim: str, n: int, parts: Parts) -> str:
+    """The reason why no collective of a program runs in `n` parts along `dim`, given the program in parts."""
     blocks = sorted(set(_blocks(program, dim)))
     if not blocks:
         return f"{dim!r}: no tensor has this dim"
     if not any(size % n == 0 for size in blocks):
         return f"{dim!r}: a device's block of {' or '.join(map(str, blocks))} does not divide into {n} parts"
-    if not found.ends:
+    if not parts.ends:
         return f"{dim!r}: it passes through no collective"
-    ends = dict.fromkeys(f"{eqn.op} at {eqn.where}" for eqn in found.ends)
+    ends = dict.fromkeys(f"{eqn.op} at {eqn.where}" for eqn in parts.ends)
     more = f" and {len(ends) - SHOWN} more" if len(ends) > SHOWN else ""
     return f"{dim!r}: its parts end before every collective, at {', '.join(list(ends)[:SHOWN])}{more}"
 
 
 def no_rings(program: Program, machine: Machine) -> str:
-    """Why no gather of a program becomes a ring."""
+    """The reason why no gather of a program becomes a ring."""
     gathers = [eqn for eqn in program.eqns if isinstance(eqn.op, AllGather)]
     if not gathers:
         return "no operand of a product is gathered\n  use overlap='list' or 'halves', which move other collectives"
@@ -44,7 +44,7 @@ def no_rings(program: Program, machine: Machine) -> str:
 
 
 def no_skew(program: Program) -> str:
-    """Why no loop of a program is skewed."""
+    """The reason why no loop of a program is skewed."""
     loops = [eqn for eqn in program.eqns if isinstance(eqn.control, Scan)]
     if not loops:
         return (
@@ -58,7 +58,7 @@ def no_skew(program: Program) -> str:
 
 
 def nothing_beside(program: Program) -> str:
-    """Why no plan runs anything between the start and the end of a collective."""
+    """The reason why no plan runs anything between the start and the end of a collective."""
     first = next(record for record in program.collectives)
     return f"no computation is independent of a collective; the first is '{first.op}' at {first.where}"
 

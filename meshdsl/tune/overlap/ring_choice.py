@@ -26,10 +26,10 @@ def faster_rings(
     chosen: list[Ring] = []
     best = order(program)
     least = seconds(best)
-    largest = sorted(kinds.values(), key=lambda found: -len(found) * program.local_bytes(found[0].value))
-    for found in largest[:TRIED]:
-        candidate = order(ring_products(program, [*chosen, *found]))
+    largest = sorted(kinds.values(), key=lambda alike: -len(alike) * program.local_bytes(alike[0].value))
+    for alike in largest[:TRIED]:
+        candidate = order(ring_products(program, [*chosen, *alike]))
         now = seconds(candidate)
         if now < least:
-            chosen, best, least = [*chosen, *found], candidate, now
+            chosen, best, least = [*chosen, *alike], candidate, now
     return len(chosen), best

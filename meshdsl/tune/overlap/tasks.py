@@ -58,13 +58,13 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
 
     A collective of a kind that the machine cannot run beside computation is on the compute lane.
     """
-    found = ledger(program)
-    items, _ = Schedule(found, machine, placement, pipelined=True).items(found.steps, 0, {})
+    costs = ledger(program)
+    items, _ = Schedule(costs, machine, placement, pipelined=True).items(costs.steps, 0, {})
     of: dict[int, Task] = {}
     for number, item in enumerate(items):
         lane = COMPUTE
         if isinstance(item.step, Send):
-            record = found.of(item.step)[0].collective
+            record = costs.of(item.step)[0].collective
             assert record is not None
             lane = lane_of(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
         of[id(item)] = Task(number, item.step, lane, item.work)

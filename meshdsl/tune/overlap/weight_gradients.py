@@ -49,19 +49,19 @@ def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
 def dw_schedule(tasks: Tasks) -> list[Task]:
     """The tasks with every weight gradient in the window that it fits best."""
     free = weight_gradients(tasks)
-    gradients = {t for found in free.values() for t in found}
-    windows = {exchange: {t for t in found if _fits(t, exchange, gradients)} for exchange, found in free.items()}
-    last = {t: exchange for exchange, found in windows.items() for t in found}
+    gradients = {t for fitting in free.values() for t in fitting}
+    windows = {exchange: {t for t in fitting if _fits(t, exchange, gradients)} for exchange, fitting in free.items()}
+    last = {t: exchange for exchange, fitting in windows.items() for t in fitting}
     placed: dict[Task, Task] = {}
-    for exchange, found in windows.items():
+    for exchange, fitting in windows.items():
         left, empty = exchange.seconds, True
         while left > 0:
-            ready = [t for t in found if t not in placed and _available(t, gradients, placed)]
+            ready = [t for t in fitting if t not in placed and _available(t, gradients, placed)]
             best = min(ready, key=lambda t: (abs(left - t.seconds), t.number), default=None)
             if best is None or (best.seconds > 2 * left and not empty):
                 break
             placed[best], left, empty = exchange, left - best.seconds, False
-        for t in sorted(found, key=lambda t: t.number):
+        for t in sorted(fitting, key=lambda t: t.number):
             if t not in placed and last[t] is exchange and _available(t, gradients, placed):
                 placed[t] = exchange
     return _reordered(tasks, placed)
@@ -91,11 +91,11 @@ def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
     return _topological(order)
 
 
-def _topological(wanted: Sequence[Task]) -> list[Task]:
+def _topological(preferred: Sequence[Task]) -> list[Task]:
     """The order closest to the wanted one in which every task follows the tasks it reads."""
     done: set[Task] = set()
     order: list[Task] = []
-    for root in wanted:
+    for root in preferred:
         stack = [root]
         while stack:
             task = stack[-1]

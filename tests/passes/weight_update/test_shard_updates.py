@@ -1,4 +1,4 @@
-"""Sharded updates: the same results as replicated ones, and the collectives that the paper promises."""
+"""A sharded update has the results of the replicated one, and the collectives of the paper."""
 
 from __future__ import annotations
 
