@@ -145,7 +145,7 @@ class LayoutCosts:
         return total
 
     def nothing_fits(self, stopped: str) -> LayoutError:
-        """Why there is no result: every layout is illegal, or the smallest one exceeds the limit."""
+        """The error if there is no result: every layout is illegal, or the smallest one exceeds the limit."""
         names = [f"'{mesh.space.mesh}'" for mesh in self.meshes]
         where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
         if not self.entries:
@@ -161,7 +161,7 @@ class LayoutCosts:
         )
 
     def reasons(self) -> Iterator[str]:
-        """Why layouts are illegal; if none was costed, partition's error for the fixed rules."""
+        """Reasons why layouts are illegal; if none was costed, partition's error for the fixed rules."""
         for k, row in list(self.refused)[:6] or [(k, None) for k in range(len(self.meshes))]:
             mesh = self.meshes[k]
             try:

@@ -63,18 +63,18 @@ class PlanLayouts:
             known = [group.space.row(near.layout) for near in before if group.space.contains(near.layout)]
             rows = [*known, row, *named, *rows_near(group.space, row)]
             while rows:
-                found = row
+                nearest = row
                 for each in dict.fromkeys(rows):
                     amount = self.screened(group, each, seconds)
                     if amount < seconds:
-                        found, seconds = each, amount
+                        nearest, seconds = each, amount
                     if (
                         self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
                         and seconds < math.inf
                     ):
                         break
                     yield
-                rows, row = (rows_near(group.space, found) if found != row else []), found
+                rows, row = (rows_near(group.space, nearest) if nearest != row else []), nearest
             plan = base.replace(mesh=mesh, layout=group.space.layout(row))
             self.costed.look(plan)
             best.append((seconds, plan))

@@ -227,7 +227,7 @@ class PlanSearch:
         return Counts(len(self.meshes), size, illegal=illegal, costed=costed, unseen=max(size - costed - illegal, 0))
 
     def nothing_fits(self) -> LayoutError:
-        """Why there is no result."""
+        """The error if there is no result."""
         if not self.costed.entries:
             reasons = list(dict.fromkeys(self.costed.refused.values())) or ["no plan was costed"]
             return LayoutError("every plan is illegal\n\n" + "\n\n".join(reasons[:5]))

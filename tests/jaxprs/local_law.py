@@ -157,7 +157,7 @@ def named(shape: Sequence[int]) -> tuple[str, ...]:
 
 
 class Outcome(NamedTuple):
-    """What the law found: accepted block sizes, and the first that differs ("" if none)."""
+    """The result of the law: accepted block sizes, and the first that differs ("" if none)."""
 
     accepted: int
     refused: int
