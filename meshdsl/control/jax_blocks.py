@@ -18,7 +18,7 @@ from ..backend import Local
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type
-from ..jaxprs import flops
+from ..jaxprs import flops, has_own_gradient
 from ..ops.dtypes import kind
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
@@ -102,7 +102,7 @@ def _vjp(
         shapes = tuple(ins[i].dims for i in members)
         contract = tuple(name for name in (*f.split, *f.contract) if name in missing)
         split = tuple(name for name in (*f.split, *f.contract) if name not in missing)
-        checked = f.checked and _has_own_gradient(f.traced(f.operands))
+        checked = f.checked and has_own_gradient(f.traced(f.operands))
         g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
         if checked and (problem := g.problem(*g.twice())) is not None:
             raise refusal(g, problem)
@@ -129,12 +129,6 @@ def _pulled(f: JaxFunction, count: int, members: Sequence[int], floats: Sequence
         return list(jax.vjp(of, *(xs[i] for i in members))[1](list(cts)))
 
     return pulled
-
-
-def _has_own_gradient(jaxpr: Any) -> bool:
-    """True if a gradient may have been written by hand; those of JAX follow from the places of the function."""
-    text = str(jaxpr)
-    return "custom_vjp_call" in text or "custom_jvp_call" in text
 
 
 def _vmap(*ins: Tensor, new: Dim, f: JaxFunction, results: tuple[Shape, ...], **params: Any) -> Any:

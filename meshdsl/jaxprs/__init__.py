@@ -8,7 +8,7 @@ element. `counting` counts FLOPs, and `call` makes a jaxpr one equation of a pro
 
 from .counting import flops
 from .dependence import Problem, check
-from .primitives import CALLS, elementwise, inner
+from .primitives import CALLS, elementwise, has_own_gradient, inner
 from .resemblance import Sized, resembles
 
-__all__ = ["CALLS", "Problem", "Sized", "check", "elementwise", "flops", "inner", "resembles"]
+__all__ = ["CALLS", "Problem", "Sized", "check", "elementwise", "flops", "has_own_gradient", "inner", "resembles"]

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from ..errors import Where, users_line
 
-__all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "inner", "mixing"]
+__all__ = ["CALLS", "ELEMENTWISE", "Mixing", "elementwise", "has_own_gradient", "inner", "mixing"]
 
 # Primitives that only call a function; the check reads the function instead.
 CALLS = {
@@ -75,6 +75,12 @@ def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
         for part in parts
         if isinstance(part, ClosedJaxpr | Jaxpr)
     ]
+
+
+def has_own_gradient(jaxpr: Any) -> bool:
+    """True if a gradient may have been written by hand; those of JAX treat places as their function does."""
+    text = str(jaxpr)
+    return "custom_vjp_call" in text or "custom_jvp_call" in text
 
 
 def mixing(f: Callable[..., Any], names: Sequence[str], dtypes: Sequence[np.dtype]) -> Mixing | None:

@@ -12,7 +12,7 @@ from ..backend import Local
 from ..dims import names, show
 from ..errors import MeshdslError, ShapeError, at, caller, located, raised
 from ..ir import Fuses, Op, Type
-from ..jaxprs.primitives import mixing
+from ..jaxprs.primitives import has_own_gradient, mixing
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import kind
 from .elementwise import broadcast_shape
@@ -44,8 +44,12 @@ def _map_vjp(ct: Tensor, *xs: Tensor, f: Callable[..., Any]) -> tuple[Tensor | N
         derivative.__name__ = f"d_{getattr(f, '__name__', 'f')}_{i}"
         return derivative
 
-    # the derivative of an elementwise function is elementwise
-    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if kind(x.dtype) in "fc" else None for i, x in enumerate(xs))
+    numbers = [i for i, x in enumerate(xs) if kind(x.dtype) in "fc"]
+    structs = [jax.ShapeDtypeStruct(tuple(d.size for d in ct.dims), x.dtype) for x in xs]
+    if has_own_gradient(jax.make_jaxpr(f)(*structs)):  # the derivative of another elementwise function is elementwise
+        for i in numbers:
+            _check_elementwise(slope(i), [ct.type, *(x.type for x in xs)])
+    return tuple(bind1(_MAP, ct, *xs, f=slope(i)) if i in numbers else None for i in range(len(xs)))
 
 
 _MAP = Op("map", type=_map_type, kernel=_map_kernel, vjp=_map_vjp, fuses=Fuses.MAP)
@@ -103,7 +107,8 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
 
-    The function is checked: every primitive in it must be elementwise for every shape.
+    The function is checked: every primitive in it must be elementwise for every shape. So is a gradient of its own
+    (`jax.custom_vjp`, `jax.custom_jvp`), when it is used.
 
     Raises `ShapeError` if the function is not elementwise, reads the shape of its arguments or combines them with an
     array, and if no operand has all dims of the others.

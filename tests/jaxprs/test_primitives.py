@@ -90,3 +90,26 @@ def test_other_functions_are_refused_by_the_name_of_what_they_do(name: str, size
 
 def test_numbers_have_no_shape_to_read() -> None:
     assert md.map(lambda x: x / x.size, md.tensor(3.0)).item() == 3
+
+
+def test_gradients_of_elementwise_functions_are_taken() -> None:
+    x = md.tensor(np.linspace(-2, 2.5, 12, dtype=np.float32).reshape(4, 3), "a b")
+    for name, f in TAKEN.items():
+        if name != "while":  # JAX has no reverse derivative of it
+            md.eval_shape(md.grad(lambda x, f=f: md.sum(md.map(f, x))), x)
+
+
+@pytest.mark.parametrize("rule", [jax.custom_vjp, jax.custom_jvp])
+def test_a_gradient_of_its_own_that_mixes_places_is_refused(rule: Any) -> None:
+    @rule
+    def f(x: Any) -> Any:
+        return jnp.sin(x)
+
+    if rule is jax.custom_vjp:
+        f.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (ct - ct.mean(0),))
+    else:
+        f.defjvp(lambda x, t: (jnp.sin(x[0]), t[0] - t[0].mean(0)))
+    x = md.tensor(np.ones((4, 3), np.float32), "a b")
+    md.map(f, x)
+    with pytest.raises(md.ShapeError, match=r"elementwise function; d_f_0 computes reduce_sum .*\[a, b\] to \[b\]"):
+        md.grad(lambda x: md.sum(md.map(f, x)))(x)
