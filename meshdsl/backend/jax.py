@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from ..jaxprs.call import call_on_blocks
+from . import direct
 from .attention import Arrays, blockwise, cudnn, fused
 from .formulas import Numbers, window_count
 
@@ -37,9 +38,16 @@ class _Jax:
     erf_inv = staticmethod(lax.erf_inv)
     rsqrt = staticmethod(lax.rsqrt)
     logistic = staticmethod(lax.logistic)
+    where = staticmethod(direct.where)
+    reshape = staticmethod(direct.reshape)
+    pad = staticmethod(direct.pad)
 
     def __getattr__(self, name: str) -> Any:
+        """What this class lacks; an instance has `direct`'s functions already."""
         return getattr(jnp, name)
+
+    def __init__(self) -> None:
+        vars(self).update(direct.UNARY | direct.BINARY | direct.REDUCTIONS)
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:

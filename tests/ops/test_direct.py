@@ -1,0 +1,81 @@
+"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where` and `pad`, whose
+`jax.numpy` is a function of its own in the program, have its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meshdsl.backend import direct
+
+DTYPES = (
+    "bool", "int8", "uint8", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn",
+    "complex64",
+)  # fmt: skip
+SHAPES = [((3, 5), (3, 5)), ((3, 1), (1, 5)), ((), ()), ((0, 5), (1, 5)), ((3, 5), (5,))]
+
+
+def traced(function: Callable[..., Any], *specs: tuple[tuple[int, ...], str], **options: Any) -> str:
+    """The jaxpr, or the kind of error."""
+    try:
+        return str(
+            jax.make_jaxpr(partial(function, **options))(
+                *(jax.ShapeDtypeStruct(shape, jnp.dtype(d)) for shape, d in specs)
+            )
+        )
+    except (TypeError, ValueError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_direct_functions_trace_as_in_jax(dtype: str) -> None:
+    for name, function in direct.UNARY.items():
+        assert traced(function, ((3, 5), dtype)) == traced(getattr(jnp, name), ((3, 5), dtype)), name
+    for name, function in direct.BINARY.items():
+        for x, y in SHAPES:
+            expected = traced(getattr(jnp, name), (x, dtype), (y, dtype))
+            assert traced(function, (x, dtype), (y, dtype)) == expected, (name, x, y)
+    for name, function in direct.REDUCTIONS.items():
+        for shape, axis in [((3, 5), (0,)), ((3, 5), (0, 1)), ((3, 5), ()), ((3, 5), (-1,)), ((0, 5), (0,))]:
+            expected = traced(getattr(jnp, name), (shape, dtype), axis=axis)
+            assert traced(function, (shape, dtype), axis=axis) == expected, (name, shape, axis)
+    for shape in ([5, 3], [15], (3, -1), [3, 5], [1, 3, 5]):
+        expected = traced(jnp.reshape, ((3, 5), dtype), shape=shape)
+        assert traced(direct.reshape, ((3, 5), dtype), shape=shape) == expected, shape
+
+
+@pytest.mark.parametrize("mixed", ["float64", "int32"])
+def test_direct_functions_promote_as_in_jax(mixed: str) -> None:
+    for name, function in direct.BINARY.items():
+        expected = traced(getattr(jnp, name), ((3,), "float32"), ((3,), mixed))
+        assert traced(function, ((3,), "float32"), ((3,), mixed)) == expected, name
+    assert str(jax.make_jaxpr(lambda x: direct.BINARY["add"](x, 1))(1.0)) == str(jax.make_jaxpr(lambda x: x + 1)(1.0))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "complex64"])
+def test_direct_where_and_pad_have_the_values_of_jax(dtype: str) -> None:
+    def array(shape: tuple[int, ...]) -> Any:
+        return jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % 7 - 2).astype(dtype)
+
+    def results(where: Callable[..., Any], pad: Callable[..., Any]) -> list[Any]:
+        cases = [
+            ((3, 5), (3, 5), (3, 5)),
+            ((1, 5), (3, 1), (1, 1)),
+            ((), (3, 5), (1, 5)),
+            ((), (), ()),
+            ((5,), (3, 5), ()),
+        ]
+        found = [where(array(c) == 1, array(x), -array(y) if dtype != "bool" else array(y)) for c, x, y in cases]
+        found += [where(array((3, 5)) == 1, array((3, 5)), 0), where(jnp.arange(5), array((5,)), array((5,)))]
+        numbers = [0, 1, np.float32(2.5), True] + [np.nan] * (dtype not in ("bool", "int8"))
+        return found + [pad(array((3, 5)), [(0, 2), (1, 0)], constant_values=number) for number in numbers]
+
+    ours, theirs = jax.jit(lambda: (results(direct.where, direct.pad), results(jnp.where, jnp.pad)))()
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert mine.dtype == expected.dtype and np.asarray(mine).tobytes() == np.asarray(expected).tobytes()
