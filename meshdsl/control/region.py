@@ -159,7 +159,8 @@ def local(
     show it. JAX differentiates f, on the same blocks; the backward pass runs f again. `flops` are the floating-point
     operations on whole operands, by default counted in the jaxpr.
 
-    Without `split` and `contract`, f is a function of md operations on tensors:
+    Without `split` and `contract`, f is a function of md operations on tensors. It is not checked: a function that
+    mixes places of a sharded dim, or reads its size, gives other results under other layouts.
 
     >>> def scaled(x):  # by the norm of the whole row, which is here if channel is
     ...     return x / md.sqrt(md.sum(x * x, "channel"))
@@ -173,7 +174,8 @@ def local(
     over them. f must contain no loops or branches and use no traced tensor from outside; it is traced again for its
     block sizes.
 
-    Raises `ShapeError` if f returns other dims or mixes places, and `TraceError` for a loop, branch or outside tensor.
+    Raises `ShapeError` if f returns other dims, or with `split` and `contract` if it mixes places, and `TraceError` for
+    a loop, branch or outside tensor.
     At compilation, raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
     """
     tensors = [as_tensor(x) for x in xs]
