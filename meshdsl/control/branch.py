@@ -14,7 +14,7 @@ from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from ..transforms.autodiff import pullback
 from .carry import carried, leaves_of, unused
-from .loops import scan
+from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
 __all__ = ["cond", "switch", "while_loop"]
@@ -96,8 +96,11 @@ def while_loop(
 
 def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_trips: int) -> Any:
     """A scan over the trips that can be; the trips after the end pass the carry on."""
-    if isinstance(max_trips, bool) or max_trips < 0:
-        raise at(ShapeError(f"max_trips of md.while_loop is a number of trips, got {max_trips!r}"), caller())
+    if isinstance(max_trips, bool) or not 0 <= max_trips <= MOST_TRIPS:
+        raise at(
+            ShapeError(f"max_trips of md.while_loop is a number of trips, at most {MOST_TRIPS:,}; got {max_trips!r}"),
+            caller(),
+        )
     first, structure = leaves_of(init)
 
     def step(carry: list[Tensor], _: None) -> Any:

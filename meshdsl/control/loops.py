@@ -20,7 +20,9 @@ from .carry import carried, leaves_of
 from .residuals import split
 from .vmapped import scan_rule
 
-__all__ = ["SCAN", "scan"]
+__all__ = ["MOST_TRIPS", "SCAN", "scan"]
+
+MOST_TRIPS = 2**31 - 1  # the counter of a loop is int32, unless JAX has 64-bit types
 
 
 def _scan_type(*ins: Type, control: Scan) -> tuple[Type, ...]:
@@ -137,7 +139,8 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     tensor(float32[t=3], [1. 3. 6.])
 
     `carry` and `xs` are pytrees; every tensor of `xs` has the dim `over`. The results `y` are stacked along `over`,
-    which becomes their first dim. Raises `ShapeError` if the carry changes structure, dims or dtype.
+    which becomes their first dim. Raises `ShapeError` if the carry changes structure, dims or dtype, and for a dim of
+    2**31 or more.
     """
     first, structure = leaves_of(carry)
     rows, row_structure = leaves_of(xs)
@@ -148,6 +151,10 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
         return find(over, rows[0].dims if rows else pick(over, (), new=True))
 
     dim = located(resolve)
+    if dim.size > MOST_TRIPS:
+        raise at(
+            ShapeError(f"md.scan runs at most {MOST_TRIPS:,} times, and dim {dim.name!r} has {dim.size:,}"), caller()
+        )
     rows = [transpose(x, [located(lambda x=x: find(dim, x.dims)), *(d for d in x.dims if d != dim)]) for x in rows]
     n = len(first)
 

@@ -161,6 +161,14 @@ ROWS = [
     (lambda: md.while_loop(lambda v: v < 3, lambda v: v, V), "the predicate of md.while_loop is one boolean without"),
     (lambda: md.while_loop(lambda i: i < 3, lambda i: i * 1.5, 0), "the carry of md.while_loop changes"),
     (lambda: md.while_loop(lambda i: i < 3, lambda i: None, 0), "the carry of md.while_loop changes"),
+    (
+        lambda: md.while_loop(lambda i: i < 3, lambda i: i + 1, 0, max_trips=10**30),
+        "of trips, at most 2,147,483,647; got",
+    ),
+    (
+        lambda: md.scan(lambda c, x: (c, None), 0.0, None, over=md.Dim("trips", 2**31)),
+        "md.scan runs at most 2,147,483,647",
+    ),
     (lambda: md.while_loop(lambda i: i < 3, lambda i: i + 1, 0, max_trips=-1), "max_trips of md.while_loop is a"),
     (lambda: md.cond(V > 1, lambda: 1.0, lambda: 0.0), "the predicate of md.cond is one boolean without dims, got"),
     (lambda: md.cond(PRED, lambda: 1.0, lambda: V), "the branches of md.cond differ: [float64[]] and"),
