@@ -118,3 +118,18 @@ module @jit_f {
 """
     ((sent, times),) = read(text).items()
     assert (str(sent), times) == ("all_reduce max float32 8 bytes among (0, 1),", 10)
+
+
+@pytest.mark.parametrize("layout", ["h:x", "w:x", "batch:x"])
+def test_a_window_longer_than_its_operand_sends_nothing(layout: str) -> None:
+    """The result has no elements, so XLA removes what a halo would send."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return md.conv(x, w, window={"h": "kh", "w": "kw"}, out="batch h w co", padding="valid")
+
+    specs = md.spec("batch:2 h:3 w:3 ci:2"), md.spec("kh:5 kw:2 ci:2 co:1")
+    step = md.compile(f, "x:2", layout)
+    program = step.program(*specs)
+    assert cost_law(program, step.lower(*specs).as_text()) == len(program.collectives) == 0
+    arrays = [md.random.normal(md.random.key(0), s.dims) for s in specs]
+    assert md.simulate(program, *arrays)[0].shape == (2, 0, 2, 1)

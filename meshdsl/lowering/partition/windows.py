@@ -113,7 +113,8 @@ def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | 
     width = _reach(v, windows, size)
     run = Dim(f"{v.dim}__window", n * width)
     pieces: list[Piece] = []
-    for i in range(n if width else 0):
+    empty = not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.shape)  # then the result is empty or all fill
+    for i in range(0 if empty or not width else n):
         low = i * begin - v.low
         first = -(-max(low, 0) // v.base_dilation)
         real = size if kernel is None else _real_sizes(kernel, size, n)[i]
