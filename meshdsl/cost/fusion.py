@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
@@ -124,7 +125,7 @@ class _Fusion:
         self.results = {self.holder(v) for v in program.outs}  # always stored
         self.started = {eqn.outs[0]: eqn for eqn in program.eqns if isinstance(eqn.op, Start)}
         for eqn in program.eqns:
-            if eqn.op is FENCE:
+            if eqn.op is FENCE or eqn.op is BARRIER:
                 self.results.update(map(self.holder, eqn.ins))
         self.long_scores = long_scores(program)
         self.roots: dict[Var, tuple[Var, ...]] = {}  # value that is not stored -> stored values read instead

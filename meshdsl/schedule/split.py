@@ -299,7 +299,7 @@ class _Splitter:
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)
-        if eqn.control is not None or op.effects or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
+        if eqn.control is not None or op.acts or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
             return None
         inner = self.inner(eqn)
         if inner is not None:

@@ -1,8 +1,9 @@
 """Unroll loops: a scan becomes a sequence of its trips, so that later passes can move equations across trips.
 
-Results are bitwise the same as the loop's. A row that one loop stacks and another reads is passed on directly. A
-reduction of a stack of large rows becomes one reduction per row, as soon as the row is computed: same bytes, more
-collectives.
+Results are bitwise the same as the loop's. A row that one loop stacks and another reads is passed on directly. If the
+other one runs backward, a barrier makes the compiler store this row, as it does for the loop, and not larger values
+from which it could compute the row again. A reduction of a stack of large rows becomes one reduction per row, as soon
+as the row is computed: same bytes, more collectives.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from ..control import BARRIER
 from ..dims import Dim
 from ..ir import Eqn, Scan, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
@@ -94,9 +96,14 @@ class _Unrolled:
         self.new[v], self.rows[stacked] = stacked, (dim, tuple(rows))
 
     def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
-        """One row of a stacked value; no equation is added if the row is known."""
-        if stacked in self.rows:
+        """One row of a stacked value, without an index if the row is known."""
+        if stacked in self.rows and not eqn.backward:
             return self.rows[stacked][1][at]
+        if stacked in self.rows:
+            row = self.rows[stacked][1][at]
+            stored = dataclasses.replace(row)
+            self.eqns.append(Eqn(BARRIER, (row,), (stored,), {}, eqn.where, eqn.backward))
+            return stored
         result = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
         self.eqns.append(Eqn(INDEX, (stacked,), (result,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
         return result

@@ -22,6 +22,7 @@ from meshdsl.schedule.parts import PART
 from meshdsl.schedule.split import split
 from meshdsl.schedule.unroll import unroll
 from meshdsl.tune.overlap.kernels import kernels_with_products
+from meshdsl.tune.overlap.late_sends import late_sends
 from meshdsl.tune.overlap.list_schedule import list_schedule
 from meshdsl.tune.overlap.one_in_flight import one_in_flight
 from meshdsl.tune.overlap.tasks import ordered, tasks_of
@@ -46,6 +47,8 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
         hold = rng.choice([0.0, 1e-4])
         order = ordered(tasks, list_schedule(tasks, lambda t, hold=hold: t.tail - hold * (t.number % 2)))
         yield name, order
+        limited = list_schedule(tasks, limit=rng.choice([0, 64, 256]))
+        yield f"{name}, least memory", ordered(tasks, late_sends(tasks, limited))
         yield f"{name}, fenced", fence(order, kernels_with_products(order))
         apart = one_in_flight(order, MACHINE, place(MACHINE.network, program.mesh))
         assert not queued(apart)

@@ -7,6 +7,7 @@ random moves is tried. All seeds are fixed, so that the plan is deterministic.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from ...errors.deadline import check_deadline
 from .list_schedule import list_schedule
 from .tasks import Task, Tasks
 
-__all__ = ["improved_schedule", "insertion_moves", "length"]
+__all__ = ["improved_schedule", "insertion_moves", "length", "starts"]
 
 SMALL = 40  # tasks; up to this number every move is tried
 STARTS = 32  # other orders, for small graphs: list schedules with random priorities, and random orders
@@ -23,27 +24,38 @@ NOISE = 2.0  # of a priority, relative
 
 def length(order: Sequence[Task], slowdown: float = 1.0) -> float:
     """Seconds of an order: computation runs in order; collectives start at their place and are waited for when read."""
+    return starts(order, slowdown)[1]
+
+
+def starts(order: Sequence[Task], slowdown: float) -> tuple[dict[Task, float], float]:
+    """The start of each task, and the seconds of the order."""
     now = 0.0
     free: dict[str, float] = {}
+    start: dict[Task, float] = {}
     end: dict[Task, float] = {}
     for task in order:
         for source in task.needs:
             if source.sends and end[source] > now:
                 now = end[source]
         if task.sends:
-            end[task] = free[task.lane] = max(now, free.get(task.lane, 0.0)) + task.seconds
+            start[task] = max(now, free.get(task.lane, 0.0))
+            end[task] = free[task.lane] = start[task] + task.seconds
             continue
+        start[task] = now
         beside = max(0.0, max(free.values(), default=0.0) - now)
         now += (
             task.seconds * slowdown if task.seconds * slowdown <= beside else task.seconds + beside - beside / slowdown
         )
-    return max([now, *end.values()])
+    return start, max([now, *end.values()])
 
 
-def improved_schedule(tasks: Tasks) -> list[Task]:
-    """The list schedule after insertion moves; on small graphs, the best of several."""
-    best = insertion_moves(tasks, list_schedule(tasks))
-    if len(best) > SMALL:
+def improved_schedule(tasks: Tasks, limit: float = math.inf) -> list[Task]:
+    """The list schedule after insertion moves; on small graphs, the best of several.
+
+    `limit` is that of `list_schedule`, in bytes; the moves may exceed it, and other orders are tried without one only.
+    """
+    best = insertion_moves(tasks, list_schedule(tasks, limit=limit))
+    if len(best) > SMALL or limit < math.inf:
         return best
     rng = random.Random(0)
     for k in range(STARTS):

@@ -16,11 +16,13 @@ from ...cost.network import Placement
 from ...cost.timeline import Timeline, timeline
 from ...display.units import show_bytes
 from ...errors import LayoutError
+from ...errors.deadline import check_deadline
 from ...ir import Fuses, Op, Var
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...schedule.fences import fence, is_product, windows
 from .kernels import kernels_with_products
+from .memory_target import GROWTH, MemoryTarget
 from .one_in_flight import one_in_flight
 from .planner import Planner
 from .reasons import nothing_beside
@@ -55,13 +57,19 @@ def plan_overlap(
             f"overlap={request.mode!r} has no effect: the program sends nothing that {machine.name} can overlap\n"
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
-    planner = Planner(program, machine, placement, request)
 
     def fenced(one: Program) -> Program:
         if machine.platform == "tpu":  # its compiler runs one collective at a time
             one = one_in_flight(one, machine, placement)
         return fence(one, kernels_with_products(one))
 
+    def seconds(one: Program) -> float:
+        check_deadline()
+        return timeline(ledger(one), machine, placement).seconds
+
+    near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
+    target = MemoryTarget(lambda one: memory(fenced(one), donated=donated), seconds, near, limit)
+    planner = Planner(program, machine, placement, request, target)
     candidates = [
         plain,
         *(judged(name, fenced(one)) for name, one in planner.plans(request.mode)),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.network import Placement
-from ...cost.timeline import timeline
 from ...display.units import seconds
 from ...errors import LayoutError
 from ...errors.deadline import check_deadline
@@ -25,10 +23,12 @@ from ...schedule.unroll import unroll
 from .insertion import improved_schedule
 from .kernels import kernels_with_products
 from .lancet import lancet
+from .late_sends import late_sends
 from .list_schedule import list_schedule
+from .memory_target import MemoryTarget
 from .reasons import no_parts, no_rings, no_skew
 from .ring_choice import faster_rings
-from .tasks import Task, ordered, tasks_of
+from .tasks import Task, Tasks, ordered, tasks_of
 from .values import Overlap
 from .weight_gradients import dw_schedule
 
@@ -38,10 +38,15 @@ STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to 
 
 
 class Planner:
-    """The plans of one program on one machine, by mode. The program is unrolled once."""
+    """The plans of one program on one machine, by mode. The program is unrolled once.
 
-    def __init__(self, program: Program, machine: Machine, placement: Placement, request: Overlap):
-        self.machine, self.placement, self.request = machine, placement, request
+    `target` has the peak memory that orders should stay below.
+    """
+
+    def __init__(
+        self, program: Program, machine: Machine, placement: Placement, request: Overlap, target: MemoryTarget
+    ):
+        self.machine, self.placement, self.request, self.target = machine, placement, request, target
         self.program, self.unrolled = program, self.unroll(program)
 
     def unroll(self, program: Program) -> Program:
@@ -113,11 +118,13 @@ class Planner:
             )
 
     def listed(self, program: Program) -> Program:
-        return self.in_order(program, improved_schedule)
+        def plan(limit: float, late: bool) -> Program:
+            return self.in_order(program, lambda tasks: _late(tasks, improved_schedule(tasks, limit), late))
+
+        return self.target.order(plan)
 
     def seconds(self, program: Program) -> float:
-        check_deadline()
-        return timeline(ledger(program), self.machine, self.placement).seconds
+        return self.target.seconds(program)
 
     def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The gathers that only products read as rings: those that make the step faster, or all under "ring"."""
@@ -214,13 +221,18 @@ class Planner:
         sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
         unit = sends[len(sends) // 2] if sends else 0.0
 
-        def plan(hold: float) -> Program:
+        def plan(hold: float, limit: float = math.inf, late: bool = False) -> Program:
             check_deadline()
-            return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0)))
+            order = list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0), limit)
+            return ordered(tasks, _late(tasks, order, late))
 
-        tried = {factor * unit: plan(factor * unit) for factor in STAGGER}
-        best = min(tried, key=lambda hold: self.seconds(tried[hold]))
-        return best, tried[best]
+        seconds_of = {factor * unit: self.seconds(plan(factor * unit)) for factor in STAGGER}
+        best = min(seconds_of, key=lambda hold: seconds_of[hold])
+        return best, self.target.order(lambda limit, late: plan(best, limit, late))
+
+
+def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:
+    return late_sends(tasks, order) if late else order
 
 
 def _bytes_in_parts(parts: Parts) -> int:

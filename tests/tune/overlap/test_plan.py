@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -10,8 +11,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.ledger import ledger
+from meshdsl.cost.memory import memory
 from meshdsl.cost.network import place
+from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import FENCE, Start
+from meshdsl.tune.overlap.memory_target import MemoryTarget
 from meshdsl.tune.overlap.planner import Planner
 from models.gpt_moe import gpt_moe
 from models.mlp import mlp
@@ -161,7 +166,9 @@ def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -
         types = md.spec("layer:8 i:1024 o:1024"), md.spec(f"b:{4096 * devices} i:1024")
         program = md.compile(md.grad(loss), f"rows:{devices}", "b:rows").program(*types)
         machine = md.machine("a100-p4de")
-        planner = Planner(program, machine, place(machine.network, program.mesh), md.Overlap("list"))
+        placement = place(machine.network, program.mesh)
+        target = MemoryTarget(memory, lambda one: timeline(ledger(one), machine, placement).seconds, math.inf, math.inf)
+        planner = Planner(program, machine, placement, md.Overlap("list"), target)
         return len(planner.unrolled.collectives)
 
     assert reductions(8) == 8 and reductions(4096) == 1
