@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -35,8 +36,14 @@ def silent(graph: G) -> G:
     return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
 
 
+_without_dead_code: WeakSet[Graph] = WeakSet()  # graphs that `dce` returned unchanged
+_without_duplicates: WeakSet[Graph] = WeakSet()  # graphs that `cse` returned unchanged
+
+
 def dce(graph: G) -> G:
     """Remove equations whose results are unused, also inside bodies (dead code elimination)."""
+    if graph in _without_dead_code:
+        return graph
     live = set(graph.outs)
     eqns: list[Eqn] = []
     for eqn in reversed(graph.eqns):
@@ -46,7 +53,14 @@ def dce(graph: G) -> G:
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()
-    return graph.replace(eqns=tuple(eqns))
+    return _cleaned(graph, graph.replace(eqns=tuple(eqns)), _without_dead_code)
+
+
+def _cleaned(graph: G, cleaned: G, unchanged: WeakSet[Graph]) -> G:
+    """The cleaned graph; loop bodies are cleaned again with each program that contains them."""
+    if cleaned is graph:
+        unchanged.add(graph)
+    return cleaned
 
 
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
@@ -98,11 +112,15 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
 
 def cse(graph: G) -> G:
     """Compute equal equations on equal values once (common subexpression elimination)."""
+    if graph in _without_duplicates:
+        return graph
     replacements: dict[Var, Var] = {}
     first_eqns: dict[Hashable, Eqn] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins)).map_graphs(cse)
+        if not replacements.keys().isdisjoint(eqn.ins):
+            eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins))
+        eqn = eqn.map_graphs(cse)
         key = _key(eqn)
         if key is not None and key in first_eqns:
             replacements.update(zip(eqn.outs, first_eqns[key].outs, strict=True))
@@ -110,7 +128,8 @@ def cse(graph: G) -> G:
         if key is not None:
             first_eqns[key] = eqn
         eqns.append(eqn)
-    return graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
+    cleaned = graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
+    return _cleaned(graph, cleaned, _without_duplicates)
 
 
 def _key(eqn: Eqn) -> Hashable:

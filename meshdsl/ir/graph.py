@@ -126,7 +126,10 @@ def graphs_of(control: Control) -> dict[str, Graph]:
             return {"graph": control.graph}
 
 
-@dataclass(frozen=True, eq=False)
+_FIELDS = ("op", "ins", "outs", "params", "where", "backward", "cause")  # of an equation
+
+
+@dataclass(frozen=True, eq=False, init=False)
 class Eqn:
     """`outs = op(*ins, **params)`, with the user's source line.
 
@@ -137,14 +140,28 @@ class Eqn:
     op: Op | Collective
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
-    params: Params = field(default_factory=dict[str, Any])
-    where: Where = NOWHERE
-    backward: bool = False  # created by differentiation
-    cause: Cause = NO_CAUSE  # set on collectives
+    params: Params
+    where: Where
+    backward: bool  # created by differentiation
+    cause: Cause  # set on collectives
     control: Control | None = field(init=False, repr=False)  # the loop, branch or call, if the equation is one
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "control", self.params.get("control"))
+    def __init__(
+        self,
+        op: Op | Collective,
+        ins: tuple[Var, ...],
+        outs: tuple[Var, ...],
+        params: Params | None = None,
+        where: Where = NOWHERE,
+        backward: bool = False,
+        cause: Cause = NO_CAUSE,
+    ):
+        # half the time of the `__init__` of a frozen dataclass: a search creates hundreds of thousands of equations
+        params = {} if params is None else params
+        control = params.get("control")
+        self.__dict__.update(
+            op=op, ins=ins, outs=outs, params=params, where=where, backward=backward, cause=cause, control=control
+        )
 
     @property
     def collective(self) -> Collective | None:
@@ -174,7 +191,10 @@ class Eqn:
 
     def replace(self, **changes: Any) -> Eqn:
         """A copy with other fields; the equation itself if all of them are the same objects as before."""
-        return dataclasses.replace(self, **changes) if _differs(self, changes) else self
+        if not _differs(self, changes):
+            return self
+        fields: dict[str, Any] = {name: self.__dict__[name] for name in _FIELDS}
+        return Eqn(**{**fields, **changes})
 
     def with_control(self, **changes: Any) -> Eqn:
         """A copy whose loop, branch or call has other fields; the equation itself if nothing changes."""

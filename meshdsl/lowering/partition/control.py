@@ -7,7 +7,6 @@ the same branch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 from ...errors import InternalError, Where
@@ -45,7 +44,7 @@ def as_given(scope: Scope, v: Var) -> Given:
 def row_of(stacked: Given, inner: Var) -> Given:
     """The row of a stacked input as the body receives it."""
     if isinstance(stacked, Eqn):
-        return dataclasses.replace(stacked, params={**stacked.params, "shape": inner.shape})
+        return stacked.replace(params={**stacked.params, "shape": inner.shape})
     return Sharding.of({d.name: stacked.axes(d) for d in inner.shape})
 
 
@@ -69,9 +68,7 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
     scope = Scope(outer.setting, body, demand)
     for v, how in zip(body.ins, inputs, strict=True):
         if isinstance(how, Eqn):
-            scope.unmaterialized[v] = outer.once(
-                ("unborn", how, v), lambda v=v, how=how: dataclasses.replace(how, outs=(v,))
-            )
+            scope.unmaterialized[v] = outer.once(("unborn", how, v), lambda v=v, how=how: how.replace(outs=(v,)))
         else:
             scope.define(v, how)
             if how.partial:

@@ -6,7 +6,6 @@ linear operations while that saves bytes (`demand`). Missing shardings are produ
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ...control.region import REGIONS
@@ -68,10 +67,10 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
     elif op is BROADCAST and eqn.ins[0] in scope.unmaterialized and scope.unmaterialized[eqn.ins[0]].op is FULL:
         full = scope.unmaterialized[eqn.ins[0]]
         params = {**full.params, "shape": eqn.outs[0].shape}
-        scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+        scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif op is CAST and scope.is_zero(eqn.ins[0]):
         params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
-        scope.unmaterialized[eqn.outs[0]] = dataclasses.replace(eqn, op=FULL, ins=(), params=params)
+        scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].shape or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
@@ -180,7 +179,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if moves is not None and assigned.get(moves.out.name):
         lower_index_map(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
     else:
-        scope.eqns.append(dataclasses.replace(eqn, ins=tuple(ins), outs=tuple(outs)))
+        scope.eqns.append(eqn.replace(ins=tuple(ins), outs=tuple(outs)))
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if (None in names.values() or sent_for_nothing) and not scope.default_sharding[v].partial:
             scope.shard_free_dims(v, eqn)  # every device has the complete value and takes its part

@@ -7,7 +7,6 @@ are never sent.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -183,7 +182,7 @@ class Scope:
         eqn = self.unmaterialized.get(v) or self.demand.sums.unmade[v]
         ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
         value = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
-        self.eqns.append(dataclasses.replace(eqn, ins=ins, outs=(value,)))
+        self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)
         return value
 
