@@ -105,6 +105,8 @@ class PlanSearch:
         if self.start is not None:
             self.costed.look(self.start)
             yield
+        if self.variants.canonical(self.variants.base) is not None:
+            self.space.floor()  # the result has it: it takes seconds, which belong to the time limit
         yield from self.layouts.descended(self.meshes, starts)
         self.costed.touch()  # patience starts with the knobs
         self.turning = True
