@@ -26,6 +26,7 @@ from ..lowering.partition import partition
 from ..passes.simplify import simplify
 from ..schedule.order_prints import order_prints
 from ..schedule.ragged_exchange import ragged_exchange
+from ..schedule.row_barriers import drop_row_barriers
 from ..schedule.unroll import unroll
 from ..tune.groups import RefinedMesh
 from ..tune.overlap.plan import plan_overlap
@@ -164,6 +165,7 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
+    Pass("drop row barriers", _on_program(lambda program, state, options: drop_row_barriers(program))),
     Pass("order prints", _on_program(lambda program, state, options: order_prints(program))),
 )
 
