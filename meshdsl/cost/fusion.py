@@ -2,13 +2,14 @@
 
 A compiler does not store every value. It computes elementwise chains inside the kernel that reads them, and it
 recomputes constants and masks in each reader. `steps` models this from each operation's `fuses`: a value between two
-equations of one kernel never reaches memory. Memory, traffic and time all use this model.
+equations of one kernel never reaches memory. Memory, traffic and time all use this model; they differ in which
+scores of a softmax are stored (see `scores`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,7 +17,7 @@ from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
-from .scores import kind, long_scores, names
+from .scores import Scores, kind, long_scores, names
 
 __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "holders", "steps"]
 
@@ -81,15 +82,17 @@ Step = Kernel | Send | Wait | Loop | Branch
 REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's elements
 
 
-def steps(program: Program) -> tuple[Step, ...]:
+def steps(program: Program, scores_of: Callable[[Program], Scores] = long_scores) -> tuple[Step, ...]:
     """Steps that one device launches, in order. Every equation with an effect is in exactly one step.
 
-    Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of.
+    Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of. `scores_of`
+    decides which scores are stored.
     """
-    fused: tuple[Step, ...] | None = program.__dict__.get("_steps")  # cached: every part of the cost model asks for it
+    cache = f"_steps of {scores_of.__name__}"  # every part of the cost model asks for them
+    fused: tuple[Step, ...] | None = program.__dict__.get(cache)
     if fused is None:
-        fused = tuple(_Fusion(program).steps())
-        object.__setattr__(program, "_steps", fused)
+        fused = tuple(_Fusion(program, scores_of).steps())
+        object.__setattr__(program, cache, fused)
     return fused
 
 
@@ -114,7 +117,7 @@ class _Chain:
 class _Fusion:
     """Decide which values of one program are stored and which stay inside the kernels of their readers."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, scores_of: Callable[[Program], Scores]):
         self.program = program
         self.source = holders(program)
         self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # by stored value, including reads through views
@@ -127,7 +130,7 @@ class _Fusion:
         for eqn in program.eqns:
             if eqn.op is FENCE or eqn.op is BARRIER:
                 self.results.update(map(self.holder, eqn.ins))
-        self.long_scores = long_scores(program)
+        self.scores, self.scores_of = scores_of(program), scores_of
         self.roots: dict[Var, tuple[Var, ...]] = {}  # value that is not stored -> stored values read instead
         self.chains: dict[Var, _Chain] = {}  # for each value that is not stored
         self.ending: set[Eqn] = set()  # elementwise equations that run in the kernel of a reduction
@@ -169,17 +172,14 @@ class _Fusion:
             self.roots[v], self.chains[v] = roots, chain
 
     def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
-        """True if recomputing a value reads little more than reading it; of long scores, no more bytes."""
-        if self.is_long(v):
+        """True if recomputing a value reads little more than reading it; of attention scores, no more bytes."""
+        if names(v) in self.scores.dims:
             return sum(map(self.bytes, roots)) <= self.bytes(v)
         return sum(map(self.size, roots)) <= REMADE * self.size(v)
 
-    def is_long(self, v: Var) -> bool:
-        return bool(self.long_scores) and names(v) in self.long_scores
-
     def stored_for_reduction(self, v: Var) -> bool:
-        """True for long scores that a reduction reads. The kernel that stores them reduces too, not in place."""
-        return self.is_long(v) and any(kind(reader) is Fuses.REDUCE for reader in self.readers[v])
+        """True for stored scores that a reduction reads. The kernel that stores it reduces too, not in place."""
+        return v in self.scores.stored
 
     def finishes(self, eqn: Eqn, v: Var) -> bool:
         """True if an equation is elementwise and can run in the kernel that makes its operand `v`."""
@@ -242,7 +242,7 @@ class _Fusion:
             return Kernel(
                 tuple(parts), reads, writes, () if any(map(self.stored_for_reduction, writes)) else overwritable
             )
-        inner = tuple(steps(cast(Program, sub)) for sub in eqn.graphs().values())
+        inner = tuple(steps(cast(Program, sub), self.scores_of) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
         body = tuple(step for sub in inner for step in sub)

@@ -9,9 +9,9 @@ compilers:
 - an all_reduce works in place if nothing else reads its operand.
 
 A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
-runs: the clock passes through the body once. If a batched matrix product and another kernel both read a row of a
-stack, the row is copied: the TPU compiler lays it out once for each of them in every training step that we inspected,
-though not in every program. Each arm of a conditional has its own moments.
+runs: the clock passes through the body once. If the body has collectives, what the next trip needs is computed first,
+and gradients of weights after it, so their operands wait (`carry_first`). Each arm of a conditional has its own
+moments.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..ir import Eqn, Graph, Scan, Var, While
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from .scores import batches
+from .scores import softmaxes
 
-__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
+__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes", "sends_in_loops"]
 
 Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (
@@ -70,9 +70,17 @@ class LiveTensor:
 class Lives:
     """The first and last moment of every stored value, on one clock."""
 
-    def __init__(self, program: Program, donated: frozenset[Var], categories: Mapping[Var, str], stored: Sizes):
+    def __init__(
+        self,
+        program: Program,
+        donated: frozenset[Var],
+        categories: Mapping[Var, str],
+        stored: Sizes,
+        carry_first: bool = False,
+    ):
         self.program = program
         self.stored = stored
+        self.carry_first = carry_first
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
         self.offloaded = host_values(program)
@@ -104,7 +112,7 @@ class Lives:
             else:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
-        order = self.reordered(steps(program), results | set(program.ins), reused)
+        order = self.reordered(steps(program, softmaxes), results | set(program.ins), reused)
         births, deaths = self.hold_graph(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
@@ -195,14 +203,11 @@ class Lives:
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = inputs | rows | set(outs[:n])
-        births, deaths = self.hold_graph(body, self.reordered(step.body, placed, {}), placed)
+        order = self.reordered(step.body, placed, {})
+        if self.carry_first and _sends(order):
+            order = _carry_first(order, set(outs[:n]))
+        births, deaths = self.hold_graph(body, order, placed)
         end = len(self.moments) - 1
-        products = batches(body)
-        for v in body.ins[consts + n :]:
-            readers = [inner for inner in step.body if isinstance(inner, Kernel) and v in inner.reads]
-            if len({any(v in products.get(eqn, ()) for eqn in inner.eqns) for inner in readers}) > 1:
-                first = min(births[inner.writes[0]] for inner in readers)
-                self.hold(v, "temporaries", f"row of {v.name or 'a stack'}", step.eqn.where, first, deaths[v])
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
             if v in births and deaths.get(carry, begin) > births[v]:  # the old carry is read after the new one is made
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
@@ -226,6 +231,30 @@ class Lives:
                         overwritten.add(v)
                         break
         return overwritten
+
+
+def _sends(order: Sequence[Step]) -> bool:
+    return any(isinstance(step, Send) for step in order)
+
+
+def sends_in_loops(program: Program) -> bool:
+    """True if the body of a loop has a collective."""
+
+    def inside(step: Step) -> bool:
+        return isinstance(step, Loop) and (_sends(step.body) or any(map(inside, step.body)))
+
+    return any(map(inside, steps(program, softmaxes)))
+
+
+def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
+    """The steps of a loop's body that its carry needs, then the other ones."""
+    needed = set(carry)
+    first: set[Step] = set()
+    for step in reversed(order):
+        if not needed.isdisjoint(step.writes):
+            first.add(step)
+            needed.update(step.reads)
+    return [*(step for step in order if step in first), *(step for step in order if step not in first)]
 
 
 def _last(step: Step) -> Eqn:

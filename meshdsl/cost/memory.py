@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,9 +14,13 @@ from ..display.units import show_bytes
 from ..errors import Where
 from ..ir import Var
 from ..lowering import Program
-from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
+from ..schedule.unroll import unroll
+from .liveness import CATEGORIES, Lives, LiveTensor, Sizes, sends_in_loops
 
 __all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]
+
+
+EAGER = 1.1  # the compiler computes the carry of a loop first if that needs at most this times the least memory
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,19 @@ def memory(
     path: `params/...`, `state/...`, or an input. `stored`: bytes of an array of a local shape and dtype, for a machine
     that pads arrays; by default there is no padding.
     """
-    lives = Lives(program, frozenset(donated), categories or {}, stored or _plain)
+    program = unroll(program, math.inf, most=1)  # compilers inline loops of one trip
+    least = _memory(program, frozenset(donated), categories or {}, stored or _plain, False)
+    if not sends_in_loops(program):
+        return least
+    eager = _memory(program, frozenset(donated), categories or {}, stored or _plain, True)
+    return eager if eager.peak <= EAGER * least.peak else least
+
+
+def _memory(
+    program: Program, donated: frozenset[Var], categories: Mapping[Var, str], stored: Sizes, carry_first: bool
+) -> Memory:
+    """The memory of one order of the steps in loops."""
+    lives = Lives(program, donated, categories, stored, carry_first)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:
         row = change[CATEGORIES.index(tensor.category)]

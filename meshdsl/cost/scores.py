@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from ..ir import Eqn, Fuses, Graph, Op, Product, Var
+from ..ir import Eqn, Fuses, Graph, Op, Product, Reduce, Var
 from ..lowering import Program
 from ..ops.dtypes import CAST
+from ..ops.joining import INDEX, STACK
 
-__all__ = ["batches", "kind", "long_scores", "names"]
+__all__ = ["Scores", "batches", "kind", "long_scores", "names", "softmaxes"]
 
-LONG = 2048  # the TPU compiler computes scores inside the kernels that reduce them over at most this many keys
+LONG = 2048  # elements of a softmax that the TPU compiler computes in the kernel of the product (2,048 yes, 4,096 no)
+LARGEST = 8192  # elements of a softmax for which it has a kernel (8,192 yes, 12,288 no)
 
 
 def kind(eqn: Eqn) -> Fuses:
-    """The operation's `fuses`. A device's slice of its own block is a pick; other collectives run alone."""
+    """The operation's `fuses`. A device's slice of its own block is a pick; other collectives run alone.
+
+    A stack of one row is a view of it, and the other way round.
+    """
+    if (eqn.op is STACK and len(eqn.ins) == 1) or (eqn.op is INDEX and eqn.params["dim"].size == 1):
+        return Fuses.VIEW
     if isinstance(eqn.op, Op):
         return eqn.op.fuses
     return Fuses.KERNEL if eqn.sends else Fuses.PICK
@@ -31,26 +39,73 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
         ins = [source.get(v, v) for v in eqn.ins]
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
             source[eqn.outs[0]] = ins[0]
-        elif isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(ins) > 1:
+        elif _is_matmul(eqn):
             names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
                 operands[eqn] = set(ins)
     return operands
 
 
-def long_scores(program: Program) -> set[frozenset[str]]:
-    """The dims of scores (results of batched products) that are reduced over more than `LONG` elements.
+class Scores(NamedTuple):
+    """The scores of one program that a compiler stores."""
 
-    The compiler stores what such a reduction reads, for example the exponentials that a softmax sums, and the values
-    between two of them in their own dtype. (At 1,024 and 2,048 keys it does not, at 4,096 it does.)
+    dims: set[frozenset[str]]  # of scores that a kernel reads rather than computes again, if that reads fewer bytes
+    stored: set[Var]  # scores, and values of their size, that are stored because a reduction reads them
+
+
+def long_scores(program: Program) -> Scores:
+    """Scores (results of batched products) that are reduced over more than `LONG` elements, as times count them.
+
+    The figures of machines were fitted with this rule, which stores whatever of that size a reduction reads. Memory
+    follows the finer `softmaxes`.
     """
     products = {names(eqn.outs[0]) for eqn in batches(program)}
+    reduced = [(v, eqn.outs[0]) for eqn in program.eqns if kind(eqn) is Fuses.REDUCE for v in eqn.ins[:1]]
+    dims = {names(v) for v, out in reduced if names(v) in products and _elements(program, v, out) > LONG}
+    return Scores(dims, {v for v, _ in reduced if names(v) in dims})
 
-    def size(v: Var) -> int:
-        return math.prod(program.local_shape(v))
 
-    reduced = [eqn for eqn in program.eqns if kind(eqn) is Fuses.REDUCE and names(eqn.ins[0]) in products]
-    return {names(eqn.ins[0]) for eqn in reduced if size(eqn.ins[0]) > LONG * max(1, size(eqn.outs[0]))}
+def _elements(program: Program, v: Var, out: Var) -> int:
+    """The elements of one reduction from `v` to `out`."""
+    return math.prod(program.local_shape(v)) // max(1, math.prod(program.local_shape(out)))
+
+
+def softmaxes(program: Program) -> Scores:
+    """The scores that the TPU compiler stores for softmaxes: matrix products whose exponentials are summed.
+
+    It stores the weights of attention once, instead of computing them in each reader. A softmax of at most `LONG`
+    elements runs in the kernel of the product. One of at most `LARGEST` elements is a kernel of its own, which reads
+    the scores and stores them less their maximum. Of more elements, or if the compiler does not recognise the softmax,
+    only the scores are stored. It recognises neither one that other devices have a part of, nor that of grouped queries
+    (five dims), nor that of a product without batch dims in which a dim has size 1.
+    """
+    batched = set(batches(program))
+    products = {names(eqn.outs[0]): eqn in batched for eqn in program.eqns if _is_matmul(eqn)}
+    makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+    reductions = [eqn for eqn in program.eqns if kind(eqn) is Fuses.REDUCE and names(eqn.ins[0]) in products]
+    dims: set[frozenset[str]] = set()
+    exponentials: set[Var] = set()
+    for eqn in reductions:
+        (v, *_), (out, *_) = eqn.ins, eqn.outs
+        if v not in makers or not _is_transcendental(makers[v]):
+            continue
+        if products[names(v)]:
+            dims.add(names(v))
+        shape = program.local_shape(v)
+        recognised = not out.sharding.partial and (len(shape) < 5 if products[names(v)] else 1 not in shape)
+        if recognised and LONG < _elements(program, v, out) <= LARGEST:
+            exponentials.add(v)
+    long = set(map(names, exponentials))
+    scores = {eqn.ins[0] for eqn in reductions if eqn.operation.reduce is Reduce.MAX and names(eqn.ins[0]) in long}
+    return Scores(dims, scores | exponentials)
+
+
+def _is_transcendental(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, Op) and bool(eqn.op.transcendental)
+
+
+def _is_matmul(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(eqn.ins) > 1
 
 
 def names(v: Var) -> frozenset[str]:

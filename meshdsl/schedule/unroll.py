@@ -9,6 +9,7 @@ as the row is computed: same bytes, more collectives.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +25,11 @@ __all__ = ["unroll"]
 LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
 
 
-def unroll(program: Program, large: float = LARGE) -> Program:
-    """The program with every scan as a sequence of trips; loops without trips, or whose dim is padded, stay loops.
+def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Program:
+    """The program with every scan of at most `most` trips as a sequence of trips.
 
-    Stacks of rows with at least `large` bytes are reduced row by row.
+    Loops without trips, or whose dim is padded, stay loops. Stacks of rows with at least `large` bytes are reduced row
+    by row.
 
     >>> import meshdsl as md
     >>> def f(x, w):
@@ -36,24 +38,24 @@ def unroll(program: Program, large: float = LARGE) -> Program:
     >>> [str(eqn.op) for eqn in unroll(program).eqns]
     ['index', 'multiply', 'tanh', 'index', 'multiply', 'tanh', 'index', 'multiply', 'tanh']
     """
-    if not any(_unrollable(program, eqn) for eqn in program.eqns):
+    if not any(_unrollable(program, eqn, most) for eqn in program.eqns):
         return program
-    unrolled = _Unrolled(program, large)
+    unrolled = _Unrolled(program, large, most)
     for eqn in program.eqns:
         unrolled.add(eqn)
     return dce(program.replace(eqns=tuple(unrolled.eqns), outs=tuple(unrolled.now(v) for v in program.outs)))
 
 
-def _unrollable(program: Program, eqn: Eqn) -> bool:
+def _unrollable(program: Program, eqn: Eqn, most: float) -> bool:
     loop = eqn.control
-    return isinstance(loop, Scan) and loop.trips > 0 and not program.extents.is_padded(loop.dim)
+    return isinstance(loop, Scan) and 0 < loop.trips <= most and not program.extents.is_padded(loop.dim)
 
 
 class _Unrolled:
     """A program under rewriting: its new equations, and the replacement of each old value."""
 
-    def __init__(self, program: Program, large: float):
-        self.program, self.large = program, large
+    def __init__(self, program: Program, large: float, most: float):
+        self.program, self.large, self.most = program, large, most
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}
         self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # stacked value -> its dim and rows
@@ -63,7 +65,7 @@ class _Unrolled:
 
     def add(self, eqn: Eqn) -> None:
         eqn = dataclasses.replace(eqn, ins=tuple(self.now(v) for v in eqn.ins))
-        if isinstance(eqn.control, Scan) and _unrollable(self.program, eqn):
+        if isinstance(eqn.control, Scan) and _unrollable(self.program, eqn, self.most):
             self.loop(eqn, eqn.control)
         elif len(eqn.ins) == 1 and eqn.ins[0] in self.rows and self.reduces_rows(eqn):
             self.by_row(eqn)
@@ -110,7 +112,7 @@ class _Unrolled:
 
     def loop(self, eqn: Eqn, scan: Scan) -> None:
         assert isinstance(scan.body, Program)
-        body, dim = unroll(scan.body, self.large), scan.dim
+        body, dim = unroll(scan.body, self.large, self.most), scan.dim
         held, carry, stacks = scan.inputs(eqn.ins)
         _, _, inner_rows = scan.inputs(body.ins)
         last, out_stacks = scan.results(eqn.outs)

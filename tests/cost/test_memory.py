@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.liveness import sends_in_loops
 from meshdsl.cost.memory import CATEGORIES, Memory
 from models.mlp import mlp
 from models.transformer import lm
@@ -126,19 +127,33 @@ def test_a_scan_holds_its_stack_its_carry_and_one_trip() -> None:
     assert of(f, X, md.spec("t:16 b:16 c:16")).peak == found.peak + 8 * KB + stack
 
 
-@pytest.mark.parametrize(("batch", "elsewhere"), [("n:4", True), ("n:4", False), ("", True)])
-def test_a_scan_copies_the_row_that_a_batch_of_products_and_another_kernel_read(batch: str, elsewhere: bool) -> None:
-    def f(x: md.Tensor, scores: md.Tensor) -> md.Tensor:
+def gradients(model: str, trips: int = 8) -> Memory:
+    """A loop whose carry is multiplied, and whose other result is a product of the same operands."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
         def body(carry: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
-            product = md.einsum(md.cast(row, "bfloat16"), carry, out=f"{batch[:1]} a c")
-            return md.rename(product, a="b"), md.sum(row * row) if elsewhere else md.sum(product)
+            inner = md.cumsum(md.einsum(carry, row, out="a c"), "a")
+            return md.einsum(inner, row, out="a b"), md.einsum(inner, carry, out="c b")
 
-        carry, ys = md.scan(body, x, scores, over="t")
-        return md.sum(carry) + md.sum(ys)
+        return md.scan(body, x, w, over="t")
 
-    found = of(f, md.spec(f"{batch} b:16 c:16"), md.spec(f"t:8 {batch} a:16 b:16"))
-    rows = [one.bytes for one in found.by_tensor if one.name.startswith("row of")]
-    assert rows == ([4 * KB] if batch and elsewhere else [])
+    return of(
+        f, md.spec("a:64 b:16"), md.spec([md.Dim("t", trips), *md.spec("b:16 c:256").dims]), mesh="x:2", layout=model
+    )
+
+
+def test_the_carry_of_a_loop_with_collectives_is_computed_first() -> None:
+    """The operand of the other product is then held beside the collective's."""
+    assert not sends_in_loops(md.compile(twice, "x:1", "").program(X, W))
+    moments = [moment.op for moment in gradients("c:x").profile]
+    body = moments[moments.index("cumsum") :]
+    assert body[:4] == ["cumsum", "einsum", "all_reduce", "einsum"], body
+
+
+def test_a_loop_of_one_trip_is_inlined() -> None:
+    """Its results are no stacks, and need no buffers before the loop begins."""
+    moments = [moment.op for moment in gradients("", trips=1).profile]
+    assert "scan" not in moments and moments.count("cumsum") == 1
 
 
 def test_of_a_conditional_the_larger_arm_counts() -> None:
@@ -195,17 +210,44 @@ def test_rematerialisation_lowers_the_peak() -> None:
     assert peaks[1] < peaks[0] / 3
 
 
-@pytest.mark.parametrize(("keys", "arrays"), [(2048, 1), (4096, 2)])
-def test_scores_of_many_keys_are_stored_beside_their_exponentials(keys: int, arrays: int) -> None:
+@pytest.mark.parametrize(
+    ("keys", "group", "mesh", "arrays"),
+    [
+        pytest.param(2048, "", "x:1", 1, id="few keys"),
+        pytest.param(4096, "", "x:1", 2, id="many keys"),
+        pytest.param(8192, "", "x:1", 2, id="the largest softmax with a kernel"),
+        pytest.param(16384, "", "x:1", 1, id="more keys"),
+        pytest.param(4096, "group:2", "x:1", 1, id="grouped queries"),
+        pytest.param(8192, "", "x:2", 1, id="other devices have half of the keys"),
+    ],
+)
+def test_scores_of_many_keys_are_stored_beside_their_exponentials(
+    keys: int, group: str, mesh: str, arrays: int
+) -> None:
     """The kernels of a softmax of few keys compute the exponentials again, those of many keys read them."""
 
     def attend(q: md.Tensor, k: md.Tensor) -> md.Tensor:
-        weights = md.softmax(md.einsum(k, q, out="batch memory length"), "memory")
-        return md.einsum(weights, k, out="batch length head")
+        weights = md.softmax(md.einsum(k, q, out=f"batch heads {group[:5]} memory length"), "memory")
+        return md.einsum(weights, k, out=f"batch heads {group[:5]} length head")
 
-    found = of(attend, md.spec("batch:2 length:8 head:1"), md.spec(f"batch:2 memory:{keys} head:1"))
-    large = [held.name for held in found.by_tensor if held.bytes == 2 * keys * 8 * 4]
-    assert large == ["einsum", "exp"][:arrays], found
+    q = md.spec(f"batch:2 heads:1 {group} length:8 head:1")
+    found = of(
+        attend, q, md.spec(f"batch:2 heads:1 memory:{keys} head:1"), mesh=mesh, layout="memory:x" * (mesh != "x:1")
+    )
+    size = 2 * keys * 8 * 4 * (2 if group else 1) // int(mesh[2:])
+    large = [held.name for held in found.by_tensor if held.bytes == size]
+    assert len(large) == arrays, found
+
+
+@pytest.mark.parametrize(("batch", "arrays"), [(2, 2), (1, 1)])
+def test_logits_are_stored_beside_their_exponentials(batch: int, arrays: int) -> None:
+    def loss(x: md.Tensor, w: md.Tensor, targets: md.Tensor) -> md.Tensor:
+        return md.sum(md.nn.softmax_cross_entropy(md.einsum(x, w, out="batch length vocab"), targets, "vocab"))
+
+    x = md.spec([md.Dim("batch", batch), *md.spec("length:8 io:2").dims])
+    found = of(loss, x, md.spec("io:2 vocab:8192"), md.spec([*x.dims[:2]], "int32"))
+    large = [held.name for held in found.by_tensor if held.bytes == batch * 8 * 8192 * 4]
+    assert len(large) == arrays, found
 
 
 def test_a_machine_may_pad() -> None:
