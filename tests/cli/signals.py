@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,24 @@ DEAD = {
 }
 
 
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Processes started inside take SIGINT, which the background jobs of a shell ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def endless(folder: Path, script: str, **options: Any) -> subprocess.Popen[str]:
     """A run that only a signal ends, in a process group of its own, started by a shell script with `$RUN`."""
     line = (
         f"train {TINY} --steps 1000000000 --eval-batches 0 --save-every 100000000 --log-every 1 --checkpoints {folder}"
     )
     env = {**os.environ, "RUN": f"{sys.executable} -m meshdsl {line}"}
-    return subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=env, start_new_session=True, **options)
+    with interruptible():
+        return subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=env, start_new_session=True, **options)
 
 
 def run_id(group: int, patience: float = 60) -> int:
@@ -106,9 +117,11 @@ def _handles(pid: int, number: int) -> bool:
 def exits_while_starting(folder: Path, number: int, seconds: float) -> None:
     """Stop a run so long after meshdsl's first line; raises `AssertionError` unless it exits with 75 or 130."""
     arguments = ["train", TINY, "--steps", "1000000000", "--checkpoints", str(folder)]
-    with subprocess.Popen(
-        [*COMMAND, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT
-    ) as process:
+    with interruptible():
+        process = subprocess.Popen(
+            [*COMMAND, *arguments], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT
+        )
+    with process:
         until(lambda: _handles(process.pid, signal.SIGTERM))
         time.sleep(seconds)
         process.send_signal(number)
