@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..control import BARRIER
+from ..control.host import host_values
 from ..dims import Dim
 from ..ir import Eqn, Scan, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
@@ -56,6 +57,7 @@ class _Unrolled:
 
     def __init__(self, program: Program, large: float, most: float):
         self.program, self.large, self.most = program, large, most
+        self.offloaded = host_values(program)  # stored already
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}
         self.rows: dict[Var, tuple[Dim, tuple[Var, ...]]] = {}  # stacked value -> its dim and rows
@@ -99,7 +101,7 @@ class _Unrolled:
 
     def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
         """One row of a stacked value, without an index if the row is known."""
-        if stacked in self.rows and not eqn.backward:
+        if stacked in self.rows and (inner in self.offloaded or not eqn.backward):
             return self.rows[stacked][1][at]
         if stacked in self.rows:
             row = self.rows[stacked][1][at]

@@ -16,16 +16,19 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
+from ..dims import Shape
 from ..ir import Eqn, Graph, Scan, Var
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from ..lowering import CollectiveRecord, Program
 from ..lowering.partition.demand import Demand
 from ..lowering.partition.equation import lower
+from ..lowering.partition.legality import named_by_layouts, shard_problems
 from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import add_input, assemble, extents_of, lower_graph, preferences, shard_splits
 from ..lowering.partition.scope import Scope, Setting
@@ -91,6 +94,16 @@ class Screen:
         self.inputs = [v for v in graph.ins if v in read]
         self.illegal: dict[int, _Illegal] = {}
 
+    @cached_property
+    def misplaced(self) -> bool:
+        """True if a `md.shard` of the graph names an axis that the mesh lacks."""
+        return bool(shard_problems(self.graph, self.mesh))
+
+    @cached_property
+    def named(self) -> tuple[set[str], dict[str, Shape]]:
+        """The dims and paths that a layout can name."""
+        return named_by_layouts(self.graph, self.results)
+
     def bound(self, layout: Layout, least: tuple[float, Mapping[int, float]], objective: str, enough: float) -> float:
         """A lower bound of the seconds, or of the bytes sent; `ILLEGAL` for an illegal layout.
 
@@ -147,7 +160,7 @@ class Screen:
 
     def program(self, layout: Layout) -> Program | None:
         """The program of a layout after partition; None if the layout is illegal."""
-        if self._known_illegal(layout):
+        if self._known_illegal(layout) or self.misplaced or layout.problems(self.mesh, *self.named):
             return None
         scope = self._scope(layout)
         try:

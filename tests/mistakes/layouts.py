@@ -181,6 +181,7 @@ ROWS = [
     (lambda: md.search(double, devices=2), "double takes (x), and the call has 0 of them: missing a"),
     (lambda: md.search(ON_ROWS, SPEC, mesh="rows:2", axes="cols"), "axis 'cols' is to be searched; there are: rows"),
     (lambda: md.search(ON_ROWS, SPEC, mesh="x:2", layout="batch:rows"), "which the mesh 'x:2' lacks"),
+    (lambda: md.search(lambda x: md.shard(x, "batch:y"), SPEC, mesh="x:2"), "names the axis 'y', which the mesh 'x:2'"),
     (lambda: md.search(SMALL, devices="2"), "a mesh has at least 1 device, got '2'"),
     (lambda: md.search(SMALL, mesh="rows:2", time_limit=-1), "time_limit is a number of at least 0, or None; got -1"),
     (lambda: md.search_overrides(ON_ROWS, SPEC, mesh="rows:2", tensors="w"), "tensors='w' matches no input with a"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ...dims import show
+from ...dims import Shape, show
 from ...errors import LayoutError, MeshdslError, Where, at, nearest
 from ...ir import Graph, Var, walk
 from ...layouts import Layout, Mesh
@@ -13,7 +13,7 @@ from ...ops.placement import SHARD
 from .choose import Conflict
 from .scope import Scope
 
-__all__ = ["all_in_one", "report_conflict", "shard_problems"]
+__all__ = ["all_in_one", "named_by_layouts", "report_conflict", "shard_problems"]
 
 
 def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
@@ -25,6 +25,14 @@ def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout)
     error = LayoutError("\n\n".join([title, *(str(e) for e in errors)]))
     error.where = next((e.where for e in errors if e.where is not None), None)
     return error
+
+
+def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[str], dict[str, Shape]]:
+    """What a layout of a graph can name: the names of dims, and the paths of inputs and results, with their dims."""
+    dims = set(graph.mentions) | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
+    dims |= {d.name for v in graph.ins for d in v.shape}
+    named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
+    return dims, {name: shape for name, shape in named if name}
 
 
 def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:

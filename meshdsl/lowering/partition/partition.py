@@ -17,7 +17,7 @@ from ..labels import labels_of
 from ..program import Program
 from .choose import Claims, choose
 from .equation import lower
-from .legality import all_in_one, report_conflict, shard_problems
+from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
 from .scope import Reader, Scope, Setting
 from .whole_dims import whole_dims
 
@@ -48,11 +48,7 @@ def partition(
     its initialisation. If `homes` is given, it is filled with the sharding in which each value of the graph is
     computed, with sums still pending. Raises one `LayoutError` with all problems of the layout.
     """
-    named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
-    names = {name: shape for name, shape in named if name}
-    dims = graph.mentions | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
-    dims |= {d.name for v in graph.ins for d in v.shape}
-    problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, dims, names))
+    problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, *named_by_layouts(graph, results)))
     misplaced = shard_problems(graph, mesh)
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
