@@ -108,7 +108,7 @@ def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def reshape(x: Any, shape: Any) -> Any:
-    """`jnp.reshape`; a -1 stands for what is left."""
+    """`jnp.reshape`; a size of -1 follows from the others."""
     if (
         isinstance(x, jax.Array)
         and isinstance(shape, list | tuple)

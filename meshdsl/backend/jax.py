@@ -43,7 +43,7 @@ class _Jax:
     pad = staticmethod(direct.pad)
 
     def __getattr__(self, name: str) -> Any:
-        """What this class lacks; an instance has `direct`'s functions already."""
+        """Functions of `jax.numpy`; an instance already has those of `direct`."""
         return getattr(jnp, name)
 
     def __init__(self) -> None:

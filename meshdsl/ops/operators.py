@@ -86,6 +86,7 @@ _COMPARISONS = {
 }  # fmt: skip
 _OTHERS = {
     "neg": ops.negative, "abs": ops.abs, "invert": ops.invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
+    "array_ufunc": _numpy_function,
 }  # fmt: skip
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
@@ -103,4 +104,3 @@ for _name, _function in _METHODS.items():
 for _name, _function in _OTHERS.items():
     setattr(Tensor, f"__{_name}__", _function)
 Tensor.__hash__ = object.__hash__
-Tensor.__array_ufunc__ = _numpy_function  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def _by_path(tree: Any) -> dict[str, Any]:
 
 
 def _entries(paths: dict[str, Any], others: dict[str, Any]) -> list[str]:
-    """The paths that are not among the others; the first part of a path stands for all of an entry."""
+    """The paths that are not among the others; an entry of which no path is among them is named once."""
     known = {path.partition("/")[0] for path in others}
     firsts = ((path, path.partition("/")[0]) for path in paths if path not in others)
     return list(dict.fromkeys(path if first in known else first for path, first in firsts))

@@ -1,4 +1,4 @@
-"""Which barriers a program drops, and that its results stay."""
+"""A program drops the barriers on rows of its loops, and its results stay the same."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout)
 
 
 def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[str], dict[str, Shape]]:
-    """What a layout of a graph can name: the names of dims, and the paths of inputs and results, with their dims."""
+    """The names that a layout of a graph can use: dims, and the paths of inputs and results, with their dims."""
     dims = set(graph.mentions) | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
     dims |= {d.name for v in graph.ins for d in v.shape}
     named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]

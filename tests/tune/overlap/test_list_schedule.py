@@ -30,7 +30,7 @@ def simulated(program: Program) -> float:
     """Seconds of a planned program by rules of its own: a thread computes, one for each set of axes sends, one copies.
 
     The computing thread takes the steps in order. A start costs nothing: it hands the collective to its thread, which
-    sends in the order of hand-overs. A wait stands still until the collective has arrived. Copies to and from the host
+    sends in that order. At a wait it stops until the collective has arrived. Copies to and from the host
     are in the program's order too, each as soon as its operand is there.
     """
     found = ledger(program)
