@@ -7,8 +7,8 @@ three mesh axes, and one or several axes per dim. Seconds are wall-clock and CPU
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from typing import Any
 
@@ -51,9 +51,15 @@ def measure(mesh: str, several: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the spaces with the given indices (default: all)."""
-    for number in map(int, sys.argv[1:] or range(len(SPACES))):
-        print(json.dumps(measure(*SPACES[number])), flush=True)
+    """Run the spaces with the given numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    spaces = {str(number): space for number, space in enumerate(SPACES)}
+    parser.add_argument("numbers", nargs="*", metavar="SPACE", help=f"0 to {len(SPACES) - 1} (default: all)")
+    numbers = parser.parse_args().numbers or list(spaces)
+    if unknown := [number for number in numbers if number not in spaces]:
+        parser.error(f"there is no space {', '.join(unknown)}")
+    for number in numbers:
+        print(json.dumps(measure(*spaces[number])), flush=True)
 
 
 if __name__ == "__main__":
