@@ -198,10 +198,9 @@ class Compiled:
         return tree.tree_unflatten(stages.result, tensors)
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:
-        """The program of one signature as a function of arrays that JAX can trace and differentiate."""
+        """The program of one signature as a function of arrays that transformations of JAX take."""
         if stages not in self._array_functions:
-            compiled = lambda f: Compiled(f, self.mesh, self.layout, (), Options())  # noqa: E731 - one line
-            self._array_functions[stages] = array_function(stages, compiled)
+            self._array_functions[stages] = array_function(stages)
         return self._array_functions[stages]
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:

@@ -1,7 +1,8 @@
-"""A compiled function inside JAX: a plain function of `jax.Array`s, with a gradient, for `jax.jit` and `jax.grad`.
+"""A compiled function inside JAX: one equation, with rules for `jax.jit`, `grad`, `jvp`, `linearize` and `vmap`.
 
-The gradient is a program of its own: the pullback of the traced function, compiled for the same mesh and layout. So no
-collective needs a transpose rule of JAX.
+Each rule takes another program of the same traced function, for the same mesh and layout: that of its derivative in a
+direction, of its pullback, or of all places of one more dim. JAX's rules apply to these programs again, so derivatives
+have any order, and no collective needs a rule of JAX.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -14,15 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
-from jax.custom_batching import custom_vmap
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
-from ..errors import TraceError
-from ..ir import Graph, Var
-from ..ops.creation import zeros_like
 from ..trace import Tensor
-from ..transforms.autodiff import pullback
+from .array_function import ArrayFunction
 from .signature import Stages
 
 __all__ = ["array_function", "run", "traced_by_jax"]
@@ -33,52 +31,14 @@ def traced_by_jax(leaves: Sequence[Any]) -> bool:
     return any(isinstance(x._array if type(x) is Tensor else x, Tracer) for x in leaves)
 
 
-def array_function(stages: Stages, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-    """The program of one signature as a function of arrays, one for each leaf; it returns a list of arrays.
+def array_function(stages: Stages) -> Callable[..., list[Any]]:
+    """The program of one signature as a function of arrays, one for each leaf; it returns a list of arrays."""
+    function = ArrayFunction.of(stages)
 
-    `compiled` compiles a function of tensors for the same mesh and layout; it is called when a gradient is asked for.
-    """
-    graph = stages.graph
-    unbatched = _unbatched(lambda *arrays: run(stages, arrays))
+    def call(*arrays: Any) -> list[Any]:
+        return _bind(function, [jnp.asarray(x, t.dtype) for x, t in zip(arrays, function.ins, strict=True)])
 
-    def forward(*arrays: Any) -> Any:
-        return unbatched(*arrays), arrays
-
-    pulled: list[Callable[..., Any]] = []
-
-    def backward(arrays: Sequence[Any], cts: Sequence[Any]) -> tuple[Any, ...]:
-        if not pulled:
-            pulled.append(compiled(_pullback(graph)))
-        floats = [i for i, v in enumerate(graph.outs) if _floating(v)]
-        xs = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(graph.ins, arrays, strict=True)]
-        float_cts = [Tensor(graph.outs[i].shape, graph.outs[i].dtype, array=cts[i]) for i in floats]
-        gradients = iter(pulled[0](xs, float_cts))
-        return tuple(
-            next(gradients).array if _floating(v) else np.zeros(np.shape(x), jax.dtypes.float0)
-            for v, x in zip(graph.ins, arrays, strict=True)
-        )
-
-    differentiable = jax.custom_vjp(unbatched)
-    differentiable.defvjp(forward, backward)
-    return differentiable
-
-
-def _floating(v: Var) -> bool:
-    return bool(jnp.issubdtype(v.dtype, np.inexact))
-
-
-def _pullback(graph: Graph) -> Callable[..., Any]:
-    """The function of arguments and cotangents that returns the cotangents of floating arguments."""
-
-    def pulled(xs: list[Tensor], cts: list[Tensor]) -> list[Tensor]:
-        float_cts = iter(cts)
-        _, backward = pullback(graph, xs, [True] * len(xs))
-        gradients = backward([next(float_cts) if _floating(v) else None for v in graph.outs])
-        return [
-            zeros_like(x) if g is None else g for x, v, g in zip(xs, graph.ins, gradients, strict=True) if _floating(v)
-        ]
-
-    return pulled
+    return call
 
 
 def run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
@@ -109,16 +69,68 @@ def _stored(stages: Stages, i: int, x: Any) -> Any:
     return jax.device_put(x, sharding) if concrete else x
 
 
-def _unbatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with an error of ours under `jax.vmap`."""
-    guarded = custom_vmap(function)
+_program = Primitive("meshdsl_program")
+_program.multiple_results = True
 
-    @guarded.def_vmap
-    def refuse(axis_size: int, in_batched: Any, *args: Any) -> Any:
-        raise TraceError(
-            f"jax.vmap over {axis_size} places of a compiled function: its program has only named dims\n"
-            "  give the tensors one more dim, for example 'member', and call the function on them: operations map "
-            "over a dim that they do not name, and a layout can shard it"
-        )
 
-    return guarded
+def _bind(function: ArrayFunction, arrays: Sequence[Any]) -> list[Any]:
+    return _program.bind(*arrays, function=function, devices=function.devices)
+
+
+@_program.def_impl
+def _run(*arrays: Any, function: ArrayFunction, devices: Any) -> list[Any]:
+    return run(function.stages, arrays)
+
+
+@_program.def_abstract_eval
+def _types(*_: Any, function: ArrayFunction, devices: Any) -> list[ShapedArray]:
+    return [ShapedArray(tuple(d.size for d in t.dims), t.dtype) for t in function.outs]
+
+
+mlir.register_lowering(_program, mlir.lower_fun(_run, multiple_results=True))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: ArrayFunction, devices: Any) -> Any:
+    outs = _bind(function, primals)
+    moving = [i for i in function.floating_ins if type(tangents[i]) is not ad.Zero]
+    zeros = [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in outs]
+    if not moving:
+        return outs, zeros
+    if function.linear.issuperset(moving):
+        ins = [
+            ad.instantiate_zeros(t) if i in function.linear else x
+            for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
+        ]
+        return outs, _bind(function, ins)
+    moved = iter(_bind(function.jvp(tuple(moving)), [*primals, *(tangents[i] for i in moving)]))
+    return outs, [next(moved) if i in function.floating_outs else zero for i, zero in enumerate(zeros)]
+
+
+def _transpose(cts: Sequence[Any], *args: Any, function: ArrayFunction, devices: Any) -> list[Any]:
+    """The cotangents of the arguments without a value, in which the function is linear."""
+    linear = [i for i, x in enumerate(args) if ad.is_undefined_primal(x)]
+    if all(type(ct) is ad.Zero for ct in cts):
+        return [ad.Zero(x.aval) if i in linear else None for i, x in enumerate(args)]
+    full = [ad.instantiate_zeros(cts[i]) for i in function.floating_outs]
+    if function.transposed is not None and function.linear.issuperset(linear):
+        residuals = [x for i, x in enumerate(args) if i not in function.linear]
+        results = dict(zip(sorted(function.linear), _bind(function.transposed(), [*residuals, *full]), strict=True))
+    else:  # the pullback of a linear function is the same at every point, so also at zero
+        ins = [jnp.zeros(x.aval.shape, x.aval.dtype) if i in linear else x for i, x in enumerate(args)]
+        results = dict(zip(linear, _bind(function.vjp(tuple(linear)), [*ins, *full]), strict=True))
+    return [results[i] if i in linear else None for i in range(len(args))]
+
+
+def _batch(axis: Any, arrays: Sequence[Any], axes: Sequence[Any], *, function: ArrayFunction, devices: Any) -> Any:
+    """All places of an axis at once: the program over one more dim, which is not sharded."""
+    mapped = tuple(at is not None for at in axes)
+    if not any(mapped):
+        return _bind(function, arrays), [None] * len(function.outs)
+    batched, new = function.batched(mapped, axis.size)
+    ins = [x if at is None else jnp.moveaxis(x, at, 0) for x, at in zip(arrays, axes, strict=True)]
+    return _bind(batched, ins), [0 if new in t.dims else None for t in batched.outs]
+
+
+ad.primitive_jvps[_program] = _jvp
+ad.primitive_transposes[_program] = _transpose
+batching.fancy_primitive_batchers[_program] = _batch

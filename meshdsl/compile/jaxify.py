@@ -30,8 +30,8 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
 
     `args` are specs or tensors of one signature. Where they have tensors, the function takes arrays of the same
     shapes, and returns arrays: global ones, in the program's shardings, `.in_shardings` and `.out_shardings`. It can be
-    called inside `jax.jit` and differentiated by `jax.grad`; the gradient is a second program under the same layout.
-    Under `jax.vmap` it raises `TraceError`.
+    called inside `jax.jit`, and transformed by `jax.grad`, `jax.jvp`, `jax.vmap` and what is made of them, in any
+    order: each derivative, and the function of all places of `jax.vmap`, is a program under the same layout.
     """
     stages, _ = compiled._for(args)
     structure, traceable = stages.structure, compiled.array_function(stages)

@@ -61,13 +61,17 @@ class Stages:
     """The stages of one signature of a compiled function, each computed when first requested."""
 
     def __init__(self, traced: Traced, mesh: Mesh, layout: Layout, donate: Sequence[int], options: Options):
-        self.mesh, self.layout, self.donate, self.options = mesh, layout, donate, options
+        self.traced, self.mesh, self.layout, self.donate, self.options = traced, mesh, layout, donate, options
         self.structure = traced.structure
         self.begun = traced.begun
         self.platform = traced.target.platform
         self.result = traced.result
         self.partitioned: Program | None = None  # set by a search, which lowers many layouts together
         self.accepted: list[Any] = [None] * len(self.graph.ins)  # the last accepted sharding of each input
+
+    def without_donation(self) -> Stages:
+        """The stages of the same signature whose executable overwrites no argument."""
+        return Stages(self.traced, self.mesh, self.layout, (), self.options)
 
     @cached_property
     def pipeline_result(self) -> tuple[State, tuple[Stage, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..dims import DimsLike, Shape
+from ..dims import DimsLike, Shape, size_of
 from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Op
 from ..trace import Tensor, as_tensor, bind, trace
@@ -57,8 +57,13 @@ def _floating(name: str, x: Any) -> Tensor:
 
 
 def _quotient(x: Tensor, over: Shape) -> Tensor:
-    e = exp(x - stop_gradient(max(x, over)))
+    e = exp(_at_most_zero(x, over))
     return e / sum(e, over)
+
+
+def _at_most_zero(x: Tensor, over: Shape) -> Tensor:
+    """x minus its maximum, which no elements have."""
+    return x - stop_gradient(max(x, over)) if size_of(over) else x
 
 
 def _softmax_fwd(x: Tensor, *, active: Sequence[bool], over: Shape, control: Call) -> Any:
@@ -93,5 +98,5 @@ def log_softmax(x: Any, over: DimsLike) -> Tensor:
     """
     x = _floating("log_softmax", x)
     gone = over_dims(x, over)
-    shifted = x - stop_gradient(max(x, gone))
+    shifted = _at_most_zero(x, gone)
     return shifted - log(sum(exp(shifted), gone))

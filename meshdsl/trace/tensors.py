@@ -277,9 +277,11 @@ class Tensor:
             raise AttributeError  # an operator of an array then leaves the operation to the tensor
         raise at(
             TraceError(
-                f"a function of jax.numpy takes arrays, and this is {self.type}, whose dims have names\n"
-                "  use md's own function, md.map(jnp.sin, x) for an elementwise one, md.local(f, x, out=, split=) for "
-                "any other, or x.array outside a trace"
+                f"a function of JAX takes arrays, and this is {self.type}, whose dims have names\n"
+                "  instead of jax.numpy: md's own function, md.map(jnp.sin, x) for an elementwise one, "
+                "md.local(f, x, out=, split=) for any other\n"
+                "  jax.jit, jax.grad and the like: pass and return x.array, and name its dims inside, "
+                "md.tensor(array, x.dims); or md.jaxify"
             ),
             caller(),
         )

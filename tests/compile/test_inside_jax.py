@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.compile.array_function import ArrayFunction
+from meshdsl.compile.inside_jax import _bind
 
 X, W = np.random.default_rng(0).normal(size=(6, 8)), np.random.default_rng(1).normal(size=(8, 5))
 
@@ -78,12 +80,98 @@ def test_jaxify_refuses_an_array_that_was_donated(mesh: str) -> None:
         f(x)
 
 
-def test_vmap_of_a_compiled_function_says_what_to_write() -> None:
-    f = md.jaxify(STEP, *SPECS)
-    with pytest.raises(md.TraceError, match="give the tensors one more dim"):
-        jax.vmap(f, in_axes=(0, None))(np.stack([X, X]), W)
-    with pytest.raises(md.TraceError, match="one more dim"):
-        jax.vmap(jax.grad(f), in_axes=(0, None))(np.stack([X, X]), W)
+def two_layers(x: md.Tensor, w: md.Tensor, i: md.Tensor) -> Any:
+    """Products, a loop, a softmax and an integer; hidden has 5 elements, so it is stored with padding."""
+
+    def layer(h: md.Tensor, s: md.Tensor) -> tuple[md.Tensor, None]:
+        return md.tanh(h) * s, None
+
+    h = md.scan(layer, md.dot(x, w, "io"), md.iota(md.Dim("step", 2), "float64") + 1.0, over="step")[0]
+    return {"y": md.softmax(h, "hidden") * md.cast(i, "float64"), "i": i + 1}
+
+
+def two_layers_in_jax(x: Any, w: Any, i: Any) -> Any:
+    h = jnp.tanh(jnp.tanh(x @ w) * 1.0) * 2.0
+    return {"y": jax.nn.softmax(h, -1) * i, "i": i + 1}
+
+
+def weighed(f: Any) -> Any:
+    """A scalar function of the two floating arguments; a derivative of any order depends on every element."""
+    return lambda x, w: jnp.sum(f(x, w, 3)["y"] ** 2 * jnp.arange(1.0, 31.0).reshape(6, 5))
+
+
+def slope(f: Any, x: Any, w: Any) -> Any:
+    """A product with the Hessian, by reverse mode twice."""
+    return jax.grad(lambda w: jnp.sum(jax.grad(f, argnums=1)(x, w) * jnp.cos(W)))(w)
+
+
+TRANSFORMED: dict[str, Any] = {
+    "jvp": lambda f: jax.jvp(weighed(f), (X, W), (jnp.cos(X), jnp.sin(W))),
+    "jvp_of_one": lambda f: jax.jvp(lambda w: f(X, w, 3)["y"], (W,), (jnp.sin(W),)),
+    "linearize": lambda f: jax.linearize(weighed(f), X, W)[1](jnp.cos(X), W),
+    "vjp": lambda f: jax.vjp(lambda x, w: f(x, w, 3)["y"], X, W)[1](jnp.ones((6, 5))),
+    "reverse_reverse": lambda f: slope(weighed(f), X, W),
+    "forward_reverse": lambda f: jax.jvp(jax.grad(weighed(f), argnums=1), (X, W), (jnp.cos(X), W)),
+    "reverse_forward": lambda f: jax.grad(lambda x: jax.jvp(lambda w: weighed(f)(x, w), (W,), (W,))[1])(X),
+    "third": lambda f: jax.grad(lambda x: jnp.sum(slope(weighed(f), x, W) ** 2))(X),
+    "hessian": lambda f: jax.hessian(lambda a: weighed(f)(a * X, W))(0.7),
+    "jacobian": lambda f: jax.jacrev(lambda w: f(X, w, 3)["y"][:, :2])(W),
+    "vmap": lambda f: jax.vmap(f, in_axes=(1, None, 0))(jnp.stack([X, 2 * X], 1), W, jnp.arange(2)),
+    "vmap_of_grad": lambda f: jax.vmap(jax.grad(weighed(f), argnums=1), (0, None))(jnp.stack([X, 2 * X]), W),
+    "grad_of_vmap": lambda f: jax.grad(lambda w: jnp.sum(jax.vmap(weighed(f), (0, None))(jnp.stack([X, 2 * X]), w)))(W),
+    "vmap_twice": lambda f: jax.vmap(jax.vmap(lambda s: weighed(f)(s * X, W)))(jnp.arange(4.0).reshape(2, 2)),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(weighed(f)), argnums=(0, 1))(X, W),
+    "scan": lambda f: jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + weighed(f)(c, W), None), x, None, 2)[0].sum())(
+        X
+    ),
+}
+
+
+OTHER_LAYOUTS = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("", "io:r,s")]
+BARE = {"reverse_reverse", "vmap_of_grad", "linearize"}  # these also run outside `jax.jit`
+
+
+@pytest.mark.parametrize("layout", ["batch:r; hidden:s", *OTHER_LAYOUTS])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transformations_of_jax_are_those_of_the_same_function_in_jax(name: str, layout: str) -> None:
+    f = md.jaxify(md.compile(two_layers, "r:2 s:2", layout), *SPECS, md.spec("", "int64"))
+    expected = jax.jit(lambda: TRANSFORMED[name](two_layers_in_jax))()
+    runs = [jax.jit(lambda: TRANSFORMED[name](f)), *([lambda: TRANSFORMED[name](f)] if name in BARE else [])]
+    for results in (run() for run in runs):
+        for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_a_linear_function_is_transposed() -> None:
+    f = md.jaxify(md.compile(lambda x: md.dot(x, md.tensor(W, "io hidden"), "io"), "r:2", "io:r"), SPECS[0])
+    (ct,) = jax.linear_transpose(f, X)(np.ones((6, 5)))
+    np.testing.assert_allclose(ct, np.ones((6, 5)) @ W.T, rtol=1e-12)
+    twice = jax.linear_transpose(jax.vmap(f), np.stack([X, X]))(np.ones((2, 6, 5)))[0]
+    np.testing.assert_allclose(twice, np.ones((2, 6, 5)) @ W.T, rtol=1e-12)
+
+
+def test_the_dim_of_vmap_has_a_name_that_the_function_does_not_use() -> None:
+    compiled = md.compile(lambda x: md.sum(x, "vmap"), "r:2", "vmap:r")
+    f = md.jaxify(compiled, md.spec("vmap:8 b:3", "float64"))
+    x = np.arange(2 * 3 * 8 * 3.0).reshape(2, 3, 8, 3)
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(f))(x), x.sum(2))
+
+
+def test_a_gradient_is_partitioned_once() -> None:
+    """`jax.grad` asks for the derivative in a direction and transposes it; only the transpose becomes a program."""
+    stages = md.compile(loss, "r:2 s:2", "batch:r; hidden:s")._for(SPECS)[0]
+    function = ArrayFunction.of(stages)
+    f = lambda *arrays: _bind(function, arrays)[0]  # noqa: E731 - one line
+    grads = jax.jit(jax.grad(f, argnums=(0, 1)))(jnp.asarray(X), jnp.asarray(W))
+    for a, b in zip(grads, jax.grad(plain, argnums=(0, 1))(X, W), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-15)
+    assert {key[0]: "stages" in vars(each) for key, each in function._derived.items()} == {"jvp": False, "vjp": True}
+
+
+def test_a_gradient_outside_jit_reads_arguments_that_a_call_would_overwrite() -> None:
+    f: Any = md.jaxify(md.compile(lambda x: md.sum(x * x), "r:4", "io:r", donate=(0,)), md.spec("io:8"))
+    x = jax.device_put(jnp.arange(8.0, dtype="float32"), f.in_shardings[0])
+    assert jax.grad(f)(x).tolist() == [2.0 * i for i in range(8)] and not x.is_deleted()
 
 
 def test_functions_of_jax_numpy_refuse_tensors_with_a_way_out() -> None:

@@ -218,8 +218,8 @@ ROWS = [
     (lambda: md.vmap(lambda x: x, over=0)(X), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
     (lambda: md.vmap(lambda x, y: x, over="batch")(X), "md.vmap called a function with arguments that it does not"),
     # Inside JAX's own transformations
-    (lambda: jax.jit(lambda a: md.tensor(a, "a"))(jnp.ones(3)), "a function of jax.numpy takes arrays, and this is"),
-    (lambda: jax.grad(lambda a: md.sum(md.tensor(a, "a")))(jnp.ones(3)), "a function of jax.numpy takes arrays, and"),
+    (lambda: jax.jit(lambda a: md.tensor(a, "a"))(jnp.ones(3)), "a function of JAX takes arrays, and this is"),
+    (lambda: jax.grad(lambda a: md.sum(md.tensor(a, "a")))(jnp.ones(3)), "a function of JAX takes arrays, and"),
     (lambda: jax.vmap(lambda a: md.exp(a))(jnp.ones(3)), "a JAX transformation (jit, grad, vmap) is running: got a"),
-    (lambda: jax.jit(md.exp)(X), "a function of jax.numpy takes arrays, and this is"),
+    (lambda: jax.jit(md.exp)(X), "a function of JAX takes arrays, and this is"),
 ]

@@ -105,7 +105,7 @@ ROWS = [
     (lambda: md.grad(lambda x: md.sum(np.exp(x)))(X), "use md.exp, or pass x.numpy() outside a trace"),
     (lambda: md.compile(np.exp, "rows:2").program(X), "use md.exp, or pass x.numpy() outside a trace"),
     (lambda: ARRAY < X, "expected a tensor or a number, got an array of shape (2, 3)"),
-    (lambda: jnp.sum(X), "a function of jax.numpy takes arrays, and this is"),
+    (lambda: jnp.sum(X), "a function of JAX takes arrays, and this is"),
     (lambda: np.asarray(X) @ X, "x @ y does not say which dim is summed"),
     (lambda: setattr(X, "dims", ()), "a tensor does not change: its dims cannot be set"),
     # Arithmetic

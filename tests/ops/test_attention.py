@@ -111,6 +111,24 @@ def test_a_query_that_sees_no_key_gives_zeros_and_has_no_gradient() -> None:
     assert not nothing.numpy().any()
 
 
+@pytest.mark.parametrize("layout", ["", "length:r; heads:s", "memory:r"])
+@pytest.mark.parametrize("method", ["auto", "plain"])
+def test_attention_to_no_keys_gives_zeros_with_zero_gradients(method: str, layout: str) -> None:
+    ins = [
+        random(0, "length:4 heads:2 head:3"),
+        random(1, "memory:0 heads:2 head:3"),
+        random(2, "memory:0 heads:2 value:5"),
+    ]
+    ins.append(random(3, "length:4 memory:0"))
+    for options in ({}, {"causal": True}):
+        step = loss_of(ins, method=method, **options)
+        program = md.compile(step, "r:2 s:2", layout).program(*ins)
+        for results in (step(*ins), md.simulate(program, *ins)):
+            leaves = [np.asarray(x) for x in jax.tree.leaves(results)]
+            assert [x.shape for x in leaves] == [(), (4, 2, 5), *(x.shape for x in ins)]
+            assert not any(x.any() for x in leaves)
+
+
 def test_keys_that_no_query_sees_are_not_read() -> None:
     """Blocks after the diagonal are skipped: NaN there does not reach the result."""
     q, k, v = (random(i, "length:8 head:2").numpy().copy() for i in range(3))

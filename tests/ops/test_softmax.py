@@ -39,3 +39,20 @@ def test_softmax_in_a_loop_saves_one_value_in_the_dtype_of_its_result(dtype: str
     saved = [str(v.type) for v in forward.outs[1:]]
     assert saved.count(f"{dtype}[layer=3 a=4 b=8]") == 1, saved
     assert len(saved) <= 2, "the input of each layer and its weights"
+
+
+@pytest.mark.parametrize("function", [md.softmax, md.log_softmax])
+def test_softmax_of_no_elements_has_none(function) -> None:
+    x = md.tensor(np.zeros((3, 0)), "a b")
+    step = md.value_and_grad(lambda x: md.sum(function(x, "b")))
+    for value, slope in (step(x), md.compile(step, "rows:2", "a:rows")(x)):
+        assert float(value) == 0.0 and slope.dims == x.dims
+
+
+def test_multi_head_attention_to_no_keys_is_zero() -> None:
+    @md.model
+    def layer(x: md.Tensor, memory: md.Tensor) -> md.Tensor:
+        return md.nn.multi_head_attention(x, md.Dim("heads", 2), md.Dim("head", 4), memory=memory)
+
+    x, memory = md.ones("batch:2 length:3 model:8"), md.ones("batch:2 memory:0 model:8")
+    assert not layer(layer.init(md.random.key(0), x, memory), x, memory).numpy().any()

@@ -37,6 +37,8 @@ def plain_attention(
     wide = "float64" if q.dtype.itemsize > 4 else "float32"
     scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
     scores = scores + cast(extras["bias"], wide) if "bias" in extras else scores
+    if keys.size == 0:  # no maximum to subtract; a sum of no values is 0
+        return einsum(cast(scores, v.dtype), v, out=out)
     seen = _seen(rest, keys, how, causal, window, extras)
     if seen is None and "bias" not in extras:
         p = exp(scores - stop_gradient(max(scores, keys)))
