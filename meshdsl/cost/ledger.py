@@ -15,6 +15,7 @@ import numpy as np
 
 from ..control.host import moves_to_or_from_host
 from ..errors import Where
+from ..errors.deadline import check_deadline
 from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
@@ -153,6 +154,7 @@ def ledger(program: Program) -> Ledger:
     >>> costs.wire_bytes
     1536
     """
+    check_deadline()
     order = {eqn: i for i, eqn in enumerate(eqn for eqn, _ in walk(program))}
     top = steps(program)
     lines = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)

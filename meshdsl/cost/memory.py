@@ -12,6 +12,7 @@ import numpy as np
 
 from ..display.units import show_bytes
 from ..errors import Where
+from ..errors.deadline import check_deadline
 from ..ir import Var
 from ..lowering import Program
 from ..schedule.unroll import unroll
@@ -111,6 +112,7 @@ def _memory(
     program: Program, donated: frozenset[Var], categories: Mapping[Var, str], stored: Sizes, carry_first: bool
 ) -> Memory:
     """The memory of one order of the steps in loops."""
+    check_deadline()
     lives = Lives(program, donated, categories, stored, carry_first)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:

@@ -68,7 +68,8 @@ class Layout:
         return isinstance(other, Layout) and (self.rules, self.overrides) == (other.rules, other.overrides)
 
     def __hash__(self) -> int:
-        return hash((tuple(self.rules.items()), tuple((k, tuple(v.items())) for k, v in self.overrides.items())))
+        overrides = frozenset((path, frozenset(rules.items())) for path, rules in self.overrides.items())
+        return hash((frozenset(self.rules.items()), overrides))  # equal layouts may have their rules in another order
 
     def axes(self, dim: str) -> Axes:
         """The mesh axes of a dim; empty if no rule names it."""

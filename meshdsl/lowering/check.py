@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from ..control.host import FETCH, host_values
 from ..dims import names
 from ..errors import InternalError
+from ..errors.deadline import check_deadline
 from ..ir import Eqn, Scan, borders, predicates, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import check_pairs
@@ -28,6 +29,7 @@ _checked: WeakKeyDictionary[Eqn, Mesh] = WeakKeyDictionary()  # equations withou
 
 def check(program: Program, made_by: str) -> Program:
     """Returns the program; raises `InternalError`, naming the pass, if a stored sharding is wrong."""
+    check_deadline()
     check_pairs(program, made_by)
     _check(program, made_by)
     offloaded = host_values(program)

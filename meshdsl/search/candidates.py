@@ -30,17 +30,25 @@ class Status(enum.IntEnum):
 
 
 class Candidates:
-    """The layouts of one mesh. If there are too many to list, one bound covers all of them."""
+    """The layouts of one mesh. If there are too many to list, or `listed` is False, one bound covers all of them."""
 
-    def __init__(self, problem: Problem, space: Space, machine: Machine, placement: Placement, objective: str):
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        machine: Machine,
+        placement: Placement,
+        objective: str,
+        listed: bool = True,
+    ):
         self.problem, self.space, self.placement, self.objective = problem, space, placement, objective
         self.rules = rule_bound(problem.graph, space, machine, problem.donated, problem.results, problem.plain)
         self.screen = Screen(
             problem.graph, space.mesh, machine, placement, problem.results, problem.gather_limit, problem.plain
         )
-        listed = space.rows
-        self.listed = listed is not None
-        self.rows = np.zeros((0, len(space.dims)), np.int8) if listed is None else listed
+        rows = space.rows if listed else None
+        self.listed = rows is not None
+        self.rows = np.zeros((0, len(space.dims)), np.int8) if rows is None else rows
         self.amounts = self.rules.of(self.rows)  # from rules alone
         self.peaks = self.amounts.peak_bytes
         self.bounds = getattr(self.amounts, objective).copy()

@@ -40,6 +40,7 @@ class Costed:
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
         self.improved = 0.0  # processor seconds from the start to the last better plan
+        self.looked = 0  # plans costed since then
         self.unfinished: set[Plan] = set()  # plans that were given up
         self.left: float | None = None  # seconds left when the search ended; they are for `worth` and `half`
 
@@ -55,7 +56,7 @@ class Costed:
 
     def touch(self) -> None:
         """Note that something better was found."""
-        self.improved = time.process_time() - self.begun
+        self.improved, self.looked = time.process_time() - self.begun, 0
 
     def time_left(self) -> float:
         """Seconds to the time limit; infinite without one, and until a first plan is costed."""
@@ -90,6 +91,7 @@ class Costed:
             problem = self.variants.problem(known)
             program = self.partitioned(known)
             entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment, program)
+            self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
             self.entries[known] = entry

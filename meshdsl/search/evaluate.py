@@ -62,6 +62,11 @@ class Entry:
         """Seconds, peak bytes, bytes sent."""
         return self.seconds, self.peak_bytes, self.wire_bytes
 
+    @property
+    def exposed(self) -> float:
+        """The share of the step in which it only communicates."""
+        return self.parts.get("exposed communication", 0.0) / self.seconds if self.seconds else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {

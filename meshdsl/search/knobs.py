@@ -26,11 +26,13 @@ class Turn:
     """The candidates of one knob, for a plan whose other knobs are set; those that need least time first.
 
     `spends`: candidates after the current one only save memory, and cost time; they are tried if the plan does not fit.
+    `rare` values seldom help, or take long to try; they are tried when the others improve nothing.
     """
 
     knob: str
     candidates: Callable[[Plan], Sequence[Any]]
     spends: bool = False
+    rare: Callable[[Any], bool] = lambda value: False
 
 
 def _updates(plan: Plan) -> list[WeightUpdate]:
@@ -44,10 +46,14 @@ def _updates(plan: Plan) -> list[WeightUpdate]:
 
 
 TURNS = (
-    Turn("weight_update", _updates),
+    Turn("weight_update", _updates, rare=lambda update: update.group is not None),
     Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload"), spends=True),
     Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
-    Turn("overlap", lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves")))),
+    Turn(
+        "overlap",
+        lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves"))),
+        rare=lambda overlap: overlap.mode != "none",
+    ),
 )
 
 
@@ -77,7 +83,7 @@ def _given(turn: Turn, values: Sequence[Any]) -> Turn:
     candidates = tuple(getattr(Plan(**{turn.knob: value}), turn.knob) for value in values)
     if not candidates:
         raise LayoutError(f"knobs: no value of {turn.knob} to try; leave it out, or give None for the usual values")
-    return Turn(turn.knob, lambda plan: candidates, turn.spends)
+    return Turn(turn.knob, lambda plan: candidates, turn.spends, turn.rare)
 
 
 def title(knob: str) -> str:

@@ -7,24 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
+from ..cost.network import place
 from ..errors import LayoutError
 from ..errors.deadline import deadline
 from ..layouts import Mesh
+from ..layouts.sharding import Axes
 from ..lowering import Program
 from .candidates import Candidates
 from .costed import Costed
 from .evaluate import Assignment, Entry
-from .layout_costs import LayoutCosts
-from .moves import meshes_near, named_rows, rows_near
+from .moves import divided, meshes_near, named_rows, rows_near
+from .plan_space import PlanSpace
 from .request import SearchRequest
-from .space import Row
+from .space import Row, space
 from .variants import Variants
 
 __all__ = ["PlanLayouts"]
 
-FIRST_MESHES = 5
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
 LAYOUT_MOVES = 6  # layouts that are costed in a round
+SLOWER = 1.1  # layouts that may be faster under a sharded update, by time over that of the best plan's layout
 
 
 class PlanLayouts:
@@ -41,45 +43,53 @@ class PlanLayouts:
         self.variants, self.machine, self.request = variants, machine, request
         self.hints, self.assignment = hints, assignment
         self.costed = Costed(variants, machine, request, assignment, self.partitioned)
+        self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
-    def descended(self, meshes: Sequence[Mesh], starts: list[Plan]) -> Iterator[None]:
-        """The fastest layout of a few meshes by the memo, ignoring memory, with the first plan's knobs."""
+    def ordered(self, meshes: Sequence[Mesh]) -> list[Mesh]:
+        """Meshes with few axes first; of these, those with a small inner axis, as in a node."""
+        return sorted(meshes, key=lambda mesh: (len(mesh.axes), *reversed(mesh.axes.values())))
+
+    def descended(self, mesh: Mesh) -> Iterator[Plan | None]:
+        """The fastest layout of a mesh by the memo, ignoring memory, with the first plan's knobs; last in the iterator.
+
+        Costs the named layouts first. Yields None after each bound.
+        """
         base = self.variants.canonical(self.variants.base)
         if base is None:
             raise LayoutError(next(iter(self.variants.refused.values())))
-        chosen = sorted(meshes, key=lambda mesh: (len(mesh.axes), *_skew(mesh)))[:FIRST_MESHES]
-        best: list[tuple[float, Plan]] = []
-        for mesh in chosen:
-            if best and self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf):
-                break
-            group = self.group(base, mesh)
-            row, seconds = (0,) * len(group.space.dims), math.inf
-            named = list(named_rows(group.space, self.hints))
-            for each in named:  # people's layouts fit where the fastest one does not
+        group = self.group(base, mesh)
+        row, seconds = (0,) * len(group.space.dims), math.inf
+        named = list(named_rows(group.space, self.hints))
+        for each in named:  # people's layouts fit where the fastest one does not
+            least = self.costed.least()
+            if least == math.inf or self.screened(group, each, least) < least:
                 self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
-                yield
-            before = [near for _, plan in best for near in meshes_near(plan, [mesh])]
-            known = [group.space.row(near.layout) for near in before if group.space.contains(near.layout)]
-            rows = [*known, row, *named, *rows_near(group.space, row)]
-            while rows:
-                nearest = row
-                for each in dict.fromkeys(rows):
-                    amount = self.screened(group, each, seconds)
-                    if amount < seconds:
-                        nearest, seconds = each, amount
-                    if (
-                        self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
-                        and seconds < math.inf
-                    ):
-                        break
-                    yield
-                rows, row = (rows_near(group.space, nearest) if nearest != row else []), nearest
-            plan = base.replace(mesh=mesh, layout=group.space.layout(row))
-            self.costed.look(plan)
-            best.append((seconds, plan))
-            yield
-        starts += [plan for _, plan in sorted(best, key=lambda each: each[0])]
+            yield None
+        before = [
+            near
+            for plan in self.fastest
+            for near in (*meshes_near(plan, [mesh]), *(each for each, _ in divided(plan, [mesh])))
+        ]
+        known = [group.space.row(near.layout) for near in before if group.space.contains(near.layout)]
+        rows = [*known, row, *named, *rows_near(group.space, row)]
+        while rows:
+            nearest = row
+            for each in dict.fromkeys(rows):
+                amount = self.screened(group, each, seconds)
+                if amount < seconds:
+                    nearest, seconds = each, amount
+                if self.late() and seconds < math.inf:
+                    break
+                yield None
+            rows, row = (rows_near(group.space, nearest) if nearest != row else []), nearest
+        plan = base.replace(mesh=mesh, layout=group.space.layout(row))
+        self.fastest.append(plan)
+        yield plan
+
+    def late(self) -> bool:
+        """True if the time of the first phase is over."""
+        return self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
 
     def screened(self, group: Candidates, row: Row, enough: float) -> float:
         """The objective of a layout without sharded updates and overlap; stops early once it reaches `enough`."""
@@ -94,38 +104,59 @@ class PlanLayouts:
         return math.inf if entry is None else getattr(entry, group.objective)
 
     def near(self, best: Entry) -> Iterator[Plan | None]:
-        """Layouts that change one dim: those of least time without sharded updates, or of least memory if it lacks.
-
-        Yields None after each bound.
+        """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
+        lacks. Yields None after each bound.
         """
-        plan = self.variants.canonical(best.plan.replace(weight_update="replicated", overlap="none"))
-        if plan is None:
-            return
-        group = self.group(plan, best.mesh)
-        try:
-            row = group.space.row(best.layout)
-        except ValueError:
-            return
-        exact = group.screen.usable and best.fits and group.objective != "peak_bytes"
-        now = group.exact(row, math.inf) if exact else math.inf
-        amounts: list[tuple[float, Row]] = []
-        times = {now}  # layouts that take equal time have equal programs
-        for near in rows_near(group.space, row):
-            with deadline(self.costed.time_left()):
-                amount = group.screened(near, 1.1 * now) if exact else group.by_rules(near)["peak_bytes"]
-            if amount < 1.1 * now and not (exact and amount in times):
-                amounts.append((amount, near))
-                times.add(amount)
-            yield None
-        for _, near in sorted(amounts)[:LAYOUT_MOVES]:
-            yield best.plan.replace(layout=group.space.layout(near))
+        yield from self._best_of(best, [(best.plan, ())])
+
+    def divided(self, best: Entry, every: PlanSpace) -> Iterator[Plan | None]:
+        """The same on meshes that divide an axis, for layouts that use one of its parts alone."""
+        plans = [(plan, parts) for plan, parts in divided(best.plan, every.meshes) if every.keeps_request(plan)]
+        yield from self._best_of(best, plans)
+
+    def _best_of(self, best: Entry, plans: Sequence[tuple[Plan, Axes]]) -> Iterator[Plan | None]:
+        """The best layouts near some plans; where two axes are given, those that give one of them alone to a dim."""
+        amounts: list[tuple[float, int, Plan]] = []
+        for plan, parts in plans:
+            known = self.variants.canonical(plan.replace(weight_update="replicated", overlap="none"))
+            if known is None:
+                return
+            group = self.group(known, plan.mesh)
+            if not group.space.contains(plan.layout):
+                continue
+            row = group.space.row(plan.layout)
+            exact = group.screen.usable and best.fits and group.objective != "peak_bytes"
+            now = group.exact(row, math.inf) if exact else math.inf
+            times = {now}  # layouts that take equal time have equal programs
+            for near in rows_near(group.space, row):
+                layout = group.space.layout(near)
+                if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
+                    continue
+                with deadline(self.costed.time_left()):
+                    amount = group.screened(near, SLOWER * now) if exact else group.by_rules(near)["peak_bytes"]
+                if amount < SLOWER * now and not (exact and amount in times):
+                    amounts.append((amount, len(amounts), plan.replace(layout=layout)))
+                    times.add(amount)
+                yield None
+        for _, _, near in sorted(amounts)[:LAYOUT_MOVES]:
+            yield near
 
     def group(self, knobs: Plan, mesh: Mesh) -> Candidates:
         """The candidates of a mesh for a plan's knobs, cached; only single layouts of it are looked at."""
         key = (knobs.replace(mesh="", layout=""), mesh)
         if key not in self._groups:
-            costs = LayoutCosts([(self.variants.problem(key[0]), mesh)], self.machine, self.request, self.assignment)
-            self._groups[key] = costs.meshes[0]
+            problem, r = self.variants.problem(key[0]), self.request
+            candidates = space(
+                problem.graph,
+                mesh,
+                fixed=r.fixed,
+                dims=r.dims,
+                axes=r.axes,
+                several=r.several is not False,
+                orders=r.orders,
+            )
+            placement = place(self.machine.network, mesh, self.assignment)
+            self._groups[key] = Candidates(problem, candidates, self.machine, placement, r.objective, listed=False)
         return self._groups[key]
 
     def partitioned(self, plan: Plan) -> Program | None:
@@ -134,8 +165,3 @@ class PlanLayouts:
         if group is None or not group.screen.usable or not group.space.contains(plan.layout):
             return None
         return group.screen.program(plan.layout)
-
-
-def _skew(mesh: Mesh) -> tuple[int, ...]:
-    """Two axes: small inner axes first, as in a node."""
-    return tuple(reversed(mesh.axes.values()))

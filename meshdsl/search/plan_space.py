@@ -43,6 +43,17 @@ class PlanSpace:
             plans = [plan.replace(**{turn.knob: value}) for plan in plans for value in self._all(turn, plan)]
         yield from plans
 
+    def keeps_request(self, plan: Plan) -> bool:
+        """True if a plan keeps the requested rules, and uses only the requested axes, one a dim if so requested."""
+        r, rules = self.request, plan.layout.rules
+        free = [cut for dim, cut in rules.items() if dim not in r.fixed.rules]
+        return (
+            all(rules.get(dim) == cut for dim, cut in r.fixed.rules.items())
+            and plan.layout.overrides == r.fixed.overrides
+            and all(r.axes is None or axis in r.axes for cut in free for axis in cut)
+            and (r.several is not False or all(len(cut) <= 1 for cut in free))
+        )
+
     def _all(self, turn: Turn, plan: Plan) -> list[Any]:
         return list(dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)]))
 

@@ -1,15 +1,16 @@
 """Search over whole plans: mesh, layout, weight update, rematerialisation, micro-batches and overlap.
 
-Three phases, each of which improves the best plan so far. First, layouts are descended on a few meshes, with the memo
-of the layout search (`screen`) and without a memory limit. Then the best of them are improved one knob at a time; mesh
-and layout are knobs too. If there are few plans, `anytime.Search` then proves the best one, over every combination.
-Otherwise the gap is measured against the least work of any plan (`floor`), divided over all devices.
+Each phase improves the best plan so far. First, layouts are descended on a few meshes, with the memo of the layout
+search (`screen`) and without a memory limit; the knobs that save memory are turned until the fastest ones fit. The best
+plan is then improved by local search (`local_search`), and its overlap plans are tried; then the next best ones, and
+other meshes. Patience ends the improvement of plans, not the overlap plans that follow it. If there are few plans,
+`anytime.Search` then proves the best one, over every combination. Otherwise the gap is measured against the least work
+of any plan (`floor`), divided over all devices.
 """
 
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,11 +21,11 @@ from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError
 from ..layouts import Mesh
-from ..tune.weight_update import WeightUpdate
+from ..tune.overlap.values import MODES
 from .anytime import Search
-from .evaluate import Assignment, Entry, check_objective
+from .evaluate import Assignment, check_objective
 from .knobs import Turn
-from .moves import meshes_near
+from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
 from .request import EVERY, SearchRequest
@@ -34,7 +35,11 @@ from .variants import Variants
 __all__ = ["PlanSearch"]
 
 FEW_PLANS = 3_000  # up to which every combination is searched
+FIRST_MESHES = 5
 STARTS = 3  # plans that are improved
+LOOKS = 6  # plans costed without anything better before patience ends, ...
+LONGER = 3  # ... unless that takes so many times as long
+FIRST_OVERLAP = ("list",)  # the mode that most often helps
 
 
 class PlanSearch:
@@ -55,14 +60,13 @@ class PlanSearch:
         self.layouts = PlanLayouts(variants, machine, request, hints, assignment)
         self.space = PlanSpace(variants, meshes, machine, request, turns)
         self.costed = self.layouts.costed
+        self.local = LocalSearch(self.layouts, self.space)
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.assignment = turns, assignment
         self.meshes, self.start = list(meshes), start
         self.proof: Search | None = None
         self.proven = False
         self.stopped = ""
-        self.turning = False
-        self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
 
     def until_done(self) -> None:
         """Search to the end, the time limit or an interrupt; re-raise an interrupt if no plan is costed yet."""
@@ -73,8 +77,8 @@ class PlanSearch:
                 if self.request.progress is not None and self.costed.elapsed >= told + EVERY:
                     told = self.costed.elapsed
                     self.request.progress(self.progress())
-                self.stopped = self.out_of_time()
-                if self.stopped:
+                if self.out_of_time():
+                    self.stopped = self.out_of_time()
                     break
         except KeyboardInterrupt:
             if not self.costed.entries:
@@ -91,101 +95,74 @@ class PlanSearch:
             self.stopped = "the end of the improvements, as there are too many plans to prove the best"
 
     def out_of_time(self) -> str:
-        """The reason to stop now; "" if there is none, or if no plan that fits is costed yet and there is time."""
-        limit, patience = self.request.time_limit, self.request.patience
-        if limit is not None and self.costed.elapsed > limit and self.costed.entries:
-            return f"the time limit of {limit:g} s"
-        if patience is not None and self.turning and self.costed.waited > patience and self.costed.least() < math.inf:
-            return f"{patience:g} s without anything better"
-        return ""
+        """The reason to stop now; "" if there is time, or if no plan is costed yet."""
+        limit = self.request.time_limit
+        late = limit is not None and self.costed.elapsed > limit and self.costed.entries
+        return f"the time limit of {limit:g} s" if late else ""
 
     def steps(self) -> Iterator[None]:
         """All phases; yields after each evaluation."""
-        starts: list[Plan] = []
         if self.start is not None:
             self.costed.look(self.start)
             yield
         if self.variants.canonical(self.variants.base) is not None:
             self.space.floor()  # the result has it: it takes seconds, which belong to the time limit
-        yield from self.layouts.descended(self.meshes, starts)
+        ordered = self.layouts.ordered(self.meshes)
+        for mesh in ordered[:FIRST_MESHES]:
+            if self.layouts.late() and self.costed.entries:
+                break
+            yield from self.begun(mesh)
         self.costed.touch()  # patience starts with the knobs
-        self.turning = True
-        first = [] if self.start is None else [self.start]
-        first += [entry.plan for entry in self.costed.ranked()[:1]]
-        for plan in list(dict.fromkeys([*first, *starts]))[:STARTS]:
-            yield from self.raised(plan)
-        yield from self.reordered()
-        yield from self.proved()
+        yield from self.while_patient(self.improved())
+        self.costed.touch()
+        yield from self.local.reordered(FIRST_OVERLAP)
+        if not self.stopped:
+            self.costed.touch()
+            yield from self.while_patient(self.further(ordered[FIRST_MESHES:]))
+            yield from self.local.reordered(FIRST_OVERLAP)
+        if not self.stopped:
+            yield from self.while_patient(self.local.reordered(MODES))
+        if not self.stopped:
+            yield from self.while_patient(self.proved())
 
-    def raised(self, plan: Plan) -> Iterator[None]:
-        """Turn one knob at a time as long as that improves the plan."""
-        best = self.costed.look(plan)
-        yield
-        while best is not None:
-            before = best
-            for turn in self.turns:
-                for value in () if turn.knob == "overlap" else self.values(turn, best):
-                    if self.is_new(best, turn.knob, value):
-                        best = self.better(best, best.plan.replace(**{turn.knob: value}))
-                        yield
-            for near in itertools.chain(
-                self.traded(best), meshes_near(best.plan, self.meshes), self.layouts.near(best)
-            ):
-                best = best if near is None else self.better(best, near)
-                yield
-            if best is before:
+    def while_patient(self, steps: Iterator[None]) -> Iterator[None]:
+        """These steps, until the patience is over."""
+        patience = self.request.patience
+        for _ in steps:
+            yield
+            if patience is None or self.costed.least() == math.inf:
+                continue
+            least = patience if self.costed.looked >= LOOKS else LONGER * patience
+            if self.costed.waited > least:
+                self.stopped = f"{patience:g} s without anything better"
                 return
 
-    def reordered(self) -> Iterator[None]:
-        """Overlap plans of the best plan, last, because each takes seconds to make for a deep model."""
-        self.costed.touch()
-        best = min(self.costed.entries.values(), key=self.costed.score, default=None)
-        if best is None:
-            return
-        for turn in self.turns:
-            for value in self.values(turn, best) if turn.knob == "overlap" else ():
-                self.costed.look(best.plan.replace(overlap=value))
-                yield
+    def begun(self, mesh: Mesh) -> Iterator[None]:
+        """The fastest layout of a mesh, and knobs with which it fits; if that is the best plan, its other knobs too."""
+        before = self.costed.least()
+        for plan in self.layouts.descended(mesh):
+            yield
+            if plan is not None:
+                yield from self.local.fitted(plan)
+        if self.costed.least() < before:
+            yield from self.local.turned(self.costed.ranked()[0].plan)
 
-    def traded(self, best: Entry) -> Iterator[Plan | None]:
-        """Plans that spend less time by one knob that saves memory, and more by another, until they fit."""
-        spending = [turn for turn in self.turns if turn.spends]
-        for less, more in itertools.permutations(spending, 2):
-            for value in self.values(less, best) if best.fits else ():
-                if not self.is_new(best, less.knob, value, more.knob):
-                    continue
-                plan = best.plan.replace(**{less.knob: value})
-                values = list(more.candidates(plan))
-                now = getattr(plan, more.knob)
-                for each in values[values.index(now) + 1 if now in values else 0 :]:
-                    entry = self.costed.look(plan.replace(**{more.knob: each}))
-                    if entry is None or entry.fits:
-                        yield None if entry is None else entry.plan
-                        break
-                    yield None
+    def improved(self) -> Iterator[None]:
+        """The start, and the best plan so far, improved."""
+        best = [entry.plan for entry in self.costed.ranked()[:1]]
+        first = [] if self.start is None else [self.start]
+        for plan in dict.fromkeys((*first, *(best or self.layouts.fastest))):
+            yield from self.local.raised(plan)
 
-    def is_new(self, best: Entry, *turned: Any) -> bool:
-        """True if these turns were not tried on a plan of equal outcome: such plans have equal programs.
-
-        A turn that names mesh axes is tried on each mesh.
-        """
-        names_axes = any(isinstance(each, WeightUpdate) and each.group is not None for each in turned)
-        key = (*best.outcome, *turned, best.mesh if names_axes else None)
-        new = key not in self._turned
-        self._turned.add(key)
-        return new
-
-    def better(self, best: Entry, plan: Plan) -> Entry:
-        """The better of an entry and a plan."""
-        entry = self.costed.look(plan)
-        return entry if entry is not None and self.costed.score(entry) < self.costed.score(best) else best
-
-    def values(self, turn: Turn, best: Entry) -> Sequence[Any]:
-        """The candidates of a knob that may improve a plan; if it fits, not those that only save memory."""
-        now, values = getattr(best.plan, turn.knob), list(turn.candidates(best.plan))
-        if turn.spends and best.fits and self.request.objective != "peak_bytes":
-            values = values[: values.index(now)] if now in values else values[:1]
-        return [value for value in values if value != now]
+    def further(self, meshes: Sequence[Mesh]) -> Iterator[None]:
+        """The next best plans improved, and those of more meshes."""
+        for entry in self.costed.ranked()[1:STARTS]:
+            yield from self.local.raised(entry.plan)
+        for mesh in meshes:
+            before = self.costed.least()
+            yield from self.begun(mesh)
+            if self.costed.least() < before:
+                yield from self.local.raised(self.costed.ranked()[0].plan)
 
     def proved(self) -> Iterator[None]:
         """Search every combination with bounds, if there are few."""

@@ -154,6 +154,31 @@ def test_plan_search_keeps_its_time_limit(limit: float):
     assert str(result) and time.perf_counter() - started <= limit + 3
 
 
+RECIPES = [  # what people write first
+    md.Plan("x:8", "batch:x", weight_update="sharded"),
+    md.Plan("x:8", "batch:x", weight_update=md.WeightUpdate("sharded", regather=True)),
+    md.Plan("x:8", "batch:x", weight_update=md.WeightUpdate("sharded", regather=True), remat="full"),
+    md.Plan("x:4 y:2", "batch:x vocab:y d_ff:y heads:y", weight_update="sharded"),
+    md.Plan("x:4 y:2", "batch:x length:y vocab:y d_ff:y heads:y", weight_update="sharded", microbatches=2),
+]
+
+
+@pytest.mark.parametrize(("machine", "part"), [("tpu-v5e", 0.6), ("h100", 0.6)])
+def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float):
+    """With less memory than plain data parallelism needs."""
+    wide = transformer.lm.replace(layers=2, d_model=512, d_ff=2048, d_head=64, batch=64, vocab=8192)
+    knobs = "weight_update remat microbatches"
+
+    def cost(plan: md.Plan) -> Any:
+        return md.compile(wide.train_step(), plan=plan, donate=(0, 1)).cost(*wide.specs(), machine=machine)
+
+    limit = part * cost(md.Plan("x:8", "batch:x")).peak_bytes
+    every = [report.seconds for report in map(cost, RECIPES) if report.peak_bytes <= limit]
+    dims, meshes = "batch length vocab d_ff heads", ["x:8", "x:4 y:2"]
+    result = md.search(wide, mesh=meshes, dims=dims, machine=machine, limit=limit, knobs=knobs, time_limit=None)
+    assert every and result.best.fits and result.best.seconds <= min(every)
+
+
 def test_plan_search_gives_up_plans_that_are_not_costed_in_time():
     with deadline(-1.0), pytest.raises(OutOfTimeError):
         md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...control.host import host_values
 from ...errors import InternalError, Where
 from ...ir import Because, Call, Cause, Cond, Control, Eqn, Graph, Scan, Var, While, cse, dce
 from ...layouts import Sharding
@@ -217,8 +218,9 @@ def _add_loop(
             scope.reasons[v] = reason
     new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
     scope.eqns.append(new.with_control(body=program, consts=n_held))
-    for v in eqn.outs[carries:]:
-        if not scope.default_sharding[v].partial:
+    offloaded = host_values(body)  # the host holds them as the loop stores them
+    for v, inner in zip(eqn.outs[carries:], body.outs[carries:], strict=True):
+        if not scope.default_sharding[v].partial and inner not in offloaded:
             scope.shard_free_dims(v, eqn)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ...control.host import FETCH
 from ...control.region import REGIONS
 from ...errors.deadline import check_deadline
 from ...ir import Because, Cause, Eqn, Linear, Var, walk
@@ -79,8 +80,17 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         views.rename_first(scope, eqn)
     elif op in (ATTENTION, ATTENTION_GRAD):
         lower_attention(scope, eqn)
+    elif op is FETCH and eqn.ins[0] not in scope.unmaterialized:
+        _fetch(scope, eqn)
     else:
         _operate(scope, eqn)
+
+
+def _fetch(scope: Scope, eqn: Eqn) -> None:
+    """Copy a value from the host's memory in the sharding that it has there; its readers reshard the copy."""
+    (x,) = eqn.ins
+    stored = scope.get(x, scope.default_sharding[x], eqn)
+    scope.eqns.append(eqn.replace(ins=(stored,), outs=(scope.define(eqn.outs[0], stored.sharding),)))
 
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from itertools import count
 
+from ...errors.deadline import check_deadline
 from .footprint import Footprint
 from .tasks import Task, Tasks
 
@@ -58,6 +59,7 @@ def list_schedule(
         if not waits_for[task]:
             release(task)
     while computes or sends or running:
+        check_deadline()
         while running and running[0][0] <= now:
             finish(heapq.heappop(running)[2])
         waiting: list[Ready] = []  # for memory, unless nothing else could free it

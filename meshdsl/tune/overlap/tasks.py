@@ -14,6 +14,7 @@ from ...cost.lanes import COMPUTE, Schedule, lane_of
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
 from ...cost.network import Placement
+from ...errors.deadline import check_deadline
 from ...ir import Eqn
 from ...lowering.program import Program
 from ...schedule.reorder import Begin, End, Instruction, reorder
@@ -83,6 +84,7 @@ def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:
 
     A collective starts at its place in the order; its wait is before the first task that reads its result.
     """
+    check_deadline()
     instructions: list[Instruction] = []
     waiting: set[Task] = set()
     for task in order:

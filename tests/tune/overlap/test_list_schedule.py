@@ -18,7 +18,8 @@ from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.unroll import unroll
-from meshdsl.tune.overlap.insertion import improved_schedule
+from meshdsl.tune.overlap.insertion import improved_schedule, insertion_moves
+from meshdsl.tune.overlap.insertion import length as length_of
 from meshdsl.tune.overlap.list_schedule import list_schedule
 from meshdsl.tune.overlap.tasks import Task, Tasks, ordered, tasks_of
 from tests.lowering.programs import draw
@@ -217,3 +218,15 @@ def test_list_schedule_is_near_the_optimum_on_small_graphs(count: int, capsys: p
     with capsys.disabled():
         print(f"list schedule over optimum: mean {sum(ratios) / len(ratios):.4f}, worst {max(ratios):.3f}")
     assert sum(ratios) / len(ratios) < 1.005 and max(ratios) < 1.07
+
+
+def test_insertion_moves_never_lengthen_an_order_and_keep_dependencies() -> None:
+    for seed in range(20):
+        tasks = random_tasks(random.Random(seed), 41, 60)  # more than are searched exhaustively
+        before = list(tasks.all)
+        after = insertion_moves(tasks, before)
+        assert sorted(task.number for task in after) == list(range(len(before)))
+        place = {task: i for i, task in enumerate(after)}
+        assert all(place[source] < place[task] for task in after for source in task.needs)
+        assert length(after) <= length(before)
+        assert length_of(after) == pytest.approx(length(after), rel=1e-12)

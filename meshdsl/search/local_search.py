@@ -1,0 +1,207 @@
+"""Local search over plans: fit a plan into memory, then turn one knob at a time as long as that improves it.
+
+Mesh and layout are knobs too. Each method is a generator that yields after each evaluation, so that a search can stop
+there. `costed` keeps the best plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from typing import Any
+
+from ..compile.plan import Plan
+from ..tune.weight_update import WeightUpdate
+from .evaluate import Entry
+from .knobs import Turn
+from .moves import meshes_near
+from .plan_layouts import PlanLayouts
+from .plan_space import PlanSpace
+
+__all__ = ["LocalSearch"]
+
+SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
+REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
+HIDDEN = 0.01  # least share of the step that an overlap plan must be able to hide
+
+
+class LocalSearch:
+    """The moves from one plan to better ones, and what was tried already."""
+
+    def __init__(self, layouts: PlanLayouts, space: PlanSpace):
+        self.layouts, self.costed, self.space = layouts, layouts.costed, space
+        self.variants, self.objective, self.turns = space.variants, space.request.objective, space.turns
+        self._fitted: set[tuple[float, ...]] = set()  # outcomes of plans
+        self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
+
+    def fitted(self, plan: Plan) -> Iterator[None]:
+        """Turn the knobs that save memory, fastest values first, until the plan fits; skips plans that are too slow."""
+        best = self.costed.look(plan)
+        yield
+        if best is None or best.outcome in self._fitted:
+            return
+        self._fitted.add(best.outcome)
+        if self._amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
+            return
+        for turn in self.turns:
+            for value in self.values(turn, best):
+                if best.fits:
+                    return
+                best = self.better(best, best.plan.replace(**{turn.knob: value}))
+                yield
+
+    def turned(self, plan: Plan) -> Iterator[None]:
+        """Turn each knob of the plan once, mesh and layout excepted."""
+        best = self.costed.look(plan)
+        if best is not None:
+            yield from self._turns(best)
+
+    def raised(self, plan: Plan) -> Iterator[None]:
+        """Make one change at a time as long as that improves the plan."""
+        best = self.costed.look(plan)
+        yield
+        while best is not None:
+            before = best
+            best = yield from self._turns(best)
+            for moves in (self.traded, self.layouts.near, self.resized, self.divided, self.rare):
+                best = yield from self._improved(best, moves)
+            if best is before:
+                return
+
+    def _turns(self, best: Entry) -> Generator[None, None, Entry]:
+        """The best plan after each knob is turned once."""
+        for turn in self.turns:
+            for value in self.values(turn, best):
+                if self.is_new(best, turn.knob, value):
+                    best = self.better(best, best.plan.replace(**{turn.knob: value}))
+                    yield
+        return best
+
+    def _improved(self, best: Entry, moves: Callable[[Entry], Iterator[Plan | None]]) -> Generator[None, None, Entry]:
+        """The best plan after these moves, which start again from every better plan."""
+        before = None
+        while best is not before:
+            before = best
+            for near in moves(best):
+                best = best if near is None else self.better(best, near)
+                yield
+                if best is not before:
+                    break
+        return best
+
+    def resized(self, best: Entry) -> Iterator[Plan]:
+        """The plan on meshes with a factor moved between axes, or with the axes in another order."""
+        yield from filter(self.space.keeps_request, meshes_near(best.plan, self.space.meshes))
+
+    def divided(self, best: Entry) -> Iterator[Plan | None]:
+        """Layouts that use one part of a divided axis."""
+        yield from self.layouts.divided(best, self.space)
+
+    def rare(self, best: Entry) -> Iterator[Plan]:
+        """The values of knobs that seldom help, without overlap plans; and those that save memory and cost time.
+
+        Recomputing can be faster than reading and writing, so the latter are tried even if the plan fits.
+        """
+        for turn in self.turns:
+            values = self.values(turn, best, rare=True) if turn.knob != "overlap" else ()
+            if turn.spends and best.fits:
+                known = list(turn.candidates(best.plan))
+                now = self._position(turn, known, best.plan)
+                saving = known if now is None else known[now + 1 :]
+                values = saving[:1] if turn.knob == "microbatches" else saving
+            for value in values:
+                if self.is_new(best, turn.knob, value):
+                    yield best.plan.replace(**{turn.knob: value})
+
+    def traded(self, best: Entry) -> Iterator[Plan | None]:
+        """Plans that spend less time by one knob that saves memory, and more by another, until they fit."""
+        spending = [turn for turn in self.turns if turn.spends]
+        for less, more in itertools.permutations(spending, 2):
+            for value in self.values(less, best) if best.fits else ():
+                if not self.is_new(best, less.knob, value, more.knob):
+                    continue
+                plan = best.plan.replace(**{less.knob: value})
+                entry = self.costed.look(plan)
+                yield None
+                for each in () if entry is None or entry.fits else self.values(more, entry):
+                    if entry is None or entry.fits or self._amount(entry) >= self._amount(best):
+                        break
+                    entry = self.costed.look(plan.replace(**{more.knob: each}))
+                    yield None
+                if entry is not None and entry.fits:
+                    yield entry.plan
+
+    def reordered(self, modes: Collection[str]) -> Iterator[None]:
+        """Overlap plans, in these modes, of the best plan without overlap, and of it under other weight updates.
+
+        They come last, because each takes seconds to make for a deep model. A plan is left out if it could not be the
+        best even without its exposed communication.
+        """
+        plain = [entry for entry in self.costed.entries.values() if entry.plan.overlap.mode == "none"]
+        best = min(plain, key=self.costed.score, default=None)
+        turn = next((turn for turn in self.turns if turn.knob == "overlap"), None)
+        if best is None or turn is None:
+            return
+        for entry in self._updated(best):
+            for value in self.values(turn, entry, rare=True):
+                hidden = (1 - HIDDEN) * self.costed.least() < entry.seconds * (1 - entry.exposed)
+                if self.objective == "seconds" and entry.fits and hidden:
+                    continue
+                if value.mode in modes and self.is_new(entry, turn.knob, value):
+                    self.costed.look(entry.plan.replace(overlap=value))
+                    yield
+
+    def _updated(self, best: Entry) -> list[Entry]:
+        """The plan, and those costed that differ in the weight update alone and are little slower; best first."""
+        near = {best.outcome: best}
+        for turn in self.turns:
+            for value in turn.candidates(best.plan) if turn.knob == "weight_update" else ():
+                plan = self.variants.canonical(best.plan.replace(weight_update=value))
+                entry = self.costed.entries.get(plan) if plan is not None else None
+                if entry is not None and entry.fits and self._amount(entry) < REORDERED * self._amount(best):
+                    near.setdefault(entry.outcome, entry)
+        return sorted(near.values(), key=self.costed.score)[:2]
+
+    def is_new(self, best: Entry, *turned: Any) -> bool:
+        """True if these turns were not tried on a plan of equal outcome: such plans have equal programs.
+
+        A turn that names mesh axes is tried on each mesh.
+        """
+        names_axes = any(isinstance(each, WeightUpdate) and each.group is not None for each in turned)
+        key = (*best.outcome, *turned, best.mesh if names_axes else None)
+        new = key not in self._turned
+        self._turned.add(key)
+        return new
+
+    def better(self, best: Entry, plan: Plan) -> Entry:
+        """The better of an entry and a plan."""
+        entry = self.costed.look(plan)
+        return entry if entry is not None and self.costed.score(entry) < self.costed.score(best) else best
+
+    def values(self, turn: Turn, best: Entry, rare: bool = False) -> Sequence[Any]:
+        """The candidates of a knob that may improve a plan.
+
+        Of knobs that trade time for memory, these are the faster candidates if the plan fits, and the smaller ones if
+        it does not.
+        """
+        values = [value for value in turn.candidates(best.plan) if turn.rare(value) == rare]
+        now = self._position(turn, values, best.plan)
+        if turn.spends and best.fits and self.objective != "peak_bytes":
+            return values[:now]
+        if turn.spends and not best.fits and now is not None:
+            return values[now + 1 :]
+        return [value for i, value in enumerate(values) if i != now]
+
+    def _position(self, turn: Turn, values: Sequence[Any], plan: Plan) -> int | None:
+        """The place of the plan's value among others; "model" has that of the value that makes the same step."""
+        for i, value in enumerate(values):
+            if value == getattr(plan, turn.knob):
+                return i
+        if turn.knob != "remat":
+            return None
+        same = (i for i, value in enumerate(values) if self.variants.canonical(plan.replace(remat=value)) == plan)
+        return next(same, None)
+
+    def _amount(self, entry: Entry | None) -> float:
+        return math.inf if entry is None else getattr(entry, self.objective)
