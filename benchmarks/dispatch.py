@@ -4,7 +4,8 @@ One device routes one group (capacity factor 2), sends its tokens to slots and r
 without experts. Prints a JSON line for each size and method: seconds, floating-point operations and temporary memory.
 The last line is the crossing point, which "auto" uses: the smallest mask size (tokens x experts x capacity) from which
 dispatch by index took less CPU time at every measured size. With `--tpu`, the TPU compiler's cycles are compared
-instead (needs the extra `aot`).
+instead (needs the extra `aot`). With `--dropless`, a whole gated layer that drops no token is compared: grouped
+products, and a slot for every token at every expert.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -74,11 +75,35 @@ def measured(router: str, tokens: int, experts: int, model: int, rounds: int) ->
     return figures
 
 
+def dropless(tokens: int, experts: int, model: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """The figures of a layer of Mixtral's kind, and of its gradient; `hidden` is 3.5 times `model`, as in Mixtral."""
+    expert, hidden = md.Dim("expert", experts), md.Dim("expert_hidden", model * 7 // 2)
+    x = md.random.normal(md.random.key(0), [md.Dim("position", tokens), md.Dim("token", 1), md.Dim("model", model)])
+    steps: dict[str, Callable[[], object]] = {}
+    flops: dict[str, float] = {}
+    for name in ("grouped", "index"):
+        options: dict[str, Any] = {"router": "mixtral", "activation": "silu", "gated": True, "weigh": "hidden"}
+        layer = md.model(
+            lambda x, name=name, options=options: md.nn.moe_layer(
+                x, expert, hidden, tokens="token", dispatch=name, **options
+            )
+        )
+        params = layer.init(md.random.key(1), x)
+        loss = md.value_and_grad(lambda params, x, layer=layer: md.mean(md.square(layer(params, x)[0])), (0, 1))
+        step = md.compile(loss, "one:1", "")
+        flops[name] = step.cost(params, x).to_dict()["flops"]
+        steps[name] = lambda step=step, params=params: jax.block_until_ready(step(params, x))
+    size = {"tokens": tokens, "experts": experts, "model": model, "hidden": hidden.size}
+    for name, times in ratio.measure(steps, rounds).items():
+        yield {"figure": "dropless", **size, "method": name, "flops": flops[name], **times}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--router", default="top2")
     parser.add_argument("--tpu", action="store_true", help="cycles of the TPU compiler instead of CPU time")
+    parser.add_argument("--dropless", action="store_true", help="a layer that drops no token")
     parser.add_argument("--model", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--experts", type=int, nargs="*", default=EXPERTS)
@@ -89,6 +114,12 @@ def main() -> int:
         for tokens in args.tokens:
             for experts in args.experts:
                 print(json.dumps(estimated(args.router, tokens, experts, args.model, chip)), flush=True)
+        return 0
+    if args.dropless:
+        for tokens in args.tokens:
+            for experts in args.experts:
+                for line in dropless(tokens, experts, args.model, args.rounds):
+                    print(json.dumps(line), flush=True)
         return 0
     index_wins: dict[int, bool] = {}
     for tokens in args.tokens:

@@ -11,7 +11,8 @@ b is a device's part of the batch, and X = 4 b length d_model bytes. The formula
   again in the backward pass: 2 a layer (3 in T5's decoder, 1 in Mamba) and 1 for the output layer.
 - context: in each layer (n - 1) / n of a block of q, k, v and the result, or n - 1 blocks of k and v if that is less;
   as much for their gradients. In Mamba, kernel - 1 positions of `inner` to a neighbour, and n - 1 states and decays.
-- expert: 4 all_to_alls a layer of the slots, 4 b length experts d_model bytes, since no token is dropped.
+- expert: 4 all_to_alls a layer of the slots (dispatch "index"), 4 b length experts d_model bytes, since no token is
+  dropped.
 - all: an all-reduce of the gradient of each parameter, as large as its shard, over the devices that have it too.
 """
 
@@ -81,7 +82,9 @@ class Case:
 def cases() -> Iterator[Case]:
     for name, sizes in SIZES.items():
         workload = getattr(importlib.import_module(f"models.{name}"), name).replace(**sizes)
-        yield from (Case(name, layout, workload) for layout in LAYOUTS if layout in workload.layouts)
+        for layout in (each for each in LAYOUTS if each in workload.layouts):
+            slots = {"dispatch": "index"} if "expert" in layout else {}
+            yield Case(name, layout, workload.replace(**slots))
 
 
 def sent(case: Case) -> int:

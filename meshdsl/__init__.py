@@ -59,6 +59,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.slicing": ("pad", "reverse", "roll", "shift", "slice"),
     "ops.dynamic": ("dynamic_slice", "dynamic_update_slice"),
     "ops.joining": ("concat", "stack", "unstack"),
+    "ops.grouped": ("grouped_dot",),
     "ops.indexing": ("iota", "one_hot", "put_add", "take"),
     "ops.ordering": ("argsort", "cumsum", "sort", "top_k"),
     "ops.conv": ("conv",),

@@ -100,6 +100,7 @@ from .ops.elementwise import tanh as tanh
 from .ops.elementwise import where as where
 from .ops.extremes import argmax as argmax
 from .ops.extremes import argmin as argmin
+from .ops.grouped import grouped_dot as grouped_dot
 from .ops.indexing import iota as iota
 from .ops.indexing import one_hot as one_hot
 from .ops.indexing import put_add as put_add

@@ -4,14 +4,14 @@
     for each layer:  x = x + attention(norm(x));  x = x + sum over the two best experts e of g_e FFN_e(norm(x))
     logits = norm(x) unembed;  loss = mean over batch and length of the cross entropy
 
-g is the softmax over all experts, divided by its sum over the two. By default, no token is dropped: each token is a
-group of its own, with a slot at every expert, so that the experts compute experts / chosen times what they need.
-With a `capacity_factor`, a sequence is a group; an expert has ceil(factor * chosen * length / experts) slots, and
+g is the softmax over all experts, divided by its sum over the two. By default, no token is dropped: the experts
+compute grouped products, or with `dispatch` "index" or "einsum" a slot for every token, experts / chosen times the
+work. With a `capacity_factor`, a sequence is a group; an expert has ceil(factor * chosen * length / experts) slots, and
 tokens beyond them skip it. There, `expert_position` is no dim, and the layouts with `context` do not apply.
 
-The layouts are those of models/llama.py, and three with whole experts on different devices: `expert` sends slots by
-all_to_all; `expert_model` also shards heads, vocabulary and each expert; `expert_zero` also stores heads and vocabulary
-sharded over the data axis.
+The layouts are those of models/llama.py, and three with whole experts on different devices, where slots are sent by
+all_to_all and grouped products gather the experts: `expert`; `expert_model` also shards heads, vocabulary and each
+expert; `expert_zero` also stores heads and vocabulary sharded over the data axis.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Config(llama.Config):
     experts: int = 4
     chosen: int = 2  # experts of each token
     capacity_factor: float = 0.0  # 0: no token is dropped
+    dispatch: str = "auto"  # of md.nn.moe_layer; auto: "grouped" if no token is dropped
     exchange: str = "padded"  # or "ragged", which sends only filled slots
     window: int = 0  # keys that a query sees, including its own; 0: all before it
 
@@ -62,6 +63,8 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     head, group = md.Dim("head", config.d_head), md.Dim("group", config.query_heads // config.heads)
     speeds, window = config.rotary.speeds(head), config.window or None
     attention = causal.Attention(wide, heads, head, precision, group, speeds=speeds, window=window)
+    dropless = not factor and config.exchange == "padded"
+    dispatch = "grouped" if dropless and config.dispatch == "auto" else config.dispatch
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def experts(x: md.Tensor) -> md.Tensor:
@@ -71,7 +74,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
         y, _ = md.nn.moe_layer(
             tokens, md.Dim("expert", config.experts), d_ff, tokens=tokens.dims[-2], router="mixtral", k=config.chosen,
             capacity_formula="paper" if factor else "all", capacity_factor=factor or 1.0, exchange=config.exchange,
-            weigh="hidden", activation="silu", gated=True, precision=precision,
+            dispatch=dispatch, weigh="hidden", activation="silu", gated=True, precision=precision,
         )  # fmt: skip
         return md.reshape(y, x.dims)
 

@@ -19,6 +19,7 @@ TITLES = {
     "ops.dtypes": "Elementwise operations",
     "ops.mapping": "Elementwise operations",
     "ops.contraction": "Contractions, reductions and broadcasting",
+    "ops.grouped": "Contractions, reductions and broadcasting",
     "ops.reductions": "Contractions, reductions and broadcasting",
     "ops.softmax": "Contractions, reductions and broadcasting",
     "ops.attention": "Attention",

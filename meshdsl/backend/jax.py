@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from ..jaxprs.call import call_on_blocks
-from . import direct
+from . import direct, grouped
 from .attention import Arrays, blockwise, cudnn, fused
 from .formulas import Numbers, window_count
 
@@ -52,6 +52,9 @@ class _Jax:
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
         return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
+
+    grouped_dot = staticmethod(grouped.grouped_dot)
+    grouped_outer = staticmethod(grouped.grouped_outer)
 
     @staticmethod
     def bitcast(x: Any, dtype: Any) -> Any:

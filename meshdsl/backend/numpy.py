@@ -74,6 +74,18 @@ class _NumPy:
         return np.asarray(np.einsum(formula, *(_wide(x) for x in xs), optimize=True)).astype(dtype)
 
     @staticmethod
+    def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
+        out = np.zeros((len(x), w.shape[2]), dtype)
+        for g in range(len(w)):
+            out[group == g] = _wide(x)[group == g] @ _wide(w)[g]
+        return out
+
+    @staticmethod
+    def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
+        sums = [_wide(x)[group == g].T @ _wide(y)[group == g] for g in range(groups)]
+        return np.asarray(sums, dtype).reshape(groups, x.shape[1], y.shape[1])
+
+    @staticmethod
     def bitcast(x: Any, dtype: Any) -> Any:
         return np.ascontiguousarray(x).view(dtype).reshape(np.shape(x))
 

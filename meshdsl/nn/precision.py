@@ -37,7 +37,15 @@ class Precision:
 
     def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
         """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
-        y = md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
+        return self._rounded(md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce))
+
+    def grouped_dot(self, x: md.Tensor, w: md.Tensor, i: md.Tensor, by: md.Dim, over: md.Dim) -> md.Tensor:
+        """`md.grouped_dot` of the operands cast to `compute`, accumulated and returned in `reduce`."""
+        x, w = md.cast(x, self.compute), md.cast(w, self.compute)
+        return self._rounded(md.grouped_dot(x, w, i, by=by, over=over, dtype=self.reduce))
+
+    def _rounded(self, y: md.Tensor) -> md.Tensor:
+        """The product; its cotangent is rounded to `gradient`."""
         gradient = md.spec([], self.gradient or self.compute).dtype
         return _with_cotangent_in(y, gradient) if gradient.itemsize < y.dtype.itemsize else y
 

@@ -15,7 +15,7 @@ from meshdsl.ops import indexing
 from meshdsl.trace import Tensor, bind1
 
 from .operands import INTS, REAL, V, W, X, size_of
-from .row import INDEX, In, Row
+from .row import INDEX, In, Row, widest
 
 # ruff: noqa: E501, E731 - a table: a row is a line, and its functions are lambdas or have a name beside it
 # fmt: off
@@ -36,6 +36,15 @@ def indices() -> Iterator[Row]:
 
     yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
     yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", INDEX)), taken, every)
+
+    def grouped(x: Any, w: Any, i: Any) -> Any:  # x [a b], w [d b c], i [a t]: each index selects a matrix
+        inside = (i >= 0) & (i < len(w))
+        matrices = np.where(inside[..., None, None], w[np.where(inside, i, 0)], 0) if len(w) else np.zeros((*i.shape, *w.shape[1:]), w.dtype)
+        return np.einsum("ab,atbc->atc", x.astype(widest(x.dtype)), matrices.astype(widest(x.dtype))).astype(x.dtype)
+
+    grouped_by = lambda x, w, i: md.grouped_dot(x, w, i, by="d", over="b")
+    yield Row("grouped_dot", grouped_by, (X, In("d b c"), In("a t", "place:d", INDEX)), grouped)
+    yield Row("grouped_dot_order", grouped_by, (In("b a"), In("c d b"), In("a", "place:d", INDEX)), lambda x, w, i: grouped(x.T, w.transpose(1, 2, 0), i[:, None])[:, 0])
 
     def paired(x: Any, i: Any) -> Any:  # each index of the shared dim has its own table and indices
         return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)

@@ -17,6 +17,7 @@ DOUBLE = md.nn.Precision("float64", "float64", "float64")
 EXPERT, HIDDEN = md.dims("expert:4 expert_hidden:6")
 X = "batch:4 length:8 model:6"
 METHODS = ("index", "einsum")
+GROUPED = (*METHODS, "grouped")  # where tokens choose
 
 
 def layer(precision: md.nn.Precision = DOUBLE, expert: md.Dim = EXPERT, **options: Any) -> md.Model:
@@ -51,7 +52,7 @@ def close(got: Any, want: Any, what: str, rtol: float = 1e-12) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=f"{what} {path}")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GROUPED)
 @pytest.mark.parametrize("gated", [False, True])
 def test_moe_layer_equals_the_weighted_sum_of_experts(method: str, gated: bool):
     capacity = {"capacity_factor": 1.0, "capacity_formula": "switch"}
@@ -100,11 +101,12 @@ ROUTERS = ("top2", "tutel_prioritised", "expert_choice")
 def test_moe_layer_is_equal_under_every_layout_and_dispatch(router: str):
     key = md.random.key(3)
     options = {"router": router, "capacity_factor": 1.0, "capacity_formula": "switch", "jitter": 0.1, "z_weight": 0.1}
-    models = {method: layer(dispatch=method, **options) for method in METHODS}
+    methods = METHODS if router == "expert_choice" else GROUPED
+    models = {method: layer(dispatch=method, **options) for method in methods}
     params, x = inputs(models["index"], key)
     want = simulated(value_and_grads(models["einsum"]), params, x, key)
     close(simulated(value_and_grads(models["index"]), params, x, key), want, "index")
-    for method in METHODS:
+    for method in methods:
         chosen = LAYOUTS[1::4] if router != "top2" else LAYOUTS if method == "index" else LAYOUTS[1::3]
         for mesh, layout in chosen:
             got = simulated(value_and_grads(models[method]), params, x, key, mesh=mesh, layout=layout)
@@ -124,7 +126,7 @@ def sent(model: md.Model, mesh: str, layout: str, x: str = X) -> list[Any]:
     return list(md.compile(value_and_grads(model), mesh, layout).program(model.specs(spec), spec).collectives)
 
 
-@pytest.mark.parametrize(("router", "method"), [("top2", "index"), ("mixtral", "einsum"), ("expert_choice", "index")])
+@pytest.mark.parametrize(("router", "method"), [("top2", "index"), ("mixtral", "grouped"), ("expert_choice", "index")])
 def test_weights_on_the_hidden_layer_give_the_same_sum(router: str, method: str):
     options = {"router": router, "dispatch": method, "capacity_factor": 1.0, "gated": True}
     params, x = inputs(layer(**options))
@@ -180,13 +182,39 @@ def test_dispatch_sends_the_compute_dtype(method: str):
 @pytest.mark.parametrize("router", ["top2", "expert_choice"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dispatch_methods_agree_in_narrow_dtypes(router: str, dtype: str):
-    made = {method: layer(md.nn.Precision(compute=dtype), dispatch=method, router=router) for method in METHODS}
+    methods = METHODS if router == "expert_choice" else GROUPED
+    made = {method: layer(md.nn.Precision(compute=dtype), dispatch=method, router=router) for method in methods}
     params, x = inputs(made["index"])
     narrow = {name: md.tensor(p.numpy().astype("float32"), p.dims) for name, p in params.items()}
     x = md.tensor(x.numpy().astype(dtype), x.dims)
     got = {method: simulated(value_and_grads(model), narrow, x) for method, model in made.items()}
     as_float = jax.tree.map(lambda a: np.asarray(a, np.float64), got)
-    close(as_float["index"], as_float["einsum"], dtype, rtol=1e-5 if dtype == "float32" else 3e-2)
+    for method in methods:
+        close(as_float[method], as_float["einsum"], dtype, rtol=1e-5 if dtype == "float32" else 3e-2)
+
+
+def test_grouped_dispatch_sends_gradients_and_gathers_split_experts():
+    """No slots are sent, and partial sums over a split hidden dim are reduced for each token, not for each choice."""
+    model = layer(md.nn.Precision(), dispatch="grouped", router="mixtral", weigh="hidden", aux_weight=0.0)
+    weights, gate, y = 4 * 6 * 6 * 4, 6 * 4 * 4, 4 * 8 * 6 * 4
+    data = sent(model, "rows:4", "batch:rows")
+    assert {c.kind for c in data} == {"all_reduce"} and sum(c.bytes for c in data) == 4 + gate + 2 * weights
+    experts = [c for c in sent(model, "rows:4", "batch:rows expert:rows") if c.bytes == weights]
+    assert sorted(c.kind for c in experts) == [*["all_gather"] * 2, *["reduce_scatter"] * 2]
+    hidden = sent(model, "cols:2", "expert_hidden:cols")
+    assert {c.kind for c in hidden} == {"all_reduce"} and max(c.bytes for c in hidden) == y
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"router": "expert_choice"}, "for routers where tokens choose"),
+        ({"exchange": "ragged"}, "dispatch='grouped' has none"),
+    ],
+)
+def test_grouped_dispatch_refuses_what_it_cannot_do(options: dict[str, Any], message: str):
+    with pytest.raises(md.ShapeError, match=message):
+        layer(dispatch="grouped", **options).specs(md.spec(X))
 
 
 def test_moe_layer_does_not_route_padding():

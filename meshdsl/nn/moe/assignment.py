@@ -17,7 +17,7 @@ from .options import choices_of
 from .router_args import RouterArgs, router_args
 from .slots import slots_of
 
-__all__ = ["Assignment", "Choice", "Picks", "assign"]
+__all__ = ["Assignment", "Choice", "Picks", "assign", "choices"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,22 @@ def assign(
         return _by_ids(args, args.ids)
     assert args.gates is not None
     return (_expert_choice if args.router == "expert_choice" else _token_choice)(args, args.gates)
+
+
+def choices(assignment: Assignment) -> tuple[md.Tensor, md.Tensor]:
+    """The expert and the weight of every choice [groups, token, choice]; 0 is the weight of a choice without a slot."""
+    if isinstance(assignment.by, Picks):
+        raise md.ShapeError(
+            "dispatch='grouped' is for routers where tokens choose experts; in this one, experts choose tokens\n"
+            "  use dispatch='auto'"
+        )
+    choice = md.Dim("choice", len(assignment.by))
+    weights = [md.where(each.kept, each.weight, 0) for each in assignment.by]
+    dims = assignment.by[0].expert.dims
+    index, weight = (
+        md.stack([md.transpose(x, dims) for x in xs], choice) for xs in ([c.expert for c in assignment.by], weights)
+    )
+    return md.transpose(index, [*dims, choice]), md.transpose(weight, [*dims, choice])
 
 
 def _chosen(args: RouterArgs, scores: md.Tensor) -> tuple[md.Tensor, md.Tensor]:

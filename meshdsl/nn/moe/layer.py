@@ -9,7 +9,7 @@ import meshdsl as md
 
 from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, Precision, dim_of, new_dim
-from .assignment import assign
+from .assignment import assign, choices
 from .dispatch import dispatch_by, unweighted
 from .options import PRESETS, capacity_of, choices_of, resolve, suggest
 from .token_parts import RoutedPart, check_parts, cut, join, route_parts
@@ -72,11 +72,14 @@ def moe_layer(
     Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
     `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are
     exchanged by all_to_all in the compute dtype; `expert_hidden:cols` shards each expert. `dispatch` is "index",
-    "einsum" or "auto" (see `md.nn.moe.dispatch_by`). `exchange` is "padded", to send every slot, or "ragged", to send
-    each expert's slots up to the last filled one (`md.ragged`); the results are equal. Ragged exchanges run on TPUs
-    and GPUs. `weigh` says what the weights of the choices multiply: the "output" of the experts, in the sum over a
-    token's slots, or their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum,
-    and are reduced for each token instead of each slot. With `parts`, the tokens of a group are routed, sent and
+    "einsum" or "auto" (see `md.nn.moe.dispatch_by`), with equal results, or "grouped": no slots, but each token times
+    the matrices of its experts (`md.grouped_dot`), so that the experts compute no empty slots. This is for layers that
+    drop no token, of routers where tokens choose; where a layout splits `expert`, devices gather the matrices.
+    `exchange` is "padded", to send every slot, or "ragged", to send each expert's slots up to the last filled one
+    (`md.ragged`); the results are equal. Ragged exchanges run on TPUs and GPUs. `weigh` says what the weights of the
+    choices multiply: the "output" of the experts, in the sum over a token's slots, or their "hidden" layer, so that
+    partial sums over a sharded `hidden` stay partial until this sum, and are reduced for each token instead of each
+    slot. With `parts`, the tokens of a group are routed, sent and
     computed in parts, which `overlap=` can run beside one another; the same tokens are kept. Each part has all slots,
     so it is meant for ragged exchanges, and experts compute `parts` times as many slots.
 
@@ -87,6 +90,10 @@ def moe_layer(
     if exchange not in EXCHANGES:
         raise md.ShapeError(
             f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
+        )
+    if dispatch == "grouped" and exchange == "ragged":
+        raise md.ShapeError(
+            "exchange='ragged' sends filled slots, and dispatch='grouped' has none; leave out one of them"
         )
     if weigh not in WEIGHED:
         raise md.ShapeError(f"unknown weigh {weigh!r}; {suggest(weigh, WEIGHED)}known: {', '.join(WEIGHED)}")
@@ -129,6 +136,14 @@ def moe_layer(
 
         def computed(x: md.Tensor, part: RoutedPart) -> md.Tensor:
             """The experts' results of some tokens, weighted."""
+            expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
+            if dispatch == "grouped":
+                md.rename(
+                    x, **{d.name: expert_names[d.name] for d in groups}
+                )  # a layout may name dims of slots here too
+                index, weights = choices(part.assignment)
+                return md.transpose(_grouped(x, index, weights, matrices, weigh, activation, precision), x.dims)
+            back = {new: old for old, new in expert_names.items()}
             assignment, weights = unweighted(part.assignment) if weigh == "hidden" else (part.assignment, None)
             dispatcher = dispatch_by(dispatch, assignment)
             demand = k * assignment.tokens.size / (gate.size * slot.size)
@@ -137,11 +152,9 @@ def moe_layer(
             def mark_ragged(slots: md.Tensor) -> md.Tensor:
                 return md.ragged(slots, part.filled, slot, share) if exchange == "ragged" else slots
 
-            expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
             expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
             weights = None if weights is None else md.rename(weights, **expert_names)
             y = _experts(md.prefer(expert_inputs, expert), weights, matrices, expert, activation, precision)
-            back = {new: old for old, new in expert_names.items()}
             y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, expert), **back)))
             return md.transpose(y, x.dims)
 
@@ -180,6 +193,32 @@ def _matrices(
         name: md.param(name, [experts, a, b], init=init or md.init.lecun(fan_in=a), dtype=precision.param)
         for name, (a, b) in dims.items()
     }
+
+
+def _grouped(
+    x: md.Tensor,
+    index: md.Tensor,
+    weights: md.Tensor,
+    matrices: Mapping[str, md.Tensor],
+    weigh: str,
+    activation: str,
+    precision: Precision,
+) -> md.Tensor:
+    """The weighted sum of the experts that each token chose; `index` and `weights` are [groups, token, choice]."""
+    act = ACTIVATIONS[activation]
+
+    def product(y: md.Tensor, name: str) -> md.Tensor:
+        expert, gone, _ = matrices[name].dims
+        y = precision.grouped_dot(y, matrices[name], index, expert, gone)
+        return md.cast(md.prefer(y, *index.dims), precision.compute)
+
+    y = product(x, "wi")
+    y = act(product(x, "wi_gate")) * y if "wi_gate" in matrices else act(y)
+    y = y * md.cast(weights, y.dtype) if weigh == "hidden" else y
+    y = product(y, "wo")
+    y = md.cast(y, precision.reduce)
+    y = y * md.cast(weights, y.dtype) if weigh == "output" else y
+    return md.cast(md.sum(y, index.dims[-1]), precision.compute)
 
 
 def _experts(
