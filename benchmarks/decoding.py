@@ -38,8 +38,8 @@ def compiled(workload: md.Workload, decoder: Any, search: Any) -> tuple[Callable
     model = decoder(workload.config, search)
     params, _ = workload.init(md.random.key(0))
     spec = workload.inputs(workload.config)["source"]
-    ids = np.random.default_rng(0).integers(3, 259, [d.size for d in spec.shape])
-    args = params, {"source": md.tensor(ids.astype(np.int32), spec.shape)}
+    ids = np.random.default_rng(0).integers(3, 259, [d.size for d in spec.dims])
+    args = params, {"source": md.tensor(ids.astype(np.int32), spec.dims)}
 
     def decoding(params: Any, batch: Any) -> Any:
         return model(params, batch)

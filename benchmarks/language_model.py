@@ -54,11 +54,9 @@ def compiled() -> tuple[md.Compiled, tuple, dict]:
     workload = transformer.benchmark
     arrays = baseline.arrays()
     params, moments, batch = workload.specs()
-    values = {path: md.tensor(arrays[PATHS[path]], spec.shape) for path, spec in params.items()}
-    state = jax.tree.map(
-        lambda spec: md.tensor(np.zeros([d.size for d in spec.shape], spec.dtype), spec.shape), moments
-    )
-    tokens = {name: md.tensor(arrays[name], spec.shape) for name, spec in batch.items()}
+    values = {path: md.tensor(arrays[PATHS[path]], spec.dims) for path, spec in params.items()}
+    state = jax.tree.map(lambda spec: md.tensor(np.zeros([d.size for d in spec.dims], spec.dtype), spec.dims), moments)
+    tokens = {name: md.tensor(arrays[name], spec.dims) for name, spec in batch.items()}
     train_step = workload.train_step()
 
     def step(state: tuple, batch: dict) -> tuple[tuple, md.Tensor]:

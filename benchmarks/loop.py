@@ -34,7 +34,7 @@ def measure(steps: int, rounds: int, *, has_key: bool = False) -> dict[str, Any]
     mesh, layout = md.Mesh("all:1"), md.Layout("")
     specs = workload.inputs(workload.config)
     draw = np.random.default_rng(0)
-    batch = {name: draw.standard_normal([d.size for d in spec.shape], np.float32) for name, spec in specs.items()}
+    batch = {name: draw.standard_normal([d.size for d in spec.dims], np.float32) for name, spec in specs.items()}
     bare, looped = [], []
     for _ in range(rounds):
         bare.append(_bare(workload, mesh, layout, batch, steps, has_key))
@@ -74,7 +74,7 @@ def _bare(
     for n in range(steps + 20):
         if n == 20:
             began = _cpu()
-        tensors = {name: md.tensor(batch[name], spec.shape) for name, spec in specs.items()}
+        tensors = {name: md.tensor(batch[name], spec.dims) for name, spec in specs.items()}
         params, state, metrics = step(params, state, tensors, *step_key)
         for value in pending.values():
             float(value.numpy())

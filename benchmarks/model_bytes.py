@@ -114,9 +114,9 @@ def gradients(case: Case) -> float:
     """All-reduces of gradients over the devices that share a shard and do not compute the same."""
     total = 0.0
     for spec in case.workload.specs()[0].values():
-        split = {a for d in spec.shape for a in case.rules.get(d.name, ())}
+        split = {a for d in spec.dims for a in case.rules.get(d.name, ())}
         apart = {a for d in ("batch", "length") for a in case.rules.get(d, ())} - split
-        size = 4 * math.prod(d.size for d in spec.shape) / math.prod(case.axes[a] for a in split)
+        size = 4 * math.prod(d.size for d in spec.dims) / math.prod(case.axes[a] for a in split)
         total += 2 * share(math.prod(case.axes[a] for a in apart), size)
     return total
 

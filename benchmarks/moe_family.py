@@ -52,8 +52,8 @@ def parameters() -> Iterator[dict[str, Any]]:
     """The number of parameters of each model; the experts' parameters are sharded, the others replicated."""
     for experts, layers in FAMILY:
         params = preset(experts, layers).specs()[0]
-        sizes = {path: math.prod(d.size for d in spec.shape) for path, spec in params.items()}
-        split = sum(n for path, n in sizes.items() if any(d.name == "expert" for d in params[path].shape))
+        sizes = {path: math.prod(d.size for d in spec.dims) for path, spec in params.items()}
+        split = sum(n for path, n in sizes.items() if any(d.name == "expert" for d in params[path].dims))
         total = sum(sizes.values())
         yield {
             "experts": experts,

@@ -65,7 +65,7 @@ def weights() -> Iterator[tuple[str, list[list[int]]]]:
     for setting in LARGE:
         leaves = jax.tree.leaves(setting.workload.specs()[0])
         stacked = "layer" if "Transformer" in setting.label else ""
-        yield setting.label, [[d.size for d in spec.shape if d.name != stacked] for spec in leaves]
+        yield setting.label, [[d.size for d in spec.dims if d.name != stacked] for spec in leaves]
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def inputs(config: Config) -> dict[str, object]:
 def model(config: Config) -> md.Model:
     """A model that computes y [batch, io].
 
-    >>> {path: spec.shape for path, spec in model(Config(io=2, hidden=3)).specs(inputs(Config(io=2))).items()}
+    >>> {path: spec.dims for path, spec in model(Config(io=2, hidden=3)).specs(inputs(Config(io=2))).items()}
     {'w': (io=2, hidden=3), 'bias': (hidden=3,), 'v': (hidden=3, io=2)}
     """
     io, hidden = md.Dim("io", config.io), md.Dim("hidden", config.hidden)

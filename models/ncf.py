@@ -147,7 +147,7 @@ def hit_rate(
     user_count = len(graph.users)
     evaluation = ncf.replace(**{**dataclasses.asdict(config), "batch": user_count, "negatives": 99})
     batch = {
-        name: md.tensor(values, evaluation.inputs(evaluation.config)[name].shape)
+        name: md.tensor(values, evaluation.inputs(evaluation.config)[name].dims)
         for name, values in graph.batch("held_out", 0, 0, user_count, 99).items()
     }
     return float(md.compile(evaluation.eval_step(), mesh, layout)(params, batch)["hit_rate"].numpy())

@@ -144,7 +144,7 @@ def measured(setting: Setting, rounds: int = 5) -> dict[str, float]:
 def _runner(setting: Setting, mode: str) -> Callable[[], None]:
     """A function that trains one step, on zeros."""
     compiled, (_, _, batch) = step(setting, mode)
-    tensors = {name: md.tensor(np.zeros([d.size for d in s.shape], s.dtype), s.shape) for name, s in batch.items()}
+    tensors = {name: md.tensor(np.zeros([d.size for d in s.dims], s.dtype), s.dims) for name, s in batch.items()}
     params, state = md.compile(setting.workload.init, setting.mesh, setting.layout)(md.random.key(0))
 
     def run() -> None:

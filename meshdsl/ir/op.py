@@ -19,7 +19,10 @@ __all__ = ["Bounded", "Fuses", "Labels", "Linear", "Op", "Params", "Product", "R
 
 @dataclass(frozen=True)
 class Type:
-    """The abstract form of a value: dims in storage order and dtype."""
+    """The abstract form of a value: dims in storage order and dtype.
+
+    `.dims` has one meaning for specs and tensors. `.shape` is the same tuple of dims here, and a tensor's are sizes.
+    """
 
     shape: Shape
     dtype: np.dtype
