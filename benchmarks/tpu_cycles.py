@@ -2,10 +2,10 @@
 
 Needs `pip install "meshdsl[aot]"`, but no TPU. Compiles every workload for eight v5e chips three times: hand-written
 with `shard_map` where this exists, by meshdsl, and by GSPMD (`jit` with shardings). Prints a JSON line per candidate:
-`cycles` is the sum of the compiler's `estimated_cycles` on one device, loop bodies times their trips, without
-communication; `sent` are the bytes one device sends along rings; `peak` is the compiler's peak memory. Ratios are of
-meshdsl to the other candidate. `--large` compiles workloads of real sizes, whose GSPMD program is that of the same
-traced graph. `--text DIRECTORY` keeps the compiler's texts.
+`cycles` is the sum of the compiler's `estimated_cycles` on one device, loop bodies times their trips, of a conditional
+its longest branch, without communication; `sent` are the bytes one device sends along rings; `peak` is the compiler's
+peak memory. Ratios are of meshdsl to the other candidate. `--large` compiles workloads of real sizes, whose GSPMD
+program is that of the same traced graph. `--text DIRECTORY` keeps the compiler's texts.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ def large(on: list[Any]) -> dict[str, Candidates]:
     points = {
         "llama data": (LLAMA, transformer.LAYOUTS["data"]),
         "llama data_model": (LLAMA, transformer.LAYOUTS["data_model"]),
+        "llama remat": (LLAMA.replace(remat=True), transformer.LAYOUTS["data"]),
+        "llama sequence": (LLAMA, transformer.LAYOUTS["sequence"]),
         "moe experts_model": (moe_transformer.moe, moe_transformer.LAYOUTS["experts_model"]),
         "seq2seq model": (seq2seq.seq2seq, seq2seq.LAYOUTS["model"]),
         "resnet50 spatial": (resnet.resnet50.replace(batch=32), resnet.LAYOUTS["spatial"]),

@@ -108,6 +108,13 @@ class _Jax:
         return lax.dynamic_slice_in_dim(x, start, size, axis)
 
     @staticmethod
+    def keep(x: Any, axis: int, first: Any, last: Any, fill: Any) -> Any:
+        """x where `first <= index < last` along an axis, else `fill`."""
+        index = lax.broadcasted_iota(np.int32, x.shape, axis)
+        inside = (index >= first) & (index < last)
+        return lax.select(inside, x, lax.full(x.shape, fill, x.dtype))
+
+    @staticmethod
     def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
         return lax.dynamic_update_slice_in_dim(x, update, start, axis)
 

@@ -158,6 +158,13 @@ class _NumPy:
         return np.take(x, range(start, start + size), axis=axis)
 
     @staticmethod
+    def keep(x: Any, axis: int, first: Any, last: Any, fill: Any) -> Any:
+        y = np.full_like(x, fill)
+        inside = (slice(None),) * axis + (slice(int(first), max(int(last), 0)),)
+        y[inside] = x[inside]
+        return y
+
+    @staticmethod
     def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
         start = int(np.clip(start, 0, x.shape[axis] - update.shape[axis]))
         out = np.array(x)

@@ -98,8 +98,8 @@ def estimated_cycles(text: str) -> int | None:
     ...                  '  ROOT %f = f32[4] fusion(%p), backend_config={"estimated_cycles":"128"}\\n}')
     128
 
-    The body of a loop counts once per trip, each branch of a conditional once. None if the trips of a loop with
-    estimates are unknown. Raises `InternalError` for a text without an entry.
+    The body of a loop counts once per trip. Of a conditional, a device runs one branch: the longest counts. None if the
+    trips of a loop with estimates are unknown. Raises `InternalError` for a text without an entry.
     """
     bodies, entry = bodies_of(text)
     if not entry:
@@ -114,11 +114,11 @@ def _cycles(bodies: dict[str, list[Instruction]], name: str) -> int | None:
             total += int(stated[1])
             continue
         trips = _trips(bodies, one) if one.opcode == "while" else 1
-        for callee in called(one):
-            inside = _cycles(bodies, callee) if callee in bodies else 0
-            if inside is None or (inside and trips is None):
-                return None
-            total += inside * (trips or 0)
+        inside = [_cycles(bodies, callee) for callee in called(one) if callee in bodies]
+        if None in inside or (any(inside) and trips is None):
+            return None
+        combine = max if one.opcode == "conditional" else sum
+        total += combine([n for n in inside if n is not None] or [0]) * (trips or 0)
     return total
 
 

@@ -8,6 +8,8 @@ compilers:
 - a result overwrites an operand of the same size that its kernel reads for the last time;
 - an all_reduce works in place if nothing else reads its operand.
 
+Arrays of convolutions are padded to tiles, and an argument is copied into such a layout (see `tiles`).
+
 A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
 runs: the clock passes through the body once. If the body has collectives, what the next trip needs is computed first,
 and gradients of weights after it, so their operands wait (`carry_first`). Each arm of a conditional has its own
@@ -31,6 +33,7 @@ from ..lowering import Program
 from ..lowering.collectives import AllReduce
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
 from .scores import softmaxes
+from .tiles import padding, read_by_convolutions
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes", "sends_in_loops"]
 
@@ -84,11 +87,17 @@ class Lives:
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
         self.offloaded = host_values(program)
+        self.padding = padding(program)
+        self.in_default_layout = {*program.ins, *program.outs}
+        self.first_reads: dict[Var, int] = {}
         self.hold_program(donated, categories)
 
     def size(self, v: Var) -> int:
         """The bytes of a value in the device's memory."""
-        return 0 if v in self.offloaded else self.stored(self.program.local_shape(v), v.dtype)
+        if v in self.offloaded:
+            return 0
+        stored = self.stored(self.program.local_shape(v), v.dtype)
+        return stored if v in self.in_default_layout else round(stored * self.padding(v))
 
     def hold(self, v: Var, category: str, name: str, where: Where, first: int, last: int) -> None:
         n = self.size(v)
@@ -118,6 +127,9 @@ class Lives:
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
             self.hold(v, categories.get(v) or _category(v), v.name, NOWHERE, 0, end)
+        for v in read_by_convolutions(program) & set(program.ins):
+            self.in_default_layout.discard(v)  # a convolution reads a copy in its own layout
+            self.hold(v, "temporaries", f"copy of {v.name}", NOWHERE, self.first_reads[v], deaths[v])
         producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
         for v in copies:
             eqn = producers.get(source.get(v, v))
@@ -148,6 +160,7 @@ class Lives:
                     self.hold_graph(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
             last = len(self.moments) - 1
             for v in step.reads:
+                self.first_reads.setdefault(v, first)
                 deaths[v] = first if v in carried else last
                 if eqn.backward and v in makers and not _last(makers[v]).backward:
                     saved.add(v)

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..backend import Local
 from ..dims import Dim, Shape
 from ..ir import Fuses, Labels, Linear, Op, Type
 
-__all__ = ["PLACE", "ROWS", "IndexMap", "Piece", "PlaceTable", "one_label", "replaced"]
+__all__ = ["PLACE", "ROWS", "IndexMap", "Piece", "PlaceTable", "Shift", "one_label", "replaced", "shift_of"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,15 @@ class Piece:
 class IndexMap:
     """The source of every element of the result along one dim. Elements that no piece writes equal `fill`.
 
-    `dims` has one dim per operand, `out` is the result's dim. No two pieces write the same element.
+    `dims` has one dim per operand, `out` is the result's dim. No two pieces write the same element. Nothing reads the
+    elements in the ranges `unread`, so these may have any value.
     """
 
     dims: tuple[Dim, ...]
     out: Dim
     pieces: tuple[Piece, ...]
     fill: Any = 0
+    unread: tuple[tuple[int, int], ...] = ()  # first element, and the one after the last
 
     def sources(self) -> tuple[np.ndarray, np.ndarray]:
         """For each element of the result, its operand and its index in the operand; -1 in both for `fill`."""
@@ -104,37 +106,95 @@ def _place_kernel(c: Local, *xs: Any, dims: Any, whole: Any, out: Dim, table: Pl
     buffer = c.xp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
     if not buffer.shape[axis]:  # the buffer is empty, so all elements are fill
         return c.xp.full(c.outs[0].sizes, fill, buffer.dtype)
-    rows = np.array(table.rows, np.int32)
-    span = _span(rows, buffer.shape[axis])
-    if span is not None:  # all devices read the same evenly spaced rows
-        values = buffer[(slice(None),) * axis + (span,)]
+    rows = np.array(table.rows, np.int64)
+    if not rows.shape[1]:
+        return c.xp.zeros(c.outs[0].sizes, buffer.dtype)
+    shift = shift_of(rows, buffer.shape[axis])
+    if shift is None:
+        return _picked(c, buffer, axis, rows, fill, axes)
+    own = c.index(axes)
+    if (shift.low, shift.high, shift.dilation) != (0, 0, 1):
+        buffer = c.xp.window_slice(buffer, axis, 0, (1, 1, 1, shift.dilation, shift.low, shift.high), fill)
+    length = (rows.shape[1] - 1) * shift.step + 1
+    starts = shift.starts + shift.low
+    if (starts == starts[0]).all():
+        values = buffer[(slice(None),) * axis + (slice(int(starts[0]), int(starts[0]) + length, shift.step),)]
     else:
-        own_rows = c.xp.asarray(rows)[c.index(axes)]
-        values = c.xp.take(buffer, c.xp.maximum(own_rows, 0), axis=axis)
+        values = c.xp.dynamic_slice(buffer, c.xp.asarray(starts.astype(np.int32))[own], length, axis)
+        values = values[(slice(None),) * axis + (slice(None, None, shift.step),)]
+    if shift.filled:
+        return values
+    first, last = (c.xp.asarray(ends.astype(np.int32))[own] for ends in _ends(rows))
+    return c.xp.keep(values, axis, first, last, fill)
+
+
+def _picked(c: Local, buffer: Any, axis: int, rows: np.ndarray, fill: Any, axes: tuple[str, ...]) -> Any:
+    """Any row of the buffer for each element."""
+    rows = rows.astype(np.int32)
+    own_rows = c.xp.asarray(rows)[c.index(axes)]
+    values = c.xp.take(buffer, c.xp.maximum(own_rows, 0), axis=axis)
     if (rows >= 0).all():
         return values
     valid = c.xp.asarray(rows >= 0)[c.index(axes)].reshape((-1,) + (1,) * (values.ndim - axis - 1))
     return c.xp.where(valid, values, c.xp.asarray(fill, values.dtype))
 
 
-def _span(rows: np.ndarray, length: int) -> slice | None:
-    """The rows as one slice, if all devices read each element from the same row and the rows are evenly spaced."""
-    width = rows.shape[1]
-    if width == 0:
-        return slice(0, 0)
-    common = rows.max(axis=0)
-    if ((rows != common) & (rows >= 0)).any():
+@dataclass(frozen=True)
+class Shift:
+    """Each device's rows as one slice of the buffer, after `dilation - 1` fills between rows and fills at the ends."""
+
+    starts: np.ndarray  # each device's first position; negative before the buffer
+    step: int
+    dilation: int
+    low: int  # fills before the first row
+    high: int
+    filled: bool  # every element without a row is a fill already
+
+    def rows(self, width: int, length: int) -> np.ndarray:
+        """The row that each device reads for each element; -1 for a fill."""
+        read = self.starts[:, None] + np.arange(width) * self.step
+        real = (read >= 0) & (read < (length - 1) * self.dilation + 1) & (read % self.dilation == 0)
+        return np.where(real, read // self.dilation, -1)
+
+
+def shift_of(rows: np.ndarray, length: int, unread: np.ndarray | None = None) -> Shift | None:
+    """The slices of a table of rows, -1 for fill; None if rows are not evenly spaced, equally on all devices.
+
+    Elements that are `unread` may have any row.
+    """
+    width, at = rows.shape[1], np.arange(rows.shape[1])
+    free = np.zeros(rows.shape, bool) if unread is None else unread
+    valid = (rows >= 0) & ~free
+    count, device = valid.sum(1), np.arange(len(rows))
+    step = dilation = 1
+    if count.max(initial=0) > 1:  # read the spacing off a device with several rows
+        k = int(count.argmax())
+        (row, place), spaces = (x[valid[k]][[0, -1]] for x in (rows[k], at)), int(count[k]) - 1
+        step, dilation = (max(int(x[1] - x[0]) // spaces, 1) for x in (row, place))
+        if 1 not in (step, dilation):
+            return None
+    offsets = rows * dilation - at * step
+    starts = offsets[device, valid.argmax(1)]
+    if (valid & (offsets != starts[:, None])).any():
         return None
-    valid = np.flatnonzero(common >= 0)
-    if not len(valid):
-        return slice(0, width) if width <= length else None
-    step = 1
-    if len(valid) > 1:
-        step = int((common[valid[-1]] - common[valid[0]]) // (valid[-1] - valid[0]))
-    first = int(common[valid[0]] - valid[0] * step)
-    if step < 1 or first < 0 or first + (width - 1) * step >= length or (common[valid] != first + valid * step).any():
+    starts = np.where(count > 0, starts, starts[count > 0].min() if count.any() else 0)
+    low = max(0, -int(starts.min()))
+    high = max(0, int(starts.max()) + (width - 1) * step - (length - 1) * dilation)
+    if low + high > width * step:
         return None
-    return slice(first, first + (width - 1) * step + 1, step)
+    shift = Shift(starts, step, dilation, low, high, False)
+    other = (shift.rows(width, length) >= 0) & ~valid & ~free  # fill, though the slice has a row there
+    first, last = _ends(np.where(valid, rows, -1))
+    if (other & (at >= first[:, None]) & (at < last[:, None])).any():
+        return None
+    return replace(shift, filled=not other.any())
+
+
+def _ends(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each device, the first element with a row, and the one after the last; 0 and 0 if there is none."""
+    valid = rows >= 0
+    some = valid.any(1)
+    return np.where(some, valid.argmax(1), 0), np.where(some, rows.shape[1] - valid[:, ::-1].argmax(1), 0)
 
 
 def _place_rule(xs: Sequence[Type], dims: Sequence[Dim], whole: Sequence[bool], out: Dim) -> Labels:

@@ -34,7 +34,7 @@ def identity(fill: Any, dtype: np.dtype) -> Any:
 def _mask_kernel(c: Local, x: Any, *, over: Shape, fill: Any) -> Any:
     block = c.ins[0]
     for dim in over:
-        x = c.xp.where(c.positions(block, dim) < dim.size, x, c.xp.asarray(fill, x.dtype))
+        x = c.xp.keep(x, block.position(dim), 0, dim.size - c.start(block, dim), fill)
     return x
 
 

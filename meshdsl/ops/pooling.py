@@ -1,26 +1,32 @@
-"""Pooling: sums, means and maxima of windows of one tensor, and `UNFOLD`, which the gradient of the maximum needs."""
+"""Pooling: sums, means and maxima of windows of one tensor.
+
+The gradient of a maximum needs two operations more: `COUNT_EQUAL`, the number of ties, and `SUM_EQUAL`, which adds the
+shares of the windows that read an element. `SUM_EQUAL` over the transposed windows is its own gradient.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ..backend import Local
-from ..dims import ByDim, Dim, Shape, find
+from ..dims import ByDim, Dim, Shape, find, show
 from ..errors import ShapeError, located
-from ..ir import Linear, Op, Type
+from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, tensor
 from .dtypes import cast, kind
-from .elementwise import equal
 from .masking import identity
-from .reductions import broadcast, sum
-from .reshape import blocked_kernel, transpose
+from .reductions import spread
+from .reshape import blocked_kernel
 from .window import Window, by_name, numbers, numeric, padded, pads_of, pairs, touched, transposed
 
-__all__ = ["FOLD", "UNFOLD", "avg_pool", "max_pool", "sum_pool"]
+__all__ = ["COUNT_EQUAL", "MAX_POOL", "SUM_EQUAL", "SUM_POOL", "avg_pool", "max_pool", "sum_pool"]
 
 
 def _slid_type(x: Type, *, window: tuple[Window, ...]) -> Type:
@@ -52,6 +58,7 @@ SUM_POOL = Op(
     kernel=blocked_kernel(_pool_kernel("add")),
     vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_transposed_windows(window, x.dims, ct.dims)),),
     flops=_pool_flops,
+    fuses=Fuses.REDUCE,
     linear=Linear.JOINT,
     mask=0,
     blocked=lambda x, *, window: touched(window),
@@ -59,12 +66,25 @@ SUM_POOL = Op(
 
 
 def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]) -> tuple[Tensor]:
-    """Divide ct equally among ties in each window. Padding is NaN, so it never equals the maximum."""
-    places = tuple(Dim(f"{v.dim}_place", v.size) for v in window)
-    unfolded = bind1(UNFOLD, x, window=window, places=places, value=math.nan)
-    ties = cast(equal(unfolded, broadcast(out, unfolded.dims)), ct.dtype)
-    shares = ties * broadcast(ct, ties.dims) / broadcast(sum(ties, places), ties.dims)  # NaN if the maximum is NaN
-    return (bind1(FOLD, shares, window=_transposed_windows(window, x.dims, ct.dims), places=places),)
+    """Divide ct equally among ties in each window, one dim after the other.
+
+    An element equals the maximum of its window over two dims if it equals the maximum over the first, and this equals
+    the maximum over both. So the maxima over the first dims are computed again, and each step reads the window of one
+    dim. If a maximum is NaN, nothing equals it, and dividing by 0 ties makes the gradient of its window NaN.
+    """
+    maxima = [x]
+    for v in window[:-1]:
+        maxima.append(bind1(MAX_POOL, maxima[-1], window=(v,)))
+    steps = list(zip(window, maxima, [*maxima[1:], out], strict=True))
+    (first, before, after), *rest = steps
+    dtype = np.dtype(np.float32 if x.dtype.itemsize < 4 else x.dtype)  # bfloat16 cannot count beyond 256
+    ties = bind1(COUNT_EQUAL, before, after, window=(first,), dtype=dtype)
+    for v, before, after in rest:
+        ties = bind1(SUM_EQUAL, ties, before, after, window=(v,))
+    share = cast(ct / ties, ct.dtype)
+    for v, before, after in reversed(steps):
+        share = bind1(SUM_EQUAL, share, after, before, window=_transposed_windows((v,), before.dims, after.dims))
+    return (share,)
 
 
 MAX_POOL = Op(
@@ -73,69 +93,76 @@ MAX_POOL = Op(
     kernel=blocked_kernel(_pool_kernel("max")),
     vjp=_max_pool_vjp,
     flops=_pool_flops,
+    fuses=Fuses.REDUCE,
     mask="low",
     blocked=lambda x, *, window: touched(window),
 )
 
 
-def _unfold_type(x: Type, *, window: tuple[Window, ...], places: Shape, value: Any) -> Type:
-    pooled = _slid_type(x, window=window)
-    return Type((*pooled.shape, *places), x.dtype)
+def _compared(kinds: str, window: tuple[Window, ...], read: Type, *others: Type) -> Shape:
+    """The dims of a result with one target per window; raises ShapeError if the operands have other dims or kinds."""
+    if kind(read.dtype) not in kinds:
+        raise ShapeError(f"windows over {read} cannot be compared and counted or summed: its dtype does not allow it")
+    shape = _slid_type(read, window=window).shape
+    *also_read, targets = others
+    if targets.shape != shape or any(x.shape != read.shape for x in also_read):
+        raise ShapeError(
+            f"windows over {read} are compared with targets {show(shape)}, got {', '.join(map(str, others))}"
+        )
+    return shape
 
 
-def _unfold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape, value: Any) -> Any:
-    for v in window:
-        axis = c.ins[0].position(v.dim)
-        x = c.xp.stack([c.xp.window_slice(x, axis, k, numeric(v), value) for k in range(v.size)], -1)
-    return x
+def _elements(c: Local, window: tuple[Window, ...], *filled: tuple[Any, Any]) -> Iterator[list[Any]]:
+    """For each position of a window, the elements there of each array for all windows; arrays come with their fill."""
+    along = [(c.ins[0].position(v.dim), numeric(v)) for v in window]
+    for position in itertools.product(*(range(v.size) for v in window)):
+        elements = []
+        for x, fill in filled:
+            for (axis, v), k in zip(along, position, strict=True):
+                x = c.xp.window_slice(x, axis, k, v, fill)
+            elements.append(x)
+        yield elements
 
 
-UNFOLD = Op(
-    "unfold",
-    type=_unfold_type,
-    kernel=blocked_kernel(_unfold_kernel),
-    vjp=lambda ct, x, window, places: (
-        bind1(FOLD, ct, window=_transposed_windows(window, x.dims, ct.dims), places=places),
-    ),
-    flops=lambda *_, **__: 0,
-    linear=Linear.PADDED,
-    blocked=lambda x, *, window, places, value: (*touched(window), *(d.name for d in places)),
+def _count_equal_kernel(c: Local, keys: Any, targets: Any, *, window: tuple[Window, ...], dtype: np.dtype) -> Any:
+    """Outside the input, the key is NaN, which equals nothing."""
+    counts = ((key == targets).astype(dtype) for (key,) in _elements(c, window, (keys, math.nan)))
+    return functools.reduce(operator.add, counts)
+
+
+def _sum_equal_kernel(c: Local, values: Any, keys: Any, targets: Any, *, window: tuple[Window, ...]) -> Any:
+    """A factor 0 keeps NaN; XLA would rewrite a product with the comparison to a choice between the value and 0."""
+    parts = _elements(c, window, (values, 0), (keys, 0))
+    return functools.reduce(operator.add, (c.xp.where(key == targets, value, value * 0) for value, key in parts))
+
+
+def _sum_equal_vjp(ct: Tensor, values: Tensor, keys: Tensor, targets: Tensor, window: tuple[Window, ...]) -> Any:
+    back = _transposed_windows(window, values.dims, ct.dims)
+    return bind1(SUM_EQUAL, ct, targets, keys, window=back), None, None
+
+
+COUNT_EQUAL = Op(  # the number of elements of each window that equal its target
+    "count_equal",
+    type=lambda keys, targets, *, window, dtype: Type(_compared("f", window, keys, targets), dtype),
+    kernel=blocked_kernel(_count_equal_kernel),
+    vjp=lambda ct, keys, targets: (None, None),
+    vmap=lambda *xs, new, **params: bind1(COUNT_EQUAL, *spread(xs, new), **params),
+    flops=_pool_flops,
+    fuses=Fuses.REDUCE,
+    mask=math.nan,
+    blocked=lambda *_, window, **__: touched(window),
 )
-
-
-def _fold_type(x: Type, *, window: tuple[Window, ...], places: Shape) -> Type:
-    pooled = _slid_type(x, window=window)
-    return Type(tuple(d for d in pooled.shape if d not in places), x.dtype)
-
-
-def _fold_kernel(c: Local, x: Any, *, window: tuple[Window, ...], places: Shape) -> Any:
-    order = [c.ins[0].position(d) for d in (*(d for d in c.ins[0].shape if d not in places), *places)]
-    names = [d.name for d in c.ins[0].shape if d not in places]
-    x = x if order == sorted(order) else c.xp.transpose(x, order)
-    for v in reversed(window):
-        axis = names.index(v.dim)
-        total = None
-        for k in range(v.size):
-            part = c.xp.window_slice(x[..., v.size - 1 - k], axis, k, numeric(v), 0)
-            total = part if total is None else total + part
-        x = total
-    return x
-
-
-def _fold_vjp(ct: Tensor, x: Tensor, window: tuple[Window, ...], places: Shape) -> tuple[Tensor]:
-    back = _transposed_windows(window, x.dims, ct.dims)
-    return (transpose(bind1(UNFOLD, ct, window=back, places=places, value=0), x.dims),)
-
-
-FOLD = Op(
-    "fold",
-    type=_fold_type,
-    kernel=blocked_kernel(_fold_kernel),
-    vjp=_fold_vjp,
-    flops=lambda ins, outs, **_: float(math.prod(ins[0])),
-    linear=Linear.JOINT,
+SUM_EQUAL = Op(  # the sum of the values in each window whose keys equal its target
+    "sum_equal",
+    type=lambda values, keys, targets, *, window: Type(_compared("fci", window, values, keys, targets), values.dtype),
+    kernel=blocked_kernel(_sum_equal_kernel),
+    vjp=_sum_equal_vjp,
+    vmap=lambda *xs, new, **params: bind1(SUM_EQUAL, *spread(xs, new), **params),
+    flops=_pool_flops,
+    fuses=Fuses.REDUCE,
+    linear=Linear.FIRST,
     mask=0,
-    blocked=lambda x, *, window, places: (*touched(window), *(d.name for d in places)),
+    blocked=lambda *_, window: touched(window),
 )
 
 

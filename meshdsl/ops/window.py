@@ -1,14 +1,14 @@
 """Windows: each element along an output dim reads only a window of elements along an input dim.
 
-A `Window` describes one such dim completely, for convolution, pooling, `unfold` and `fold`. Output index o reads the
+A `Window` describes one such dim completely, for convolution and pooling. Output index o reads the
 positions `o * stride - low + k * dilation`, k < size, of the input with `base_dilation - 1` holes between elements.
 A hole or an out-of-range position has the operation's identity: 0 for a sum, -inf for a maximum. Strides, padding,
 kernel dilation (window dilation) and input dilation (base dilation) are defined as in XLA
 (openxla.org/xla/operation_semantics, ConvWithGeneralPadding and ReduceWindow). GShard (Lepikhin et al., 2021, section
 3.3 and appendix A.4) lists the neighbour exchanges that each needs when the dim is sharded.
 
-The gradients are in the same family: those of a convolution are convolutions, that of a pooled sum is a pooled sum,
-and `unfold` and `fold` are each other's gradients. Each gradient uses the window `transposed(window)`.
+The gradients are in the same family: those of a convolution are convolutions, that of a pooled sum is a pooled sum.
+Each uses the window `transposed(window)`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from typing import Any
 
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
-from ..ir import Type
 
 __all__ = [
     "Window", "by_name", "name_of", "numbers", "numeric", "padded", "pads_of", "pairs", "sized", "touched",
-    "transposed", "windows",
+    "transposed",
 ]  # fmt: skip
 
 
@@ -69,14 +68,6 @@ class Window:
 
 def _spread(n: int, dilation: int) -> int:
     return (n - 1) * dilation + 1 if n else 0
-
-
-def windows(*types: Type, window: tuple[Window, ...], **params: Any) -> tuple[Window, ...]:
-    """The windows with which an equation of this family reads its first operand, one per dim.
-
-    `fold` reads position k of a window from index `size - 1 - k` of the dim that it folds.
-    """
-    return window
 
 
 def transposed(window: Window, n: int, m: int) -> Window:

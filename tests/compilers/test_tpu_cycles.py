@@ -38,6 +38,24 @@ def test_estimated_cycles_counts_fusions_once_and_loop_bodies_per_trip() -> None
     assert estimated_cycles(LOOP.replace("direction=LT", "direction=NE")) is None, "unknown trips"
 
 
+BRANCHES = """HloModule m
+%short (x: f32[4]) -> f32[4] {
+  ROOT %c = f32[4] copy(%x), backend_config={"estimated_cycles":"5"}
+}
+%long (x: f32[4]) -> f32[4] {
+  %c = f32[4] copy(%x), backend_config={"estimated_cycles":"5"}
+  ROOT %d = f32[4] copy(%c), backend_config={"estimated_cycles":"6"}
+}
+ENTRY %main (i: s32[], x: f32[4]) -> f32[4] {
+  ROOT %r = f32[4] conditional(%i, %x, %x), branch_computations={%short, %long}
+}
+"""
+
+
+def test_estimated_cycles_of_a_conditional_are_those_of_its_longest_branch() -> None:
+    assert estimated_cycles(BRANCHES) == 11
+
+
 GROUPS = {
     "mesh['a'=2,'b'=4] {'a'}": ((0, 4), (1, 5), (2, 6), (3, 7)),
     "mesh['a'=2,'b'=4] {'b'}": ((0, 1, 2, 3), (4, 5, 6, 7)),

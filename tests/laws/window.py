@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
-from meshdsl.dims import Dim
 from meshdsl.ops import pooling
-from meshdsl.ops.window import Window
+from meshdsl.ops.window import Window, transposed
 from meshdsl.trace import bind1
 
 from .operands import INTS, REAL, V, X
@@ -81,21 +80,30 @@ def windows() -> Iterator[Row]:
     yield Row("avg_pool", lambda x: md.avg_pool(x, {"a": 3}, 2, {"a": (1, 1)}), (X,), mean, REAL, exact=False)
     mean_two = lambda x: pooled(jax.lax.add, 0, (2, 3), (2, 3), [(0, 0), (0, 0)])(x) / 6
     yield Row("avg_pool_two", lambda x: md.avg_pool(x, {"a": 2, "b": 3}), (X,), mean_two, ("float32",), exact=False)
-    every = Window("b", "b", 3, stride=2, dilation=2, low=2, high=3)
-    places = (Dim("place", 3),)
+    halved, spaced = Window("b", "c", 3, stride=2, low=1), Window("b", "b", 3, dilation=2, low=2, high=2)
 
-    def unfolded(x: Any) -> Any:
-        padded = np.pad(x, [(0, 0), (2, 3)])
-        n = max(0, (padded.shape[1] - 5) // 2 + 1)
-        return np.stack([padded[:, 2 * k : 2 * k + 2 * n : 2][:, :n] for k in range(3)], -1)
+    def read(x: Any, v: Window, fill: float) -> np.ndarray:
+        """The element that each window over b reads at each of its positions, by the definition of a window."""
+        elements = np.full((v.size, x.shape[0], v.out_size(x.shape[1])), fill, x.dtype)
+        for k, o in np.ndindex(v.size, elements.shape[2]):
+            at, hole = divmod(o * v.stride - v.low + k * v.dilation, v.base_dilation)
+            if not hole and 0 <= at < x.shape[1]:
+                elements[k, :, o] = x[:, at]
+        return elements
 
-    yield Row("unfold", lambda x: bind1(pooling.UNFOLD, x, window=(every,), places=places, value=0), (X,), unfolded, (*REAL, *INTS))
+    def matched(values: Any, keys: Any, targets: Any, v: Window) -> np.ndarray:
+        shares = read(values, v, 0)
+        return np.where(read(keys, v, 0) == targets, shares, shares * 0).sum(0, dtype=values.dtype)
 
-    def folded(x: Any) -> Any:
-        out = np.zeros((x.shape[0], x.shape[1] + 2), x.dtype)
-        for k in range(3):
-            out[:, k : k + x.shape[1]] += x[..., k]
-        return out[:, 1:-1]
+    def counted(keys: Any, targets: Any) -> np.ndarray:
+        return (read(keys, halved, np.nan) == targets).sum(0).astype(np.float32)
 
-    fold = Window("b", "b", 3, low=1, high=1)
-    yield Row("fold", lambda x: bind1(pooling.FOLD, x, window=(fold,), places=places), (In("a b place=3"),), folded, REAL)
+    count = lambda x, y: bind1(pooling.COUNT_EQUAL, x, y, window=(halved,), dtype=np.dtype("float32"))
+    yield Row("count_equal", count, (In("a b=2*c"), In("a c")), counted, REAL, differentiable=False)
+    ties = lambda v, x, y: bind1(pooling.SUM_EQUAL, v, x, y, window=(halved,))
+    yield Row("sum_equal", ties, (In("a b=2*c"), In("a b=2*c"), In("a c")), lambda v, x, y: matched(v, x, y, halved), REAL)
+    gaps = lambda v, x, y: bind1(pooling.SUM_EQUAL, v, x, y, window=(spaced,))
+    yield Row("sum_equal_apart", gaps, (X, X, X), lambda v, x, y: matched(v, x, y, spaced), REAL)
+    back = lambda n: transposed(halved, 2 * n, n)
+    shared = lambda v, x, y: bind1(pooling.SUM_EQUAL, v, x, y, window=(back(v.dims[1].size),))
+    yield Row("sum_equal_back", shared, (In("a c"), In("a c"), In("a b=2*c")), lambda v, x, y: matched(v, x, y, back(v.shape[1])), REAL)

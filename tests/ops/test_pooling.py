@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,54 @@ def test_random_pools_are_those_of_lax(block: int) -> None:
     for case, x, wanted in zip(cases, arrays, jax.jit(theirs, compiler_options=FAST)(arrays), strict=True):
         for a, b in zip(numpy_pullback(case.call, [x], ["abc"]), wanted, strict=False):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12, err_msg=repr(case))
+
+
+def shared_gradient(case: Pool, x: np.ndarray, ct: np.ndarray) -> np.ndarray:
+    """The gradient of a maximum by its definition: each window's cotangent, divided equally among its ties.
+
+    Nothing equals NaN, so in a window with NaN each element gets 0 * (ct / 0), which is NaN.
+    """
+    windows = dict(zip("abc", axes(case), strict=True))
+    gradient = np.zeros_like(x)
+    for at in np.ndindex(ct.shape):
+        read = [
+            [p for p in range(i * stride - low, i * stride - low + size) if 0 <= p < n]
+            for i, n, (size, stride, low) in zip(at, x.shape, windows.values(), strict=True)
+        ]
+        if all(read):
+            block = x[np.ix_(*read)]
+            ties = (block == block.max()).astype(x.dtype)
+            gradient[np.ix_(*read)] += ties * (ct[at] / ties.sum())
+    return gradient
+
+
+def axes(case: Pool) -> list[tuple[int, int, int]]:
+    """Size, stride and low padding of each axis."""
+    size = [case.window.get(d, 1) for d in "abc"]
+    given = case.stride if isinstance(case.stride, dict) else dict.fromkeys(case.window, case.stride)
+    stride = [1 if d not in case.window else given.get(d, 1) or case.window[d] for d in "abc"]
+    if isinstance(case.padding, str):
+        pads = lax.padtype_to_pads(case.sizes, size, stride, case.padding.upper())
+    else:
+        pads = [case.padding.get(d, (0, 0)) for d in "abc"]
+    return [(k, s, low) for k, s, (low, _) in zip(size, stride, pads, strict=True)]
+
+
+@pytest.mark.parametrize("odd", [False, True], ids=["finite", "odd"])
+def test_ties_share_the_gradient_of_a_maximum_by_definition(odd: bool) -> None:
+    rng, shared = random.Random(7), 0
+    for i in range(60):
+        case = dataclasses.replace(draw_pool(rng), name="max_pool")
+        draw = np.random.default_rng(i)
+        x = draw.integers(0, 3, case.sizes).astype(np.float64)
+        if odd:
+            x[draw.random(x.shape) < 0.1] = draw.choice([np.nan, np.inf, -np.inf])
+        with np.errstate(all="ignore"):
+            value, gradient = numpy_pullback(case.call, [x], ["abc"])
+            right = shared_gradient(case, x, cotangent(value.shape))
+        np.testing.assert_allclose(gradient, right, rtol=1e-12, atol=1e-12, err_msg=repr(case))
+        shared += bool(np.any(right % 1))
+    assert odd or shared > 20
 
 
 def test_the_gradient_of_a_maximum_is_shared_among_ties() -> None:

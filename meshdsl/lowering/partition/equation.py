@@ -156,6 +156,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         assigned = region_blocks(scope, eqn, labels, assigned)
     kept = {d.name for v in eqn.outs for d in v.shape}
     ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
+    expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
     ins: list[Var] = []
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
         if ring is not None and k == ring.operand:
@@ -164,7 +165,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         if op in ADDITIONS and pending and not x.sharding.partial:
             x = _on_first(scope, x, pending, eqn)
         if op.mask is not None:
-            x = scope.masked(x, tuple(d for d in v.shape if names[d.name] in gone or d.name not in kept), op.mask, eqn)
+            trimmed = expansion.trimmed(eqn, k) if expansion is not None and expanded else ()
+            over = (d for d in v.shape if not (d.name in trimmed and assigned.get(names[d.name] or "")))
+            x = scope.masked(x, tuple(d for d in over if names[d.name] in gone or d.name not in kept), op.mask, eqn)
         ins.append(x)
     sums = expansion is None or expansion.sums
     summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
@@ -183,7 +186,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
         around = demanded(eqn.ins[ring.operand], labels.ins[ring.operand], assigned)
         multiply_around(scope, eqn, ring, ins, around, outs[0], mask=True)
         return
-    if expansion is not None and expansion.needed(scope, eqn, assigned):
+    if expansion is not None and expanded:
         expansion.build(scope, eqn, ins, assigned, outs)
         return
     if moves is not None and assigned.get(moves.out.name):

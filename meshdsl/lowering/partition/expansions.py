@@ -6,8 +6,9 @@ equations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...control.associative import ASSOCIATIVE_SCAN, BLOCK_SCAN, BLOCK_SUMMARY, JOIN_SUMMARIES, labels
 from ...dims import Dim, Shape, names, size_of
@@ -18,7 +19,7 @@ from ...ops.conv import CONV
 from ...ops.index_map import IndexMap, Piece, replaced
 from ...ops.masking import identity
 from ...ops.ordering import CUMSUM, SORT, TOP_K
-from ...ops.pooling import FOLD, MAX_POOL, SUM_POOL, UNFOLD
+from ...ops.pooling import COUNT_EQUAL, MAX_POOL, SUM_EQUAL, SUM_POOL
 from ...ops.printing import PRINT
 from ...ops.reductions import PROD
 from ...ops.reshape import RESHAPE, groups
@@ -45,6 +46,8 @@ class Expansion:
     needed: Callable[[Scope, Eqn, Assigned], bool]
     build: Callable[[Scope, Eqn, Sequence[Var], Assigned, Sequence[Var]], None]
     sums: bool = True  # whether a vanishing label leaves a pending sum
+    # (equation, number of an operand) -> its dims along which `build` drops padding, if they are split
+    trimmed: Callable[[Eqn, int], Collection[str]] = lambda eqn, k: ()
 
 
 def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
@@ -248,5 +251,14 @@ EXPANSIONS: dict[Op, Expansion] = {
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
         sorting.build,
     ),
-    **dict.fromkeys((CONV, SUM_POOL, MAX_POOL, UNFOLD, FOLD), Expansion(windows.labels, windows.needed, windows.build)),
+    **dict.fromkeys(
+        (CONV, SUM_POOL, MAX_POOL, COUNT_EQUAL),
+        Expansion(windows.labels, windows.needed, windows.build, trimmed=windows.trimmed),
+    ),
+    SUM_EQUAL: Expansion(
+        partial(windows.labels, read=2),
+        windows.needed,
+        partial(windows.build, read=2),
+        trimmed=partial(windows.trimmed, read=2),
+    ),
 }

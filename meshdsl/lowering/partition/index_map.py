@@ -21,7 +21,7 @@ from ...dims import Dim, Shape
 from ...ir import Because, Blocks, Cause, CollectiveDefaults, Eqn, Pairs, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
-from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced
+from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced, shift_of
 from ..casts import varying
 from ..collectives import AllGather
 from .scope import Scope
@@ -119,8 +119,9 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
             rows = np.where(inside, filled + mine - first, rows)
             parts.append(part)
             filled += part.size
-    if type(moves.fill) is not bool and moves.fill == 0 and filled:
-        rows = _zeros_used(rows, parts)
+    if rows.size and filled:
+        zero = type(moves.fill) is not bool and moves.fill == 0
+        rows = _in_slices(rows, _unread(rows, moves), _silent(parts) if zero else np.zeros((n, filled), bool))
     params = {
         "dims": tuple(part.dim for part in parts),
         "whole": tuple(not part.value.sharding.axes(part.dim) for part in parts),
@@ -182,17 +183,35 @@ def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axe
     return sorted(parts, key=lambda part: part.offset)
 
 
-def _zeros_used(rows: np.ndarray, parts: Sequence[_Part]) -> np.ndarray:
-    """Replace fill entries by received zeros, so that no mask is needed.
+def _unread(rows: np.ndarray, moves: IndexMap) -> np.ndarray:
+    """True for elements that nothing reads."""
+    unread = np.zeros(rows.size, bool)
+    for first, last in moves.unread:
+        unread[first:last] = True
+    return unread.reshape(rows.shape) & (rows < 0)
 
-    Requires that the fill is zero. If the row that the other devices pick is zero on this device because it received
-    nothing, this device picks that row too.
-    """
-    common = rows.max(axis=0, initial=-1)
+
+def _silent(parts: Sequence[_Part]) -> np.ndarray:
+    """For each device, True for the rows of the buffer that are zero because the device received nothing."""
     owner = np.repeat(np.arange(len(parts)), [part.size for part in parts])
-    silent = np.stack([part.first < 0 for part in parts], 1)
-    zero = silent[:, owner[common]]
-    return np.where((rows < 0) & (common >= 0) & zero, common, rows)
+    return np.stack([part.first < 0 for part in parts], 1)[:, owner]
+
+
+def _in_slices(rows: np.ndarray, unread: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Replace fill entries by rows, so that each device reads one slice and needs no mask.
+
+    An unread entry may have any row, and another one a row of zeros, if the fill is zero. A device that needs a mask
+    for other entries keeps its fill entries.
+    """
+    length = zeros.shape[1]
+    shift = shift_of(rows, length, unread)
+    others = np.broadcast_to(rows.max(axis=0), rows.shape) if shift is None else shift.rows(rows.shape[1], length)
+    usable = (others >= 0) & (unread | np.take_along_axis(zeros, np.maximum(others, 0), 1))
+    changed = np.where((rows < 0) & usable, others, rows)
+    if shift is None:
+        return changed
+    masked = ((others >= 0) & (changed < 0)).any(axis=1, keepdims=True)
+    return np.where(masked, rows, changed)
 
 
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:

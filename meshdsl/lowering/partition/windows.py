@@ -1,5 +1,8 @@
 """Window operations along split dims: each device fetches the input that its windows read, then computes locally.
 
+The first operands (`read` of them) are read by the windows. Of the others, a convolution's is its kernel; all others
+have one element per window, so they are sharded like the result.
+
 If the result is split along a dim, a device's windows read one run of the input: its own block and a halo from its
 neighbours, sent by an exchange. If the kernel is split (in a kernel's gradient, where the kernel is the cotangent), a
 device's part of the kernel also reads one run, and the results are partial. Positions outside the input, in holes of
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +34,7 @@ from ...ops.window import Window
 from .index_map import lower_index_map
 from .scope import Scope
 
-__all__ = ["build", "labels", "needed"]
+__all__ = ["build", "labels", "needed", "trimmed"]
 
 
 def _kernels(eqn: Eqn) -> tuple[str, ...]:
@@ -52,30 +56,33 @@ def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
     return tuple(side(kernel) for kernel in _kernels(eqn))
 
 
-def _labels(eqn: Eqn, sides: Sequence[str]) -> Labels:
+def _labels(eqn: Eqn, sides: Sequence[str], read: int) -> Labels:
     window, kernels = eqn.params["window"], _kernels(eqn)
-    places = {d.name for d in eqn.params.get("places", ())}
     shared = {v.dim: v.out_dim if side == "out" else f"{k}*" for v, side, k in zip(window, sides, kernels, strict=True)}
     x: dict[str, str | None] = {d.name: shared.get(d.name, d.name) for d in eqn.ins[0].shape}
-    w: dict[str, str | None] = {}
-    for v in eqn.ins[1:]:
-        w = {d.name: d.name for d in v.shape}
-        w.update({k: f"{k}*" if side == "kernel" else None for k, side in zip(kernels, sides, strict=True)})
+    rest: list[dict[str, str | None]] = []
+    for v in eqn.ins[read:]:
+        names: dict[str, str | None] = {d.name: d.name for d in v.shape}
+        slid = {k: f"{k}*" if side == "kernel" else None for k, side in zip(kernels, sides, strict=True) if k}
+        rest.append(names | slid)
     out: dict[str, str | None] = {d.name: d.name for d in eqn.outs[0].shape}
     out.update({v.out_dim: None for v, side in zip(window, sides, strict=True) if side == "kernel"})
-    for names in (x, out):
-        names.update({place: None for place in places if place in names})
-    return Labels((x, w)[: len(eqn.ins)], (out,))
+    return Labels((*[x] * read, *rest), (out,))
 
 
-def labels(scope: Scope, eqn: Eqn) -> Labels:
+def labels(scope: Scope, eqn: Eqn, read: int = 1) -> Labels:
     """A window's input dim shares a label with its output dim, or with its kernel dim."""
-    return _labels(eqn, _sides(scope, eqn))
+    return _labels(eqn, _sides(scope, eqn), read)
 
 
 def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
     """True if any window dim is split."""
     return any(_axes(eqn, v, side, k, assigned) for v, side, k in _cases(scope, eqn))
+
+
+def trimmed(eqn: Eqn, k: int, read: int = 1) -> tuple[str, ...]:
+    """The dims of operand k of which `build` fetches real elements only, if they are split."""
+    return tuple(v.dim for v in eqn.params["window"]) if k < read else ()
 
 
 def _cases(scope: Scope, eqn: Eqn) -> list[tuple[Window, str, str]]:
@@ -86,48 +93,81 @@ def _axes(eqn: Eqn, v: Window, side: str, kernel: str, assigned: Any) -> Axes:
     return assigned.get(v.out_dim if side == "out" else f"{kernel}*", ())
 
 
-def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var]) -> None:
+def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var], read: int = 1) -> None:
     """Fetch the input along each split window dim, then add the operation on the fetched input."""
-    x, window, sides = ins[0], list[Window](), list[str]()
+    fetched, window, sides = list(ins[:read]), list[Window](), list[str]()
     for v, side, kernel in _cases(scope, eqn):
         axes = _axes(eqn, v, side, kernel, assigned)
         if axes:
             size = find(kernel, ins[1].shape) if side == "kernel" else None
-            x, v = _fetched(scope, eqn, x, v, find(v.out_dim, outs[0].shape), size, axes)
+            run = _run(scope, eqn, v, find(v.dim, fetched[0].shape), find(v.out_dim, outs[0].shape), size, axes)
+            fetched = [_fetched(scope, eqn, x, v, run, axes) for x in fetched]
+            v = run.window
         window.append(v)
         sides.append(side if axes else "whole")
     params = {**eqn.params, "window": tuple(window), "sides": tuple(sides), "result": outs[0].type}
-    scope.eqns.append(dataclasses.replace(eqn, op=_alone(eqn.op), ins=(x, *ins[1:]), outs=tuple(outs), params=params))
+    op = _alone(eqn.op, read)
+    scope.eqns.append(dataclasses.replace(eqn, op=op, ins=(*fetched, *ins[read:]), outs=tuple(outs), params=params))
 
 
-def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, out: Dim, kernel: Dim | None, axes: Axes) -> tuple[Var, Window]:
-    """The run of the input that each device's windows read, and the window relative to that run."""
+@dataclass(frozen=True)
+class _Run:
+    """The run of the input that each device's windows read: its dim, the copies that fill it, and the window in it."""
+
+    dim: Dim
+    pieces: tuple[Piece, ...]
+    unread: tuple[tuple[int, int], ...]  # elements that only padding of the result depends on
+    window: Window
+
+
+def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | None, axes: Axes) -> _Run:
+    """If each device's run begins at the same place between two elements, the holes of the base dilation stay in the
+    window; otherwise they are elements of the run.
+    """
     mesh, extents = scope.setting.mesh, scope.setting.extents
-    n, dim = mesh.count(axes), find(v.dim, x.shape)
+    n = mesh.count(axes)
     if kernel is None:
         windows, size = extents.padded(out) // n, v.size
         begin = windows * v.stride
     else:
         windows, size = out.size, extents.padded(kernel) // n
         begin = size * v.dilation
-    width = _reach(v, windows, size)
+    positions = _reach(v, windows, size)
+    holes = kernel is None and begin % v.base_dilation == 0 and positions > v.low % v.base_dilation
+    base = v.base_dilation if holes else 1
+    gap = v.low % base  # positions before the first element of a device's run
+    width = -(-(positions - gap) // base)
     run = Dim(f"{v.dim}__window", n * width)
-    pieces: list[Piece] = []
+    pieces, unread = list[Piece](), list[tuple[int, int]]()
     empty = not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.shape)  # then the result is empty or all fill
     for i in range(0 if empty or not width else n):
         low = i * begin - v.low
         first = -(-max(low, 0) // v.base_dilation)
-        real = size if kernel is None else _real_sizes(kernel, size, n)[i]
+        if kernel is None:
+            real = size
+            reach = _reach(v, min(max(out.size - i * windows, 0), windows), size)
+            unread.append((i * width + max(-(-(reach - gap) // base), 0), (i + 1) * width))
+        else:
+            real = _real_sizes(kernel, size, n)[i]
         last = min((low + _reach(v, windows, real) - 1) // v.base_dilation, dim.size - 1)
         if last >= first:
-            to = i * width + first * v.base_dilation - low
-            pieces.append(Piece(0, first, to, last - first + 1, to_step=v.base_dilation))
-    fill = eqn.params.get("value", identity(eqn.operation.mask, x.dtype))
-    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.name: axes}
+            to = i * width + (first * v.base_dilation - low) // base
+            pieces.append(Piece(0, first, to, last - first + 1, to_step=v.base_dilation // base))
+    window = dataclasses.replace(v, dim=run.name, size=size, base_dilation=base, low=0, high=0)
+    if holes:
+        window = dataclasses.replace(window, low=gap, high=positions - gap - ((width - 1) * base + 1))
+    return _Run(run, tuple(pieces), tuple(pair for pair in unread if pair[0] < pair[1]), window)
+
+
+def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, run: _Run, axes: Axes) -> Var:
+    """Each device's run of one operand."""
+    dim = find(v.dim, x.shape)
+    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.dim.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    fetched = Var(replaced(x.shape, dim, run), x.dtype, "", sharding)
-    lower_index_map(scope, eqn, [x], IndexMap((dim,), run, tuple(pieces), fill), axes, fetched)
-    return fetched, dataclasses.replace(v, dim=run.name, size=size, base_dilation=1, low=0, high=0)
+    fetched = Var(replaced(x.shape, dim, run.dim), x.dtype, "", sharding)
+    fill = identity(eqn.operation.mask, x.dtype)
+    lower_index_map(scope, eqn, [x], IndexMap((dim,), run.dim, run.pieces, fill, run.unread), axes, fetched)
+    return fetched
 
 
 def _reach(v: Window, windows: int, size: int) -> int:
@@ -150,9 +190,9 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
         axes, size = c.ins[1].axes[at], w.shape[at]
         real = _real_sizes(c.ins[1].shape[at], size, c.count(axes)) if axes else []
         sizes = sorted({n for n in real if n})  # a device without elements has x of zeros, so any size is correct
-        if len(sizes) < 2:
-            continue
         count = v.out_size(x.shape[place])
+        if len(sizes) < 2 or count == 1:  # of a single window, x is zero too where the kernel is padded
+            continue
 
         def of_size(n: int, k: int = k, v: Window = v, at: int = at, place: int = place, count: int = count) -> Any:
             def branch(x: Any, w: Any) -> Any:
@@ -169,7 +209,7 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
 
 
 @lru_cache(maxsize=64)
-def _alone(op: Op) -> Op:
+def _alone(op: Op, read: int) -> Op:
     """The operation on fetched runs: it needs no padding, and the result's type is given."""
 
     def kernel(c: Any, *xs: Any, result: Type, sides: tuple[str, ...], **params: Any) -> Any:
@@ -191,7 +231,7 @@ def _alone(op: Op) -> Op:
 
     def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
         ins = tuple(Var(t.shape, t.dtype) for t in types)
-        labels = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides)
+        labels = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides, read)
         whole = {v.dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
         whole |= {v.out_dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
 
@@ -205,7 +245,9 @@ def _alone(op: Op) -> Op:
         type=lambda *_, result, **__: result,
         kernel=kernel,
         flops=flops,
+        fuses=op.fuses,
         linear=op.linear,
         reduce=op.reduce,
+        product=op.product,
         rule=rule,
     )
