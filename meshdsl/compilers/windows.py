@@ -12,7 +12,8 @@ from typing import Any
 
 from ..lowering.asynchrony import Start
 from ..lowering.program import Program
-from ..schedule.fences import is_product, windows
+from ..schedule.fences import products
+from ..tune.overlap.kernels import kernels_with_products
 from .hlo import KINDS, Instruction, bodies_of, called
 
 __all__ = ["CompiledWindow", "compiled_windows"]
@@ -46,8 +47,8 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
     numbers = [_numbers(bodies, instruction) for instruction in order]
     number = {eqn: i for i, eqn in enumerate(program.eqns)}
     compiled: list[CompiledWindow] = []
-    for start, eqns in windows(program).items():
-        planned = {number[eqn] for eqn in eqns if is_product(eqn)}
+    for start, eqns in products(program, kernels_with_products(program)).items():
+        planned = {number[eqn] for eqn in eqns}
         begin, end = _span(bodies, order, number[start])
         inside = set[int]().union(*numbers[begin:end]) if begin < end else set[int]()
         assert isinstance(start.op, Start)

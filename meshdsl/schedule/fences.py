@@ -1,14 +1,16 @@
-"""Fences keep a compiler from changing the planned order: equations between a start and its wait are tied to both.
+"""Fences keep a compiler from changing the planned order of collectives and products.
 
 A compiler moves equations freely between their operands and their readers, so an order survives only as a dependency.
-At a start, the collective's operand is tied to operands of the kernels in its window, so they cannot run before it. At
-the wait, the result is tied to the results of these kernels, so its readers run after them.
+At every start of a collective, its operand is tied to the results of the products before it and to operands of those
+after it; at every wait, the result is tied in the same way. No product can change windows then, and windows that follow
+each other cannot intersect.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dims import size_of
@@ -16,7 +18,7 @@ from ..ir import Eqn, Linear, Op, Product, Reduce, Var
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 
-__all__ = ["Held", "fence", "is_product", "windows"]
+__all__ = ["Kernels", "fence", "is_product", "products", "windows"]
 
 
 def is_product(eqn: Eqn) -> bool:
@@ -27,13 +29,11 @@ def is_product(eqn: Eqn) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """A kernel that a fence keeps in its window: its (equation, stored value) reads, and the stored values it
-    writes.
-    """
+class Kernels:
+    """Products of each kernel, by its last equation, and all values that are in memory: others stay inside kernels."""
 
-    reads: tuple[tuple[Eqn, Var], ...]
-    writes: tuple[Var, ...]
+    products: Mapping[Eqn, tuple[Eqn, ...]]
+    stored: Collection[Var]
 
 
 def windows(program: Program) -> dict[Eqn, tuple[Eqn, ...]]:
@@ -42,35 +42,71 @@ def windows(program: Program) -> dict[Eqn, tuple[Eqn, ...]]:
     return {start: program.eqns[place[start] + 1 : place[wait]] for start, wait in pairs(program).items()}
 
 
-def fence(program: Program, kernels: Mapping[Eqn, Held]) -> Program:
-    """Add a fence at every start and wait whose window contains one of these kernels.
+def products(program: Program, kernels: Kernels) -> dict[Eqn, tuple[Eqn, ...]]:
+    """For every start of a fenced program, the products that run in its window: their kernels end there, they depend on
+    the fence before the start, and the fence after the wait depends on them.
 
-    `kernels` maps the equation that identifies a kernel to its reads and writes. Values, shardings and order do not
-    change.
+    A product that is computed inside a later kernel runs with that kernel, wherever its equation is.
     """
-    inside = {start: [kernels[e] for e in eqns if e in kernels] for start, eqns in windows(program).items()}
-    start_of = {wait: start for start, wait in pairs(program).items()}
-    fenced = _Fenced(program)
-    before: Eqn | None = None
+    place = {eqn: i for i, eqn in enumerate(program.eqns)}
+    waits = pairs(program)
+    planned: dict[Eqn, tuple[Eqn, ...]] = {}
+    for start, eqns in windows(program).items():
+        fences = program.eqns[place[start] - 1], *program.eqns[place[waits[start]] + 1 :][:1]
+        follows = {v for v in fences[0].outs if fences[0].op is FENCE}
+        for eqn in eqns:
+            follows.update(eqn.outs if not follows.isdisjoint(eqn.ins) else ())
+        needed = {v for eqn in fences[1:] if eqn.op is FENCE for v in eqn.ins}
+        for eqn in reversed(eqns):
+            needed.update(eqn.ins if not needed.isdisjoint(eqn.outs) else ())
+        ending = (product for eqn in eqns for product in kernels.products.get(eqn, ()))
+        inside = set(eqns)
+        planned[start] = tuple(
+            product
+            for product in ending
+            if product in inside and not follows.isdisjoint(product.outs) and not needed.isdisjoint(product.outs)
+        )
+    return planned
+
+
+def fence(program: Program, kernels: Kernels) -> Program:
+    """Add a fence at every start and wait, so that products stay on their side of it.
+
+    Values, shardings and order do not change.
+    """
+    fenced = _Fenced(program, kernels)
+    following: dict[Eqn, list[Eqn]] = {}  # start or wait -> the equations up to the next one
+    segment: list[Eqn] = []
     for eqn in program.eqns:
-        if isinstance(eqn.op, Start) and inside[eqn]:
-            fenced.start(eqn, inside[eqn], before.outs if before is not None and before.op is WAIT else ())
-        elif eqn.op is WAIT and inside[start_of[eqn]]:
-            fenced.wait(eqn, inside[start_of[eqn]])
+        if _is_boundary(eqn):
+            segment = following[eqn] = []
+        else:
+            segment.append(eqn)
+    for eqn in program.eqns:
+        if eqn in following:
+            fenced.boundary(eqn, following[eqn])
         else:
             fenced.add(eqn)
-        before = eqn
     return program.replace(eqns=tuple(fenced.eqns), outs=tuple(fenced.now(v) for v in program.outs))
+
+
+def _is_boundary(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, Start) or eqn.op is WAIT
 
 
 class _Fenced:
     """A program under rewriting: its new equations, and the fenced versions of its values."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, kernels: Kernels):
+        self.stored = kernels.stored
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}  # fenced version for all later readers
         self.operands: dict[tuple[Eqn, Var], Var] = {}  # fenced version for one reader
         self.defined = set(program.ins)
+        self.unread = Counter([*(v for eqn in program.eqns for v in eqn.ins), *program.outs])  # readers left, by value
+        self.in_flight: dict[Var, Var] = {}  # result of a start -> its operand, which is in memory until the wait
+        self.segment: list[Eqn] = []  # since the last start or wait
+        self.after: dict[Var, None] = {}  # values of the last fence or wait, and those computed from them
 
     def now(self, v: Var) -> Var:
         return self.new.get(v, v)
@@ -79,6 +115,56 @@ class _Fenced:
         ins = tuple(self.operands.get((eqn, v)) or self.now(v) for v in eqn.ins)
         self.eqns.append(dataclasses.replace(eqn, ins=ins))
         self.defined.update(eqn.outs)
+        self.unread.subtract(eqn.ins)
+        self.segment.append(eqn)
+        follows = any(v in self.after for v in eqn.ins)
+        if follows and not isinstance(eqn.op, Start):  # nothing but its wait reads the result of a start
+            self.after.update(dict.fromkeys(eqn.outs))
+
+    def boundary(self, eqn: Eqn, following: Sequence[Eqn]) -> None:
+        """Tie the operand of a start, or the result of a wait, to the results of the products before it and to one
+        operand of each product after it, up to the next start or wait.
+
+        Where no product is before it, it is tied to a value that follows from the start or wait before instead.
+        """
+        before = self.exits()
+        if eqn.op is WAIT:
+            self.add(eqn)
+            operand = self.in_flight.pop(eqn.ins[0])
+            self.unread[operand] -= 1
+        moved = (eqn.outs if eqn.op is WAIT else eqn.ins)[0]
+        if not before and moved not in self.after:
+            stored = (v for v in self.after if self.unread[v] and v in self.stored)
+            before = [v for v in (next(stored, None),) if v is not None]
+        renewed = dict.fromkeys([moved, *before])
+        edges = self.entries(following, renewed)
+        values = list(dict.fromkeys([*renewed, *(v for _, v in edges)]))
+        if len(values) > 1:
+            of = dict(zip(values, self.tie(values, eqn), strict=True))
+            self.new.update((v, of[v]) for v in renewed)
+            self.operands.update((edge, of[edge[1]]) for edge in edges)
+        self.after = dict.fromkeys(values)
+        self.segment = []
+        if eqn.op is not WAIT:
+            self.add(eqn)
+            self.in_flight[eqn.outs[0]] = moved
+            self.unread[moved] += 1
+
+    def exits(self) -> list[Var]:
+        """For each product since the last start or wait, the first stored value that follows from it and is read later.
+
+        O(equations since then).
+        """
+        first: dict[Var, int] = {}  # value -> number of the first equation that follows from it with such a result
+        read: dict[int, list[Var]] = {}
+        products: list[int] = []
+        for number, eqn in reversed(list(enumerate(self.segment))):
+            read[number] = [v for v in eqn.outs if self.unread[v] and v in self.stored]
+            following = number if read[number] else min((first[v] for v in eqn.outs if v in first), default=None)
+            if following is not None:
+                first.update((v, min(following, first.get(v, following))) for v in eqn.ins)
+                products += [following] * is_product(eqn)
+        return list(dict.fromkeys(v for number in reversed(products) for v in read[number]))
 
     def tie(self, values: Sequence[Var], eqn: Eqn) -> list[Var]:
         """The fenced versions of these values, behind one new fence."""
@@ -87,28 +173,43 @@ class _Fenced:
         self.eqns.append(Eqn(FENCE, ins, tuple(outs), {}, eqn.where, eqn.backward))
         return outs
 
-    def start(self, eqn: Eqn, kernels: Sequence[Held], arrived: Sequence[Var]) -> None:
-        """Tie the collective's operand to the largest operand of each kernel whose operands are all defined here, and
-        to the result of a wait directly before it.
+    def entries(self, following: Sequence[Eqn], renewed: Collection[Var]) -> list[tuple[Eqn, Var]]:
+        """An (equation, value) read for each product, so that the product runs after a fence of these values: the
+        largest of those through which it depends on stored values. None for a product that depends on another one, or
+        on a `renewed` value.
         """
+        producers = {v: other for other in following for v in other.outs}
+        readers: dict[Var, list[Eqn]] = {}
         chosen: list[tuple[Eqn, Var]] = []
-        for kernel in kernels:
-            free = [edge for edge in kernel.reads if edge not in self.operands]
-            if free and all(v in self.defined for _, v in kernel.reads):  # else it depends on kernels of the window
-                chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
-        others = [v for v in dict.fromkeys(v for _, v in chosen) if v is not eqn.ins[0]]
-        arrived = [v for v in arrived if v is not eqn.ins[0]]
-        values = list(dict.fromkeys([*others, *arrived]))
-        if values:
-            operand, *tied = self.tie([eqn.ins[0], *values], eqn)
-            of = dict(zip(values, tied, strict=True))
-            self.new.update((v, of[v]) for v in arrived)
-            self.operands.update((edge, of[edge[1]]) for edge in chosen if edge[1] in of)
-            self.operands[eqn, eqn.ins[0]] = operand
-        self.add(eqn)
+        behind = set[Eqn]()  # equations that run after the fence
 
-    def wait(self, eqn: Eqn, kernels: Sequence[Held]) -> None:
-        """Tie the collective's result to the results of the kernels before it."""
-        self.add(eqn)
-        values = [*eqn.outs, *dict.fromkeys(v for kernel in kernels for v in kernel.writes if v in self.defined)]
-        self.new.update(zip(values, self.tie(values, eqn), strict=True))
+        def put_behind(eqn: Eqn) -> None:
+            left = [eqn]
+            while left:
+                one = left.pop()
+                if one not in behind:
+                    behind.add(one)
+                    left += (reader for v in one.outs for reader in readers.get(v, ()))
+
+        for eqn in following:
+            for v in eqn.ins:
+                readers.setdefault(v, []).append(eqn)
+            if any(v in renewed or (v in producers and producers[v] in behind) for v in eqn.ins):
+                put_behind(eqn)
+            if not is_product(eqn) or eqn in behind:
+                continue
+            free = [edge for edge in self.reads(eqn, producers) if edge not in self.operands]
+            if free:
+                chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
+                put_behind(chosen[-1][0])
+        return chosen
+
+    def reads(self, product: Eqn, producers: Mapping[Var, Eqn]) -> Iterator[tuple[Eqn, Var]]:
+        """The reads of stored values that are defined, by a product and by the equations that it depends on."""
+        left, seen = [product], {product}
+        for eqn in left:  # grows
+            yield from ((eqn, v) for v in eqn.ins if v in self.defined and v in self.stored)
+            sources = (producers[v] for v in eqn.ins if v in producers)
+            new = [source for source in dict.fromkeys(sources) if source not in seen]
+            seen.update(new)
+            left += new

@@ -94,6 +94,26 @@ def test_compile_for_keeps_planned_products_in_their_windows() -> None:
         assert window.asynchronous and window.inside == window.planned, str(window)
 
 
+def test_compile_for_keeps_every_product_of_experts_in_its_window() -> None:
+    """Two layers of experts, forward in two parts: each part computes while the other one is exchanged."""
+    expert, hidden = md.dims("expert:16 expert_hidden:2048")
+
+    @md.model
+    def layers(x: md.Tensor) -> md.Tensor:
+        for name in ("first", "second"):
+            options = {"router": "switch", "capacity_factor": 1.0, "precision": md.nn.Precision(compute="bfloat16")}
+            y, _ = md.nn.moe_layer(x, expert, hidden, name=name, **options)
+            x = x + y
+        return x
+
+    x = md.spec("batch:64 length:256 model:512", "bfloat16")
+    where = "rows:8", "batch:rows; expert:rows"
+    compiled = md.compile(layers, *where, overlap="forward", machine="tpu-v5e")
+    windows = md.compile_for("tpu:v5e:2x4", compiled.program(layers.specs(x), x)).windows
+    assert len(windows) == 8 and sum(window.planned for window in windows) >= 12
+    assert [str(window) for window in windows if window.inside < window.planned or not window.asynchronous] == []
+
+
 @pytest.mark.parametrize("name", RATIOS)
 def test_tpu_cycles_are_at_most_the_recorded_ratio(name: str) -> None:
     root = Path(__file__).parents[2]

@@ -1,22 +1,21 @@
-"""The kernels that a fence keeps in their windows: those with products, and the values they read and write."""
+"""Kernels with products, which windows should hold."""
 
 from __future__ import annotations
 
 from ...cost.fusion import Kernel, holders, steps
-from ...ir import Eqn
 from ...lowering.program import Program
-from ...schedule.fences import Held, is_product
+from ...schedule.fences import Kernels, is_product
 
 __all__ = ["kernels_with_products"]
 
 
-def kernels_with_products(program: Program) -> dict[Eqn, Held]:
-    """The kernels with products, by their last equation, with the values they read from and write to memory."""
-    held: dict[Eqn, Held] = {}
-    source = holders(program)
-    for step in steps(program):
-        if isinstance(step, Kernel) and any(map(is_product, step.eqns)):
-            stored = set(step.reads)
-            reads = tuple((eqn, v) for eqn in step.eqns for v in eqn.ins if source.get(v, v) in stored)
-            held[step.eqns[-1]] = Held(reads, step.writes)
-    return held
+def kernels_with_products(program: Program) -> Kernels:
+    """The products of the kernels that a program runs, and the values that are in memory, with their views."""
+    launched = steps(program)
+    products = {
+        step.eqns[-1]: tuple(filter(is_product, step.eqns))
+        for step in launched
+        if isinstance(step, Kernel) and any(map(is_product, step.eqns))
+    }
+    stored = {v for step in launched for v in (*step.reads, *step.writes)}
+    return Kernels(products, stored | {view for view, v in holders(program).items() if v in stored})
