@@ -35,7 +35,7 @@ from .variants import Variants
 __all__ = ["PlanSearch"]
 
 FEW_PLANS = 3_000  # up to which every combination is searched
-FIRST_MESHES = 5
+FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most so many axes
 STARTS = 3  # plans that are improved
 LOOKS = 6  # plans costed without anything better before patience ends, ...
 LONGER = 3  # ... unless that takes so many times as long
@@ -107,18 +107,17 @@ class PlanSearch:
             yield
         if self.variants.canonical(self.variants.base) is not None:
             self.space.floor()  # the result has it: it takes seconds, which belong to the time limit
-        ordered = self.layouts.ordered(self.meshes)
-        for mesh in ordered[:FIRST_MESHES]:
+        meshes = self.layouts.ordered(self.meshes)
+        first = [mesh for mesh in meshes if len(mesh.axes) <= FIRST_AXES][:FIRST_MESHES] or meshes[:1]
+        for mesh in first:
             if self.layouts.late() and self.costed.entries:
                 break
             yield from self.begun(mesh)
         self.costed.touch()  # patience starts with the knobs
         yield from self.while_patient(self.improved())
-        self.costed.touch()
         yield from self.local.reordered(FIRST_OVERLAP)
         if not self.stopped:
-            self.costed.touch()
-            yield from self.while_patient(self.further(ordered[FIRST_MESHES:]))
+            yield from self.while_patient(self.further([mesh for mesh in meshes if mesh not in first]))
             yield from self.local.reordered(FIRST_OVERLAP)
         if not self.stopped:
             yield from self.while_patient(self.local.reordered(MODES))
