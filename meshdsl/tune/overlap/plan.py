@@ -20,7 +20,7 @@ from ...errors.deadline import check_deadline
 from ...ir import Fuses, Op, Var
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
-from ...schedule.fences import fence, products, windows
+from ...schedule.fences import fence, windows
 from .kernels import kernels_with_products
 from .memory_target import GROWTH, MemoryTarget
 from .one_in_flight import one_in_flight
@@ -118,8 +118,9 @@ def _overlaps(program: Program) -> bool:
 def _windows(program: Program, time: Timeline) -> Iterator[Window]:
     costs = {cost.line.eqn: cost for cost in time.costs}
     for body in _bodies(program):
-        for start, eqns in products(body, kernels_with_products(body)).items():
-            inside = tuple((str(eqn.op), str(eqn.where)) for eqn in eqns)
+        kernels = kernels_with_products(body).products
+        for start, eqns in windows(body).items():
+            inside = tuple((str(one.op), str(one.where)) for eqn in eqns for one in kernels.get(eqn, ()))
             cost = costs[start]
             assert isinstance(start.op, Start)
             yield Window(
