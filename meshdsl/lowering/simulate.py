@@ -10,8 +10,8 @@ devices' blocks. `poison` fills padding with NaN (or a large integer), so that p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -29,6 +29,7 @@ from .program import Program
 __all__ = ["lay_out", "read_back", "simulate"]
 
 Blocks = list[np.ndarray]  # one per device, row-major over the mesh
+Axes = tuple[str, ...]
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +64,13 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
             start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
             slices.append(slice(start, start + size))
         blocks.append(np.array(stored[tuple(slices)]))
-    return blocks
+    return shared(blocks)
+
+
+def shared(blocks: Blocks) -> Blocks:
+    """The blocks, where devices with equal bits have the same array, so that `_kernel` computes with it only once."""
+    first: dict[tuple[tuple[int, ...], bytes], np.ndarray] = {}
+    return [first.setdefault((x.shape, x.tobytes()), x) for x in blocks]
 
 
 def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
@@ -133,7 +140,7 @@ def _run(program: Graph, ins: Sequence[Blocks]) -> list[Blocks]:
 def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Blocks]:
     if eqn.collective is not None:
         source = eqn.ins[0]
-        return [eqn.collective.simulate(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
+        return [shared(eqn.collective.simulate(xs[0], source.shape, source.sharding, program.mesh, *xs[1:]))]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs)
@@ -161,28 +168,36 @@ def _while(eqn: Eqn, loop: While, xs: Sequence[Blocks]) -> Sequence[Blocks]:
 
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
+    """Run the kernel once for all devices with the same blocks and the same index along the axes that it asks about."""
     ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
+    runs: dict[tuple[int, ...], list[tuple[dict[Axes, int], list[np.ndarray]]]] = {}
     results: list[Blocks] = [[] for _ in eqn.outs]
     for i, coords in enumerate(coordinates(program.mesh)):
-        local = Local(
-            NumPy,
-            ins,
-            outs,
-            index=lambda axes, coords=coords: index_along(program.mesh, coords, axes),
-            count=program.mesh.count,
-        )
-        ys = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
-        ys = ys if isinstance(ys, tuple | list) else (ys,)
-        for blocks, y, v in zip(results, ys, eqn.outs, strict=True):
-            blocks.append(np.asarray(y, v.dtype))
+        index = partial(index_along, program.mesh, coords)
+        same_blocks = runs.setdefault(tuple(id(x[i]) for x in xs), [])
+        ys = next((ys for asked, ys in same_blocks if all(index(axes) == n for axes, n in asked.items())), None)
+        if ys is None:
+            asked: dict[Axes, int] = {}
+            local = Local(NumPy, ins, outs, partial(_recorded, index, asked), program.mesh.count)
+            ys = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
+            ys = ys if isinstance(ys, tuple | list) else (ys,)
+            ys = [np.asarray(y, v.dtype) for y, v in zip(ys, eqn.outs, strict=True)]
+            same_blocks.append((asked, ys))
+        for blocks, y in zip(results, ys, strict=True):
+            blocks.append(y)
     return results
+
+
+def _recorded(index: Callable[[Axes], int], asked: dict[Axes, int], axes: Axes) -> int:
+    asked[axes] = index(axes)
+    return asked[axes]
 
 
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Blocks]) -> list[Blocks]:
     consts, carry, stacks = loop.inputs(xs)
     ys_by_trip: dict[int, Sequence[Blocks]] = {}
     for t in reversed(range(loop.trips)) if loop.reverse else range(loop.trips):
-        rows = [[x[t] for x in blocks] for blocks in stacks]
+        rows = [shared([x[t] for x in blocks]) for blocks in stacks]
         carry, ys_by_trip[t] = loop.results(_run(loop.body, [*consts, *carry, *rows]))
     ys = []
     for k, v in enumerate(loop.results(eqn.outs)[1]):
@@ -190,5 +205,5 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Blocks]) -> list[
         for t, outs in ys_by_trip.items():
             for stack, row in zip(filled, outs[k], strict=True):
                 stack[t] = row
-        ys.append(filled)
+        ys.append(shared(filled))
     return [*carry, *ys]
