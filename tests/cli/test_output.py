@@ -15,7 +15,7 @@ import pytest
 from meshdsl.commands.output import Steady, json_lines, steady
 from meshdsl.commands.startup import handle_signals
 from tests.cli.running import HERE, here
-from tests.cli.signals import DEAD, TINY, exits_while_starting, saves_when_nobody_reads
+from tests.cli.signals import DEAD, TINY, exits_while_starting, interruptible, saves_when_nobody_reads
 
 
 class Broken:
@@ -107,7 +107,9 @@ def test_startup_signals_exit_like_later_ones():
         ("SIGTERM", ["train", "x"], -15),
         ("SIGTERM", ["analyze", "x"], -15),
     ]:
-        run = subprocess.run([sys.executable, "-c", script, number, *arguments], timeout=60, cwd=HERE.parent.parent)
+        command = [sys.executable, "-c", script, number, *arguments]
+        with interruptible():
+            run = subprocess.run(command, timeout=60, cwd=HERE.parent.parent)
         assert run.returncode == code, (number, arguments)
     before = signal.getsignal(signal.SIGTERM)
     handle_signals(["doctor"])

@@ -32,7 +32,7 @@ def test_the_file_is_a_machine(measured: tuple[Path, list[str]]) -> None:
     found = machine(path)
     assert found.name == "here" and found.asynchronous == () and found.network.size == 2
     assert found.hbm_bandwidth > 1e6 and found.vector > 1e6 and found.peak_of("float32") > 1e6
-    assert max(fraction for _, fraction in found.efficiency) == 1
+    assert max(fraction for _, fraction in (*found.efficiency, *found.convolution)) == 1
     assert {table.kind for table in found.network.tables} == set(KINDS)
     assert found.sources["peak"].startswith("measured on 20")
     assert list(path.parent.iterdir()) == [path]
@@ -46,6 +46,14 @@ def test_the_file_is_a_machine(measured: tuple[Path, list[str]]) -> None:
 def test_a_name_finds_it(measured: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHDSL_MACHINES", str(measured[0].parent))
     assert machine("here").file == str(measured[0])
+
+
+def test_a_convolution_may_be_faster_than_every_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured on a busy computer."""
+    monkeypatch.setattr(module, "QUICK", TINY)
+    monkeypatch.setattr(module, "conv_rate", lambda *_: (1e6, 1e20))
+    found = machine(calibrate(tmp_path / "cpu.toml", lambda _: None, devices=2, quick=True))
+    assert found.peak_of("float32") == 1e20 and found.convolution == ((1e6, 1.0),)
 
 
 def test_too_few_devices(tmp_path: Path) -> None:
