@@ -41,8 +41,13 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
         shape = _dims_for(dims, values.shape)
     except MeshdslError as error:
         raise at(error, caller()) from None
-    values = jnp.asarray(values)
+    values = values if isinstance(values, jax.Array) else on_device(values)
     return Tensor(shape, values.dtype, array=values)
+
+
+def on_device(array: np.ndarray) -> jax.Array:
+    """A copy on the default device; `jnp.asarray` would compile a program for each shape."""
+    return jax.device_put(np.array(array))
 
 
 def key_words(key: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -10,13 +11,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..backend import Jax, Local, whole
+from ..backend import Jax, Local, NumPy, whole
 from ..dims import Shape
 from ..errors import ShapeError
 from ..ir import Op, Type
 from .tensors import Tensor
 
 __all__ = ["run_eagerly", "run_kernel"]
+
+SMALL = 1024  # elements
 
 
 def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) -> tuple[Tensor, ...]:
@@ -28,7 +31,10 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
             "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
         )
     shapes, types = tuple(x.dims for x in ins), tuple(types)
-    if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
+    if not ins and all(math.prod(d.size for d in t.shape) <= SMALL for t in types):
+        # NumPy computes what has no operands: a compilation for each number in a user's code costs more
+        results = [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
+    elif all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
     else:  # a constant's array has no hash, and a function is a new one in every call
         results = run_kernel(op, Jax, arrays, shapes, types, params)
