@@ -103,6 +103,7 @@ def test_resnet_trains_like_unsharded_jax(name: str):
     p, batch = ({key: x.array for key, x in d.items()} for d in (params, batch_of(workload)))
     reference = jax.value_and_grad(lambda p: plain_loss(workload.config, p, batch))
     loss, grads = jax.jit(reference, compiler_options={"xla_backend_optimization_level": 0})(p)
+    p, grads = ({path: np.asarray(x) for path, x in d.items()} for d in (p, grads))
     expected = [p[path] - workload.config.learning_rate * grads[path] for path in sorted(p)]
     expected += [grads[path] for path in sorted(p)]  # the first of momentum
     _, (*after, _, total) = trained(name)
