@@ -46,6 +46,13 @@ def indices() -> Iterator[Row]:
     yield Row("grouped_dot", grouped_by, (X, In("d b c"), In("a t", "place:d", INDEX)), grouped)
     yield Row("grouped_dot_order", grouped_by, (In("b a"), In("c d b"), In("a", "place:d", INDEX)), lambda x, w, i: grouped(x.T, w.transpose(1, 2, 0), i[:, None])[:, 0])
 
+    def grouped_outer(x: Any, y: Any, w: Any, i: Any) -> Any:  # the gradient for w of sum(y * grouped(x, w, i))
+        chosen = (i[..., None] == np.arange(len(w))).astype(x.dtype)
+        return np.einsum("ab,atc,atd->dbc", x, y, chosen)
+
+    slope = lambda x, y, w, i: md.grad(lambda w: md.sum(y * grouped_by(x, w, i)))(w)
+    yield Row("grouped_outer", slope, (X, In("a t c"), In("d b c"), In("a t", "place:d", INDEX)), grouped_outer, ("float32",))
+
     def paired(x: Any, i: Any) -> Any:  # each index of the shared dim has its own table and indices
         return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)
 
