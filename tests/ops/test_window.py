@@ -52,6 +52,24 @@ def test_infinities_and_nan_are_values_like_others_and_padding_is_none() -> None
     assert whole.numpy().tolist() == [np.iinfo(whole.dtype).min, 3]
 
 
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("layout", ["kernel:p", "out:p", "kernel:p; out:q", "kernel:q; batch:p"])
+def test_a_convolution_of_no_elements_is_zero_under_every_layout(layout: str, size: int) -> None:
+    """Also where the kernel is NaN, and split unevenly; and so is the gradient."""
+    x = md.tensor(np.zeros((0, 2), np.float32), "length batch")
+    w = md.tensor(np.full((size, 2), np.nan, np.float32), "kernel batch")
+
+    def results(x: md.Tensor, w: md.Tensor) -> Any:
+        def conv(w: md.Tensor) -> md.Tensor:
+            return md.conv(x, w, {"length": ("kernel", "out")}, "out", padding={"length": (4, 4)})
+
+        return conv(w), md.grad(lambda w: md.sum(md.square(conv(w))))(w)
+
+    compiled = md.compile(results, "p:2 q:2", layout)
+    for y in (*compiled(x, w), *md.simulate(compiled.program(x, w), x, w), *results(x, w)):
+        np.testing.assert_array_equal(np.asarray(y), 0)
+
+
 def test_a_result_without_windows_is_empty_and_has_no_gradient() -> None:
     x, w = md.tensor([1.0, 2.0], "length"), md.tensor([1.0, 1.0, 1.0], "kernel")
 

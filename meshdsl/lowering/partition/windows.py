@@ -103,7 +103,7 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
             run = _run(scope, eqn, v, find(v.dim, fetched[0].shape), find(v.out_dim, outs[0].shape), size, axes)
             fetched = [_fetched(scope, eqn, x, v, run, axes) for x in fetched]
             v = run.window
-        window.append(v)
+        window.append(dataclasses.replace(v, size=0) if kernel and _empty(eqn) else v)  # the result is zeros
         sides.append(side if axes else "whole")
     params = {**eqn.params, "window": tuple(window), "sides": tuple(sides), "result": outs[0].type}
     op = _alone(eqn.op, read)
@@ -139,8 +139,7 @@ def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | No
     width = -(-(positions - gap) // base)
     run = Dim(f"{v.dim}__window", n * width)
     pieces, unread = list[Piece](), list[tuple[int, int]]()
-    empty = not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.shape)  # then the result is empty or all fill
-    for i in range(0 if empty or not width else n):
+    for i in range(0 if _empty(eqn) or not width else n):
         low = i * begin - v.low
         first = -(-max(low, 0) // v.base_dilation)
         if kernel is None:
@@ -157,6 +156,11 @@ def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | No
     if holes:
         window = dataclasses.replace(window, low=gap, high=positions - gap - ((width - 1) * base + 1))
     return _Run(run, tuple(pieces), tuple(pair for pair in unread if pair[0] < pair[1]), window)
+
+
+def _empty(eqn: Eqn) -> bool:
+    """True if an operand or the result has no elements: then the result is the fill, whatever another operand is."""
+    return not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.shape)
 
 
 def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, run: _Run, axes: Axes) -> Var:
