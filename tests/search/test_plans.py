@@ -163,7 +163,7 @@ RECIPES = [  # what people write first
 ]
 
 
-@pytest.mark.parametrize(("machine", "part"), [("tpu-v5e", 0.6), ("h100", 0.6)])
+@pytest.mark.parametrize(("machine", "part"), [("tpu-v5e", 0.6), pytest.param("h100", 0.6, marks=pytest.mark.slow)])
 def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float):
     """With less memory than plain data parallelism needs."""
     wide = transformer.lm.replace(layers=2, d_model=512, d_ff=2048, d_head=64, batch=64, vocab=8192)
