@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import gc
 import os
-import resource
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -24,8 +22,7 @@ QUICK_COMPILES = {
         "--xla_cpu_parallel_codegen_split_count=1"  # one LLVM module for each program
     ),
 }
-QUICK = os.environ.get("HYPOTHESIS_PROFILE") != "fuzz"
-if QUICK:
+if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
     for name, value in QUICK_COMPILES.items():
         os.environ.setdefault(name, value)
 if find_spec("libtpu") is not None:  # the TPU compiler's estimates are those of optimized programs
@@ -47,11 +44,6 @@ GOLDEN = Path(__file__).parent / "golden"
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=20)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,23 +74,10 @@ def sampled(names: Iterable[str], n: int) -> set[str]:
 
 
 def pytest_collection_finish() -> None:
-    """Never collect again what is alive now: modules and tests stay until the end."""
+    """Collect garbage seldom, and never again what is alive now: modules and tests stay until the end."""
     gc.collect()
     gc.freeze()
-    if QUICK:
-        gc.disable()  # a twentieth of the CPU time; `pytest_runtest_teardown` bounds the memory
-
-
-collected_at = peak_bytes()
-
-
-def pytest_runtest_teardown() -> None:
-    """Collect garbage after each gigabyte that this process grows by."""
-    global collected_at
-    if QUICK and peak_bytes() > collected_at + 2**30:
-        gc.collect()
-        gc.freeze()
-        collected_at = peak_bytes()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @contextmanager
