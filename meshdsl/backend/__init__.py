@@ -8,5 +8,6 @@ from .block import Block, Local, whole
 from .formulas import letters
 from .jax import Jax
 from .numpy import NumPy
+from .varying import varying
 
-__all__ = ["Block", "Jax", "Local", "NumPy", "letters", "whole"]
+__all__ = ["Block", "Jax", "Local", "NumPy", "letters", "varying", "whole"]

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .varying import alike, varying, varying_axes
 
 __all__ = ["grouped_dot", "grouped_outer"]
 
@@ -26,7 +27,7 @@ BLOCKS = (128, 1024)  # the smallest and the largest number of rows; outer produ
 
 def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
     """Row r of x [rows, k] times w [groups, k, n][group[r]], in `dtype`; 0 for a group out of range."""
-    x, w, group = _alike(x, w, group)
+    x, w, group = alike((x, w, group))
     if not (x.size and w.size):
         return _zeros((x.shape[0], w.shape[2]), dtype, x)
     order = jnp.argsort(group)
@@ -37,7 +38,7 @@ def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
 
 def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
     """The sums over the rows of each group of the outer products of x [rows, k] and y [rows, n]: [groups, k, n]."""
-    x, y, group = _alike(x, y, group)
+    x, y, group = alike((x, y, group))
     if not (x.size and y.size and groups):
         return _zeros((groups, x.shape[1], y.shape[1]), dtype, x)
     order = jnp.argsort(group)
@@ -112,15 +113,6 @@ def _visited(visit: Callable[..., Any], out: Any, rows: int, sizes: Any) -> Any:
     return lax.fori_loop(0, min(-(-rows // block) + len(sizes) - 1, rows), step, out)
 
 
-def _alike(*xs: Any) -> tuple[Any, ...]:
-    """The operands cast to vary over the same mesh axes, as the carry of a loop does."""
-    axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
-    missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
-    return tuple(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True))
-
-
 def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:
     """Zeros that vary over the mesh axes that `like` varies over."""
-    axes = tuple(sorted(jax.typeof(like).mat.varying))
-    zeros = jnp.zeros(shape, dtype)
-    return lax.pcast(zeros, axes, to="varying") if axes else zeros
+    return varying(jnp.zeros(shape, dtype), varying_axes(like))

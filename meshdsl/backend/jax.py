@@ -16,6 +16,7 @@ from ..jaxprs.call import call_on_blocks
 from . import direct, grouped
 from .attention import Arrays, blockwise, cudnn, fused
 from .formulas import Numbers, window_count
+from .varying import alike
 
 __all__ = ["Jax"]
 
@@ -121,9 +122,7 @@ class _Jax:
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:
         """Apply f to blocks after casting all to the same varying mesh axes, as `jax.vjp` inside f requires."""
-        axes = [frozenset(jax.typeof(x).mat.varying) for x in xs]
-        missing = [tuple(sorted(frozenset().union(*axes) - own)) for own in axes]
-        return f(*(lax.pcast(x, more, to="varying") if more else x for x, more in zip(xs, missing, strict=True)))
+        return f(*alike(xs))
 
     @staticmethod
     def blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:

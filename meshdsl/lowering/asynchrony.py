@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ..backend import varying
 from ..dims import Shape
 from ..errors import InternalError
 from ..ir import Collective, Eqn, Fuses, Graph, Op, Pairs, Type
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
-from .casts import invariant, varying
+from .casts import invariant
 
 __all__ = ["FENCE", "WAIT", "Start", "check_pairs", "emit_fence", "pairs"]
 

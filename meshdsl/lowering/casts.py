@@ -1,7 +1,7 @@
 """Casts that change the JAX type of a block, or how its bits are read. No value changes; nothing is sent.
 
-Inside `jax.shard_map`, JAX types a block as varying or invariant along each mesh axis. `varying` and `invariant` change
-that type. `ordered` reads floats as integers with the same order; `restored` is its inverse.
+Inside `jax.shard_map`, JAX types a block as varying or invariant along each mesh axis. `invariant` changes that type,
+as `backend.varying` does. `ordered` reads floats as integers with the same order; `restored` is its inverse.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -9,7 +9,6 @@ that type. `ordered` reads floats as integers with the same order; `restored` is
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -21,16 +20,10 @@ from jax.interpreters import mlir
 
 from ..layouts.sharding import Axes
 
-__all__ = ["invariant", "ordered", "restored", "varying"]
+__all__ = ["invariant", "ordered", "restored"]
 
 Array = Any  # a JAX value inside shard_map
 DType = np.dtype[Any]
-
-
-def varying(x: Array, axes: Collection[str]) -> Array:
-    """Cast the block to varying along all the axes: a psum of an invariant block multiplies it without an error."""
-    missing = tuple(axis for axis in axes if axis not in jax.typeof(x).mat.varying)
-    return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def invariant(x: Array, axes: Axes) -> Array:

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..backend import varying
 from ..dims import Shape, names
 from ..errors import InternalError
 from ..ir import Blocks, CollectiveDefaults
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
-from .casts import invariant, ordered, restored, varying
+from .casts import invariant, ordered, restored
 from .permute import Permute
 
 __all__ = ["AllGather", "AllReduce", "AllToAll", "Permute", "ReduceScatter", "Slice", "Step"]

@@ -17,13 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..backend import Block, Jax, Local
+from ..backend import Block, Jax, Local, varying
 from ..dims import Shape
 from ..errors import LayoutError, at
 from ..ir import Cond, Eqn, Graph, Scan, Var, While, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import FENCE, Start, emit_fence
-from .casts import varying
 from .program import Program
 from .ragged import RaggedAllToAll
 

@@ -18,12 +18,13 @@ from typing import Any
 
 from jax import lax
 
+from ..backend import varying
 from ..dims import Shape
 from ..errors import InternalError
 from ..ir import Blocks, CollectiveDefaults, Pairs
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
-from .casts import invariant, varying
+from .casts import invariant
 
 __all__ = ["Permute"]
 

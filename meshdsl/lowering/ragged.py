@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..backend import varying
 from ..dims import Shape, names
 from ..errors import InternalError
 from ..ir import Blocks, CollectiveDefaults
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
-from .casts import varying
 from .collectives import AllToAll
 
 __all__ = ["RaggedAllToAll"]

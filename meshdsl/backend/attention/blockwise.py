@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..varying import alike, varying, varying_axes
 from .arrays import Arrays, Span
 
 __all__ = ["backward", "forward"]
@@ -31,15 +32,7 @@ def _alike(x: Arrays, *more: Any) -> tuple[Arrays, tuple[Any, ...]]:
     leaves, structure = jax.tree.flatten(
         (x.q, x.k, x.v, x.offset, x.bias, x.masks, x.segments, [s.start for s in (*x.queries, *x.keys)], more)
     )
-    axes = [frozenset(jax.typeof(leaf).mat.varying) if isinstance(leaf, jax.Array) else frozenset() for leaf in leaves]
-    every = frozenset[str]().union(*axes)
-
-    def cast(leaf: Any, own: frozenset[str]) -> Any:
-        missing = tuple(sorted(every - own))
-        return lax.pcast(leaf, missing, to="varying") if missing and isinstance(leaf, jax.Array) else leaf
-
-    cast_leaves = [cast(leaf, own) for leaf, own in zip(leaves, axes, strict=True)]
-    q, k, v, offset, bias, masks, segments, starts, more = jax.tree.unflatten(structure, cast_leaves)
+    q, k, v, offset, bias, masks, segments, starts, more = jax.tree.unflatten(structure, alike(leaves))
     spans = [Span(start, s.size) for start, s in zip(starts, (*x.queries, *x.keys), strict=True)]
     n = len(x.queries)
     spans = {"queries": tuple(spans[:n]), "keys": tuple(spans[n:])}
@@ -49,9 +42,7 @@ def _alike(x: Arrays, *more: Any) -> tuple[Arrays, tuple[Any, ...]]:
 
 def _zeros(x: Arrays, shape: tuple[int, ...], fill: float = 0.0) -> Any:
     """An array of one number that varies over the axes that q varies over."""
-    filled = jnp.full(shape, fill, x.wide)
-    axes = tuple(sorted(jax.typeof(x.q).mat.varying))
-    return lax.pcast(filled, axes, to="varying") if axes else filled
+    return varying(jnp.full(shape, fill, x.wide), varying_axes(x.q))
 
 
 def _positions(spans: tuple[Span, ...], size: int, offset: Any = None) -> Any:

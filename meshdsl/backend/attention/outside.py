@@ -12,13 +12,14 @@ from typing import Any
 import jax
 
 from ...jaxprs.call import call_on_blocks
+from ..varying import varying_axes
 
 __all__ = ["call_outside"]
 
 
 def call_outside(f: Callable[..., Any], xs: Sequence[Any]) -> list[Any]:
     """The results of f(*xs), traced outside the mesh; they vary over every axis that an operand varies over."""
-    axes = tuple(sorted(frozenset[str]().union(*(jax.typeof(x).mat.varying for x in xs))))
+    axes = varying_axes(*xs)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         jaxpr = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs))
     return call_on_blocks(jaxpr, xs, (axes,) * len(jaxpr.out_avals))

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ...backend import varying
 from ...dims import Dim, Shape
 from ...ir import Because, Blocks, Cause, CollectiveDefaults, Eqn, Pairs, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced, shift_of
-from ..casts import varying
 from ..collectives import AllGather
 from .scope import Scope
 
