@@ -1,9 +1,10 @@
 """Planned products that the TPU compiler keeps in their windows, for steps on v5e 2x4, as JSON lines.
 
-`moe` is a mixture of experts of d_model 512 with 16 experts under `halves`; `update` a dense model of d_model 512 with
-a sharded update under `list`. `inside` of the `planned` products run between start and done of their collective;
-`synchronous` collectives should have run beside products, but the compiler does not overlap them. `cycles` are the
-compiler's estimate, without communication. Needs the extra `aot`. 12 layers take the compiler up to an hour.
+`moe` is a mixture of experts of d_model 512 with 16 experts under `halves`. The others are a dense model of d_model
+512: `tensor` and `ring` with tensor parallelism and positions sharded between its layers, under `halves` and `ring`;
+`update` with a sharded update under `list`. `inside` of the `planned` products run between start and done of their
+collective; `synchronous` collectives should have run beside products, but the compiler does not overlap them. `cycles`
+are the compiler's estimate, without communication. Needs the extra `aot`. 12 layers take the compiler 6 to 20 minutes.
 
     python -m benchmarks.tpu_windows                       # 4 layers
     python -m benchmarks.tpu_windows moe --layers 2 12
@@ -18,12 +19,14 @@ import time
 
 import meshdsl as md
 from models.gpt_moe import gpt_moe
-from models.transformer import lm
+from models.transformer import LAYOUTS, lm
 
 SIZES = {"batch": 64, "length": 256, "d_model": 512, "d_ff": 2048, "vocab": 1024, "compute_dtype": "bfloat16"}
 MOE = gpt_moe.replace(**SIZES, heads=8, d_head=64, expert_hidden=2048, experts=16, capacity_factor=1.0)
 CASES = {
     "moe": (MOE, md.Plan("rows:8", "batch:rows; group:rows; expert:rows", overlap="halves")),
+    "tensor": (lm.replace(**SIZES), md.Plan(*LAYOUTS["sequence"], overlap="halves")),
+    "ring": (lm.replace(**SIZES), md.Plan(*LAYOUTS["sequence"], overlap="ring")),
     "update": (lm.replace(**SIZES), md.Plan("rows:8", "batch:rows", weight_update="sharded", overlap="list")),
 }
 
@@ -37,23 +40,23 @@ def row(case: str, layers: int, timeout: float) -> dict[str, object]:
     begin = time.perf_counter()
     result: dict[str, object] = {"case": case, "layers": layers}
     try:
-        found = md.compile_for("tpu:v5e:2x4", program, donated=step.donated(*model.specs()), timeout=timeout)
+        compiled = md.compile_for("tpu:v5e:2x4", program, donated=step.donated(*model.specs()), timeout=timeout)
     except md.CompilerError as error:
         return {**result, "refused": str(error)}
     return {
         **result,
-        "windows": sum(window.planned > 0 for window in found.windows),
-        "synchronous": sum(window.planned > 0 and not window.asynchronous for window in found.windows),
-        "planned": sum(window.planned for window in found.windows),
-        "inside": sum(window.inside for window in found.windows),
-        "cycles": found.cycles,
+        "windows": sum(window.planned > 0 for window in compiled.windows),
+        "synchronous": sum(window.planned > 0 and not window.asynchronous for window in compiled.windows),
+        "planned": sum(window.planned for window in compiled.windows),
+        "inside": sum(window.inside for window in compiled.windows),
+        "cycles": compiled.cycles,
         "compile_s": round(time.perf_counter() - begin),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="case", help="moe or update; both by default")
+    parser.add_argument("cases", nargs="*", metavar="case", help="moe, tensor, ring or update; all by default")
     parser.add_argument("--layers", nargs="+", type=int, default=[4])
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one compilation")
     options = parser.parse_args()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
-from models.transformer import lm
+from models.transformer import LAYOUTS, lm
 
 pytestmark = pytest.mark.aot
 
@@ -112,6 +112,16 @@ def test_compile_for_keeps_every_product_of_experts_in_its_window() -> None:
     windows = md.compile_for("tpu:v5e:2x4", compiled.program(layers.specs(x), x)).windows
     assert len(windows) == 8 and sum(window.planned for window in windows) >= 12
     assert [str(window) for window in windows if window.inside < window.planned or not window.asynchronous] == []
+
+
+def test_compile_for_keeps_every_product_of_a_tensor_parallel_step_in_its_window() -> None:
+    """One layer in two parts. Left to itself, the compiler starts five collectives after the products beside them."""
+    sizes = {"batch": 16, "length": 256, "d_model": 512, "d_ff": 2048, "vocab": 1024, "compute_dtype": "bfloat16"}
+    model = lm.replace(**sizes, layers=1)
+    step = md.compile(model.train_step(), *LAYOUTS["sequence"], overlap="halves", machine="tpu-v5e")
+    windows = md.compile_for("tpu:v5e:2x4", step.program(*model.specs())).windows
+    assert sum(window.planned for window in windows) >= 20
+    assert [str(window) for window in windows if window.planned and window.inside < window.planned] == []
 
 
 @pytest.mark.parametrize("name", RATIOS)

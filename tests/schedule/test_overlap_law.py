@@ -56,16 +56,12 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
 
 
 def queued(program: Program) -> bool:
-    """True if a collective starts before another one on its axes has been waited for."""
-    axes_of = {eqn.outs[0]: eqn.op.axes for eqn in program.eqns if isinstance(eqn.op, Start)}
-    flying: set[tuple[str, ...]] = set()
+    """True if a collective starts before another one has been waited for."""
+    in_flight = 0
     for eqn in program.eqns:
-        if isinstance(eqn.op, Start):
-            if eqn.op.axes in flying:
-                return True
-            flying.add(eqn.op.axes)
-        elif eqn.op is WAIT:
-            flying.discard(axes_of[eqn.ins[0]])
+        in_flight += isinstance(eqn.op, Start) - (eqn.op is WAIT)
+        if in_flight > 1:
+            return True
     return False
 
 

@@ -1,8 +1,8 @@
-"""One collective in flight on each set of mesh axes: a planned program whose windows do not intersect.
+"""One collective in flight: a planned program whose windows do not intersect.
 
-A plan may start a collective while another one occupies its axes; the second one queues. A compiler that runs one
-collective at a time (TPU) instead moves one of the two windows away from its products. Here the first one's wait is
-placed where the timeline says that it is complete, and the second one's start directly after it.
+A plan may start a collective while another one is in flight: along the same axes, where it queues, or along others. A
+compiler that runs one collective at a time (TPU) moves one of the two windows away from its products. Here the first
+one's wait is placed where the timeline says that it is complete, and the second one's start directly after it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["one_in_flight"]
 def one_in_flight(program: Program, machine: Machine, placement: Placement) -> Program:
     """The program with later starts and earlier waits; the order of everything else is the same."""
     begins, ends = _times(program, machine, placement)
-    lanes = _Lanes(pairs(program), ends)
+    queue = _Queue(pairs(program), ends)
     for eqn in program.eqns:
         if eqn in begins:
-            lanes.complete(begins[eqn])
+            queue.complete(begins[eqn])
         if isinstance(eqn.op, Start):
-            lanes.start(eqn)
+            queue.start(eqn)
         elif eqn.op is WAIT:
-            lanes.wait(eqn)
+            queue.wait(eqn)
         else:
-            lanes.eqns.append(eqn)
-    return program.replace(eqns=tuple(lanes.eqns))
+            queue.eqns.append(eqn)
+    return program.replace(eqns=tuple(queue.eqns))
 
 
 def _times(program: Program, machine: Machine, placement: Placement) -> tuple[dict[Eqn, float], dict[Eqn, float]]:
@@ -50,43 +50,35 @@ def _times(program: Program, machine: Machine, placement: Placement) -> tuple[di
     return begins, ends
 
 
-class _Lanes:
-    """A program under rewriting: its new equations, and the collectives in flight and queued by mesh axes."""
+class _Queue:
+    """A program under rewriting: its new equations, and the collectives in flight and queued."""
 
     def __init__(self, wait_of: dict[Eqn, Eqn], ends: dict[Eqn, float]):
         self.wait_of, self.ends = wait_of, ends
         self.start_of = {wait: start for start, wait in wait_of.items()}
         self.eqns: list[Eqn] = []
-        self.flights: dict[tuple[str, ...], list[Eqn]] = {}  # the first one is in flight, the others are queued
+        self.flight: list[Eqn] = []  # the first one is in flight, the others are queued
         self.done: set[Eqn] = set()
 
     def start(self, eqn: Eqn) -> None:
-        flight = self.flights.setdefault(self.lane(eqn), [])
-        flight.append(eqn)
-        if len(flight) == 1:
+        self.flight.append(eqn)
+        if len(self.flight) == 1:
             self.eqns.append(eqn)
 
     def wait(self, eqn: Eqn) -> None:
-        """Complete the collectives in flight on the lane, in order, up to the one that this equation waits for."""
+        """Complete the collectives in flight, in order, up to the one that this equation waits for."""
         start = self.start_of[eqn]
         while start not in self.done:
-            self.next(self.lane(start))
+            self.next()
 
     def complete(self, now: float) -> None:
-        """Complete the collectives that have ended by `now` and that delay another one on their lane."""
-        for lane, flight in self.flights.items():
-            while len(flight) > 1 and self.ends[flight[0]] <= now:
-                self.next(lane)
+        """Complete the collectives that have ended by `now` and that delay another one."""
+        while len(self.flight) > 1 and self.ends[self.flight[0]] <= now:
+            self.next()
 
-    def next(self, lane: tuple[str, ...]) -> None:
+    def next(self) -> None:
         """Wait for the collective in flight, and start the next one."""
-        flight = self.flights[lane]
-        first = flight.pop(0)
+        first = self.flight.pop(0)
         self.done.add(first)
         self.eqns.append(self.wait_of[first])
-        self.eqns += flight[:1]
-
-    @staticmethod
-    def lane(eqn: Eqn) -> tuple[str, ...]:
-        assert isinstance(eqn.op, Start)
-        return eqn.op.axes
+        self.eqns += self.flight[:1]
