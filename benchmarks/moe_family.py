@@ -113,7 +113,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 def part_of(line: Any) -> str:
     """The part of the layers that an instruction belongs to, inferred from the dims of its operands and results."""
-    dims = {d.name for v in (*line.eqn.ins, *line.eqn.outs) for d in v.shape}
+    dims = {d.name for v in (*line.eqn.ins, *line.eqn.outs) for d in v.dims}
     if dims & {"d_ff", "expert_hidden"}:
         return "feed-forward"
     if "heads" in dims:

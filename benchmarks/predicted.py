@@ -72,7 +72,7 @@ def runner(model: str, layout: str) -> Callable[[], None]:
     rng = np.random.default_rng(0)
     arrays: list[Any] = []
     for v, at in zip(program.ins, executable.input_shardings[0], strict=True):
-        sizes = program.extents.global_shape(v.shape)
+        sizes = program.extents.global_shape(v.dims)
         if v.name.startswith("state"):
             values = np.zeros(sizes)
         elif np.issubdtype(v.dtype, np.integer):

@@ -48,7 +48,7 @@ def ours(f: Callable[[md.Tensor], Any]) -> Any:
     """meshdsl's executable of the operation, under a layout that shards x and the dims created from it."""
     layout = dict.fromkeys(("x", "z", "p"), "m")
     x = md.spec([md.Dim("x", SIZE), md.Dim("y", WIDTH)])
-    output_dims = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.shape} | {"x"}
+    output_dims = {d.name for v in md.compile(f, MESH, "x:m").graph(x).outs for d in v.dims} | {"x"}
     return md.compile(f, MESH, {d: axis for d, axis in layout.items() if d in output_dims}).lower(x).compile()
 
 

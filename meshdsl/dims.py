@@ -167,7 +167,8 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
             raise ShapeError(f"a dim is written name or name:size, for example 'batch:512'; got {item!r}")
         way_out = f"; to introduce it, give its size: '{item}:SIZE'" if new else ""
         raise ShapeError(f"no {what} {item!r} here; {nearest(item, table)}{way_out}")
-    raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}")
+    way_out = f"\n  a size needs a name: 'NAME:{item}'; x.dims are the dims of x" if isinstance(item, int) else ""
+    raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}{way_out}")
 
 
 def split_items(dims_like: DimsLike) -> list[DimLike]:

@@ -50,14 +50,14 @@ def kinds_of(graph: Graph, row: Row) -> dict[str, str]:
             continue
         labels = labels_of(eqn)
         for v, names in zip((*eqn.ins, *eqn.outs), (*labels.ins, *labels.outs), strict=True):
-            moved |= {d.name for d in v.shape if names[d.name] != d.name}
+            moved |= {d.name for d in v.dims if names[d.name] != d.name}
         moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
         moved |= {d.name for d in moves.dims} if moves is not None else set()
-    kept = {d.name for v in graph.outs for d in v.shape}
-    kept |= {d.name for eqn, _ in walk(graph) if eqn.op is RENAME for d in eqn.ins[0].shape}
+    kept = {d.name for v in graph.outs for d in v.dims}
+    kept |= {d.name for eqn, _ in walk(graph) if eqn.op is RENAME for d in eqn.ins[0].dims}
     kinds: dict[str, str] = {}
     for v in graph.ins:
-        for d in v.shape:
+        for d in v.dims:
             kinds[d.name] = CLASSES[2] if d.name in moved else CLASSES[0] if d.name in kept else CLASSES[1]
     return kinds
 

@@ -17,14 +17,14 @@ __all__ = ["Block", "Local", "whole"]
 class Block:
     """The part of a value that one device stores: dims, stored local sizes, and the mesh axes that shard each dim."""
 
-    shape: Shape
+    dims: Shape
     sizes: tuple[int, ...]
     axes: tuple[tuple[str, ...], ...]
 
     def position(self, dim: Dim | str) -> int:
         """The index of a dim in storage order."""
         name = dim if isinstance(dim, str) else dim.name
-        return next(i for i, d in enumerate(self.shape) if d.name == name)
+        return next(i for i, d in enumerate(self.dims) if d.name == name)
 
     def size(self, dim: Dim | str) -> int:
         """The stored local size of a dim."""
@@ -59,10 +59,10 @@ class Local:
 
     def align(self, x: Any, source: Block, target: Block) -> Any:
         """Transpose and reshape an array with the source's dims so that it broadcasts against the target's dims."""
-        if source.shape == target.shape:
+        if source.dims == target.dims:
             return x
-        order = [source.position(d) for d in target.shape if d in source.shape]
-        sizes = [source.size(d) if d in source.shape else 1 for d in target.shape]
+        order = [source.position(d) for d in target.dims if d in source.dims]
+        sizes = [source.size(d) if d in source.dims else 1 for d in target.dims]
         if order != list(range(len(order))):
             x = self.xp.transpose(x, order)
         return x if x.shape == tuple(sizes) else self.xp.reshape(x, sizes)

@@ -215,7 +215,7 @@ def _entries(reader: StepReader, prefix: str) -> dict[str, Entry]:
 
 def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
     header, entries = reader.manifest.header, _entries(reader, prefix)
-    tensors = {path: [[d.name for d in entry.type.shape], _sha256(arrays[path])] for path, entry in entries.items()}
+    tensors = {path: [[d.name for d in entry.type.dims], _sha256(arrays[path])] for path, entry in entries.items()}
     return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}
 
 

@@ -68,8 +68,8 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target
     return {
         path: Target(
             spec,
-            program.extents.global_shape(inputs[path].shape),
-            NamedSharding(mesh, partition_spec(inputs[path].shape, inputs[path].sharding)),
+            program.extents.global_shape(inputs[path].dims),
+            NamedSharding(mesh, partition_spec(inputs[path].dims, inputs[path].sharding)),
         )
         for path, spec in types.items()
     }
@@ -78,11 +78,9 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target
 def _accepts(input_type: Type, spec: Type) -> bool:
     """True if a program input of this type accepts the tensor. Sharded updates rename a dim `io` to `io__rows`."""
     names = all(
-        a.name == b.name or a.name.startswith(f"{b.name}__") for a, b in zip(input_type.shape, spec.shape, strict=False)
+        a.name == b.name or a.name.startswith(f"{b.name}__") for a, b in zip(input_type.dims, spec.dims, strict=False)
     )
-    return (
-        names and input_type.dtype == spec.dtype and [d.size for d in input_type.shape] == [d.size for d in spec.shape]
-    )
+    return names and input_type.dtype == spec.dtype and [d.size for d in input_type.dims] == [d.size for d in spec.dims]
 
 
 def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[str, Target]:
@@ -99,8 +97,8 @@ def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[st
     return {
         path: Target(
             spec,
-            extents.global_shape(spec.shape),
-            NamedSharding(bound, partition_spec(spec.shape, _sharding(path, spec.shape, layout))),
+            extents.global_shape(spec.dims),
+            NamedSharding(bound, partition_spec(spec.dims, _sharding(path, spec.dims, layout))),
         )
         for path, spec in types.items()
     }
@@ -124,12 +122,12 @@ def _same_sharding(x: Any) -> Target:
     spec = spec_of(x)
     if isinstance(x, Tensor) and isinstance(x.stored, jax.Array):
         return Target(spec, tuple(x.stored.shape), x.stored.sharding)
-    return Target(spec, tuple(d.size for d in spec.shape), SingleDeviceSharding(jax.local_devices()[0]))
+    return Target(spec, tuple(d.size for d in spec.dims), SingleDeviceSharding(jax.local_devices()[0]))
 
 
 def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
     """Read the shards of one tensor that this process's devices store, and put them there. Padding is zero."""
-    stored_order = [[d.name for d in target.type.shape].index(d.name) for d in entry.type.shape]
+    stored_order = [[d.name for d in target.type.dims].index(d.name) for d in entry.type.dims]
     requests: list[ReadRequest] = []
 
     def request(box: Box, block: np.ndarray) -> None:
@@ -153,12 +151,12 @@ def assembled(
         box = _box(index, target.sizes)
         if box not in blocks:
             blocks[box] = _zeros(target, box.size)
-            size = tuple(max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.shape, strict=True))
+            size = tuple(max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.dims, strict=True))
             fill(Box(box.start, size), blocks[box][(*map(slice, size), ...)])
     finish()
     arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
     array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
-    return Tensor(target.type.shape, target.type.dtype, array=array)
+    return Tensor(target.type.dims, target.type.dtype, array=array)
 
 
 def _zeros(target: Target, sizes: tuple[int, ...]) -> np.ndarray:

@@ -134,7 +134,7 @@ def _written(entry: Entry) -> dict[str, Any]:
     return {
         "path": entry.path,
         "dtype": entry.type.dtype.name,
-        "dims": [[d.name, d.size] for d in entry.type.shape],
+        "dims": [[d.name, d.size] for d in entry.type.dims],
         "cuts": entry.cuts,
         "chunks": [[chunk.file, chunk.offset, chunk.sha256.hex()] for chunk in entry.chunks],
     }

@@ -246,8 +246,8 @@ def _entry(value: Any, where: str, files: int) -> Entry:
     except ShapeError as error:
         refuse(f"{where}.dims", ascii(str(error.args[0]).partition("\n")[0][:120])[1:-1])
     if math.prod(max(1, size) for _, size in sized) * tensor_type.dtype.itemsize > 2**62:
-        refuse(f"{where}.dims", f"the sizes {show([d.size for d in tensor_type.shape])} are too large for any array")
-    cuts = _cuts(fields["cuts"], tensor_type.shape, f"{where}.cuts")
+        refuse(f"{where}.dims", f"the sizes {show([d.size for d in tensor_type.dims])} are too large for any array")
+    cuts = _cuts(fields["cuts"], tensor_type.dims, f"{where}.cuts")
     chunks = items(fields["chunks"], f"{where}.chunks", cell_count(cuts))
     return Entry(path, tensor_type, cuts, tuple(_chunk(c, f"{where}.chunks[{n}]", files) for n, c in enumerate(chunks)))
 

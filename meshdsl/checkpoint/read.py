@@ -53,7 +53,7 @@ class StepReader:
 
     def whole(self, entry: Entry) -> np.ndarray:
         """The whole tensor. Raises `CheckpointError` like `read`."""
-        sizes = tuple(d.size for d in entry.type.shape)
+        sizes = tuple(d.size for d in entry.type.dims)
         try:
             values = np.empty(sizes, entry.type.dtype)
         except MemoryError as error:

@@ -108,7 +108,7 @@ def check_fit(stored: Manifest, like: Mapping[str, Type], step: int) -> None:
         entry = stored.tensors.get(path)
         if entry is None:
             problems.append(f"{path}: is missing; {nearest(path, [ascii(p)[1:-1] for p in stored.tensors])}")
-        elif (set(entry.type.shape), entry.type.dtype) != (set(spec.shape), spec.dtype):
+        elif (set(entry.type.dims), entry.type.dtype) != (set(spec.dims), spec.dtype):
             problems.append(f"{path}: is {entry.type} in the checkpoint and {spec} in like=")
         elif jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
             problems.append(f"{path}: is {spec}, and JAX keeps 64-bit types only with jax_enable_x64")

@@ -117,7 +117,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
         if not options.settings and options.batch is None and options.length is None:
             raise
         raise UsageError(f"{workload.name} does not work with {settings}: {error}") from None
-    empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.shape)]
+    empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.dims)]
     if empty:
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
         raise UsageError(
@@ -130,7 +130,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
     import jax
 
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "dims"))
     return [(jax.tree_util.keystr(path[1:], simple=True, separator="/"), leaf) for path, leaf in flat]
 
 

@@ -144,8 +144,8 @@ class ArrayFunction:
         """The function of arguments that have one more dim first where `mapped`, and the dim."""
         key = (mapped, size)
         if key not in self._derived:
-            inside = {d.name for v in self.graph.ins for d in v.shape} | set(self.graph.mentions)
-            inside |= {d.name for eqn, _ in walk(self.graph) for v in eqn.outs for d in v.shape}
+            inside = {d.name for v in self.graph.ins for d in v.dims} | set(self.graph.mentions)
+            inside |= {d.name for eqn, _ in walk(self.graph) for v in eqn.outs for d in v.dims}
             names = ("vmap", *(f"vmap_{i}" for i in range(2, len(inside) + 3)))
             new = Dim(next(each for each in names if each not in inside), size)
             ins = [Type((new, *t.dims), t.dtype) if on else t for t, on in zip(self.ins, mapped, strict=True)]

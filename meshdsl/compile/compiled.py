@@ -194,7 +194,7 @@ class Compiled:
                 results = stages.executable(*stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
-        tensors = [Tensor(v.shape, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
+        tensors = [Tensor(v.dims, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
         return tree.tree_unflatten(stages.result, tensors)
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:

@@ -48,7 +48,7 @@ def run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
     """
     results = stages.executable(*(_stored(stages, i, x) for i, x in enumerate(arrays)))
     return [
-        y if y.shape == tuple(d.size for d in v.shape) else y[tuple(slice(d.size) for d in v.shape)]
+        y if y.shape == tuple(d.size for d in v.dims) else y[tuple(slice(d.size) for d in v.dims)]
         for v, y in zip(stages.graph.outs, results, strict=True)
     ]
 

@@ -35,7 +35,7 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     """
     stages, _ = compiled._for(args)
     structure, traceable = stages.structure, compiled.array_function(stages)
-    shapes = [tuple(d.size for d in v.shape) for v in stages.graph.ins]
+    shapes = [tuple(d.size for d in v.dims) for v in stages.graph.ins]
 
     def function(*arrays: Any) -> Any:
         leaves, own = tree.tree_flatten(arrays)
@@ -51,7 +51,7 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
             raise at(error, caller()) from None
         return tree.tree_unflatten(stages.result, results)
 
-    outs = [NamedSharding(stages.bound, partition_spec(v.shape, v.sharding)) for v in stages.program.outs]
+    outs = [NamedSharding(stages.bound, partition_spec(v.dims, v.sharding)) for v in stages.program.outs]
     function.in_shardings = tree.tree_unflatten(structure, stages.shardings)  # pyright: ignore[reportFunctionMemberAccess]
     function.out_shardings = tree.tree_unflatten(stages.result, outs)  # pyright: ignore[reportFunctionMemberAccess]
     return function

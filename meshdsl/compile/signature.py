@@ -108,7 +108,7 @@ class Stages:
 
     @cached_property
     def shardings(self) -> list[NamedSharding]:
-        return [NamedSharding(self.bound, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+        return [NamedSharding(self.bound, partition_spec(v.dims, v.sharding)) for v in self.program.ins]
 
     @cached_property
     def runnable(self) -> Program:
@@ -132,7 +132,7 @@ class Stages:
         return tuple(i for n in self.donate for i in range(starts[n], starts[n + 1]))
 
     def jit(self, mesh: Any, shardings: Sequence[Any], platform: str) -> Any:
-        out = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.outs]
+        out = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.outs]
         function = self.emitted(mesh, platform)
         return jax.jit(function, in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated)
 
@@ -144,9 +144,9 @@ class Stages:
             mesh = self.program.mesh.abstract()
             platform = jax.default_backend()
             platforms = (platform,)
-        shardings = [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in self.program.ins]
+        shardings = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.ins]
         shapes = [
-            jax.ShapeDtypeStruct(self.program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
+            jax.ShapeDtypeStruct(self.program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
             for v, sharding in zip(self.program.ins, shardings, strict=True)
         ]
         traced = self.jit(mesh, shardings, platform).trace(*shapes)
@@ -159,14 +159,14 @@ class Stages:
         for x, v in zip(leaves, self.graph.ins, strict=True):
             if type(x) is not Tensor or x._array is None or x.dtype != v.dtype:
                 return False
-            if x.dims is not v.shape and x.dims != v.shape:
+            if x.dims is not v.dims and x.dims != v.dims:
                 return False
         return True
 
     @cached_property
     def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
         """The stored sizes and the sharding of every input."""
-        sizes = (self.program.extents.global_shape(v.shape) for v in self.runnable.ins)
+        sizes = (self.program.extents.global_shape(v.dims) for v in self.runnable.ins)
         return list(zip(sizes, self.shardings, strict=True))
 
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
@@ -194,7 +194,7 @@ class Stages:
 
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
         """Reshard an argument to the sharding that the program takes, through the host."""
-        sizes = self.program.extents.global_shape(v.shape)
+        sizes = self.program.extents.global_shape(v.dims)
         if isinstance(x, Type):
             raise ShapeError(
                 f"argument {v.name} is the spec {x}, and a call needs values\n"

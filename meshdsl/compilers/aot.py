@@ -149,10 +149,10 @@ def _check_windows(topology: str, windows: Sequence[CompiledWindow]) -> None:
 
 def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
     def spec(v: Var) -> list[list[str]]:
-        return [list(v.sharding.axes(d)) for d in v.shape]
+        return [list(v.sharding.axes(d)) for d in v.dims]
 
     def argument(v: Var) -> dict[str, Any]:
-        return {"shape": program.extents.global_shape(v.shape), "dtype": v.dtype.name, "spec": spec(v)}
+        return {"shape": program.extents.global_shape(v.dims), "dtype": v.dtype.name, "spec": spec(v)}
 
     return {
         "axes": list(program.mesh.axes),
@@ -167,10 +167,10 @@ def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
 def _exported(program: Program) -> bytearray:
     mesh = program.mesh.abstract()
     ins, outs = (
-        [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vs] for vs in (program.ins, program.outs)
+        [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in vs] for vs in (program.ins, program.outs)
     )
     shapes = [
-        jax.ShapeDtypeStruct(program.extents.global_shape(v.shape), v.dtype, sharding=sharding)
+        jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
         for v, sharding in zip(program.ins, ins, strict=True)
     ]
     # no compatibility guarantee needed: the same JAX version reads it at once

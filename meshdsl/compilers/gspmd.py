@@ -22,4 +22,4 @@ def gspmd(graph: Graph, program: Program) -> jax.stages.Compiled:
         in_shardings=shardings(program.ins, mesh),
         out_shardings=shardings(program.outs, mesh),
     )
-    return function.lower(*(jax.ShapeDtypeStruct([d.size for d in v.shape], v.dtype) for v in whole.ins)).compile()
+    return function.lower(*(jax.ShapeDtypeStruct([d.size for d in v.dims], v.dtype) for v in whole.ins)).compile()

@@ -79,7 +79,7 @@ def _rows(c: Local, xs: Arrays, dim: Dim) -> tuple[list[Any], list[Shape]]:
     rows, shapes = [], []
     for x, block in zip(xs, c.ins, strict=False):
         x = trim(c, x, block)
-        sized = tuple(Dim(d.name, n) for d, n in zip(block.shape, x.shape, strict=True))
+        sized = tuple(Dim(d.name, n) for d, n in zip(block.dims, x.shape, strict=True))
         axis = block.position(dim)
         rows.append(c.xp.moveaxis(x, axis, 0))
         shapes.append((*sized[:axis], *sized[axis + 1 :]))
@@ -98,7 +98,7 @@ def _kernel(c: Local, *xs: Any, f: Combine, dim: Dim, reverse: bool) -> list[Any
 def labels(types: Sequence[Type], f: Combine, *along: str) -> Labels:
     """Free dims, and those in `along`, may be split; others are gathered."""
     cut = {*f.free, *along}
-    dims = tuple({d.name: d.name if d.name in cut else None for d in t.shape} for t in types)
+    dims = tuple({d.name: d.name if d.name in cut else None for d in t.dims} for t in types)
     return Labels(dims, dims)
 
 
@@ -164,7 +164,7 @@ def _summary_kernel(c: Local, *xs: Any, f: Combine, dim: Dim, parts: Dim, revers
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:
     before = labels(xs, f, dim.name)
     after = tuple(
-        {d.name: parts.name if d == parts else names[d.name] for d in replaced(t.shape, dim, parts)}
+        {d.name: parts.name if d == parts else names[d.name] for d in replaced(t.dims, dim, parts)}
         for t, names in zip(xs, before.ins, strict=True)
     )
     ins = tuple({d: parts.name if d == dim.name else label for d, label in names.items()} for names in before.ins)
@@ -173,7 +173,7 @@ def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) ->
 
 BLOCK_SUMMARY = Op(
     "block_summary",
-    type=lambda *xs, f, dim, parts, reverse: tuple(Type(replaced(x.shape, dim, parts), x.dtype) for x in xs),
+    type=lambda *xs, f, dim, parts, reverse: tuple(Type(replaced(x.dims, dim, parts), x.dtype) for x in xs),
     kernel=_summary_kernel,
     rule=_summary_rule,
     flops=lambda *_, **__: 0,
@@ -211,7 +211,7 @@ def trimmed_like(x: Any, row: Any) -> Any:
 def _join_rule(*ins: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool, axes: tuple[str, ...]) -> Labels:
     n = len(ins) // 2
     own = labels(ins[:n], f, dim.name).ins
-    others = tuple({d.name: d.name if d.name in f.free else None for d in t.shape} for t in ins[n:])
+    others = tuple({d.name: d.name if d.name in f.free else None for d in t.dims} for t in ins[n:])
     return Labels((*own, *others), own)
 
 

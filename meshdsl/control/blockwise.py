@@ -20,6 +20,6 @@ def run_on(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
             results = run_on(xp, eqn.control.graph, xs)
         else:
             types = [v.type for v in eqn.outs]
-            results = run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], types, eqn.params)
+            results = run_kernel(eqn.operation, xp, xs, [v.dims for v in eqn.ins], types, eqn.params)
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in graph.outs]

@@ -22,7 +22,7 @@ __all__ = ["cond", "switch", "while_loop"]
 
 def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
     (p,) = control.test.outs
-    if p.shape or p.dtype.kind != "b":
+    if p.dims or p.dtype.kind != "b":
         raise ShapeError(
             f"the predicate of md.while_loop is one boolean without dims, got {p.type}; "
             "compare, or reduce with md.any or md.all"
@@ -116,7 +116,7 @@ def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, 
 
 
 def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
-    if p.shape or p.dtype.kind != "b":
+    if p.dims or p.dtype.kind != "b":
         raise ShapeError(
             f"the predicate of md.cond is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
         )

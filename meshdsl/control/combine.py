@@ -79,7 +79,7 @@ def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Seque
     if loops:
         problem = TraceError(f"the function of md.associative_scan contains no loops or branches, like {loops[0].op}")
         raise at(problem, loops[0].where)
-    dims = {d.name for t in types for d in t.shape}
+    dims = {d.name for t in types for d in t.dims}
     free = frozenset(name for name in dims if all(_passes(eqn, name) for eqn, _ in walk(graph)))
     return Combine(flat, name, free, free == dims, max(1, len(graph.eqns)))
 
@@ -87,9 +87,9 @@ def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Seque
 def _passes(eqn: Eqn, name: str) -> bool:
     """True if the equation treats the places of a dim independently and alike."""
     op, ins, outs = eqn.operation, [v.type for v in eqn.ins], [v.type for v in eqn.outs]
-    if not any(name in names(t.shape) for t in (*ins, *outs)) or isinstance(eqn.control, Call):
+    if not any(name in names(t.dims) for t in (*ins, *outs)) or isinstance(eqn.control, Call):
         return True
-    kept = any(name in names(t.shape) for t in ins) and all(name in names(t.shape) for t in outs)
+    kept = any(name in names(t.dims) for t in ins) and all(name in names(t.dims) for t in outs)
     blocked = op.blocked(*ins, **eqn.params) if op.blocked is not None else ()
     if not kept or name in blocked or op.moves is not None or op.inside_blocks:
         return False

@@ -28,7 +28,7 @@ __all__ = ["JAX_BLOCKS"]
 
 
 def _sized(types: Sequence[Type]) -> Mapping[str, int]:
-    return {d.name: d.size for t in types for d in t.shape}
+    return {d.name: d.size for t in types for d in t.dims}
 
 
 def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> tuple[Type, ...]:
@@ -38,7 +38,7 @@ def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> t
             raise ShapeError(
                 f"the function of md.local, {f.name}, returned an array of shape {tuple(aval.shape)}, "
                 f"and out= asks for {show(shape)}\n"
-                f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
+                f"  its operands were {', '.join(show(t.dims) for t in ins)}; "
                 "their dims keep their sizes: on one device, those of a block"
             )
     if f.checked and tuple(ins) != f.operands:
@@ -49,14 +49,14 @@ def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> t
 
 
 def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:
-    sizes = [tuple(n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)) for b in c.ins]
+    sizes = [tuple(n if cut else d.size for d, n, cut in zip(b.dims, b.sizes, b.axes, strict=True)) for b in c.ins]
     xs = tuple(x[tuple(slice(0, n) for n in own)] for x, own in zip(xs, sizes, strict=True))  # without padding
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, own, strict=True)), x.dtype)
+        Type(tuple(Dim(d.name, n) for d, n in zip(b.dims, own, strict=True)), x.dtype)
         for b, own, x in zip(c.ins, sizes, xs, strict=True)
     ]
     summed = [
-        axis for b in c.ins for d, axes in zip(b.shape, b.axes, strict=True) if d.name in f.contract for axis in axes
+        axis for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if d.name in f.contract for axis in axes
     ]
     varying = tuple(tuple(dict.fromkeys([*(axis for axes in b.axes for axis in axes), *summed])) for b in c.outs)
     ys = c.xp.blocks(f.traced(types), xs, varying)
@@ -69,7 +69,7 @@ def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> L
     def labels(shape: Shape) -> dict[str, str | None]:
         return {d.name: d.name if d.name in cut else None for d in shape}
 
-    return Labels(tuple(labels(t.shape) for t in ins), tuple(map(labels, results)))
+    return Labels(tuple(labels(t.dims) for t in ins), tuple(map(labels, results)))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any], f: JaxFunction, **_: Any) -> float:

@@ -57,7 +57,7 @@ class JaxFunction:
     def traced(self, types: Sequence[Type]) -> Any:
         key = tuple(types)
         if key not in self.blocks:
-            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in t.shape), t.dtype) for t in types]
+            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in t.dims), t.dtype) for t in types]
             self.blocks[key] = jax.make_jaxpr(self.flat)(*structs)
         return self.blocks[key]
 
@@ -73,17 +73,15 @@ class JaxFunction:
         return self.problems[key]
 
     def _compare(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
-        ins, outs = [names(t.shape) for t in full], [names(shape) for shape in self.results]
-        cut = {
-            d.name for a, b in zip(full, block, strict=True) for d, e in zip(a.shape, b.shape, strict=True) if d != e
-        }
+        ins, outs = [names(t.dims) for t in full], [names(shape) for shape in self.results]
+        cut = {d.name for a, b in zip(full, block, strict=True) for d, e in zip(a.dims, b.dims, strict=True) if d != e}
         split, contract = cut & set(self.split), cut & set(self.contract)
         try:
             whole, small = self.traced(full), self.traced(block)
         except Exception as error:  # of the function itself, which cannot handle these sizes
             return Problem("", f"fails for other sizes of {' '.join(sorted(cut))}: {_first_line(error)}")
         problem = check(whole, small, ins, outs, split, contract)
-        if problem and any(d.size == 1 and d.name in cut for t in block for d in t.shape):
+        if problem and any(d.size == 1 and d.name in cut for t in block for d in t.dims):
             # at one element JAX leaves out broadcasts and batch dims; apart from those, both must do the same
             return self._at_one_element(full, block) if self.problem(*self.twice()) is None else problem
         return problem
@@ -92,7 +90,7 @@ class JaxFunction:
         shares = {
             d.name: Fraction(e.size, d.size)
             for a, b in zip(full, block, strict=True)
-            for d, e in zip(a.shape, b.shape, strict=True)
+            for d, e in zip(a.dims, b.dims, strict=True)
             if d != e
         }
         doubled = [Sized(self.traced(_longer(full, {name})), share) for name, share in shares.items()]
@@ -107,7 +105,7 @@ class JaxFunction:
 def _longer(types: Sequence[Type], cut: Collection[str]) -> list[Type]:
     """Types with these dims twice as long, unless they have one element."""
     return [
-        Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.shape), t.dtype)
+        Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.dims), t.dtype)
         for t in types
     ]
 
@@ -125,7 +123,7 @@ def refusal(f: JaxFunction, problem: Problem) -> ShapeError:
     return ShapeError(
         f"md.local was called with {declared}, and {f.name} does not treat blocks like the whole: "
         f"{what.rstrip(',')}{line}\n"
-        f"  its operands are {', '.join(show(t.shape) for t in f.operands)}\n"
+        f"  its operands are {', '.join(show(t.dims) for t in f.operands)}\n"
         "  leave the dim out of split= and contract=, so that it is gathered first; if you know that blocks give the "
         "same result, pass unchecked=True"
     )

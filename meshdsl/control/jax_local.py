@@ -94,7 +94,7 @@ def _shape(dims: DimsLike, aval: Any, tensors: Sequence[Tensor]) -> Shape:
 
 def _check_dims(f: JaxFunction, avals: Sequence[Any]) -> None:
     """Raise `ShapeError` for dims that no operand has, that a result cannot have, or that cannot be summed."""
-    operand = {d.name for t in f.operands for d in t.shape}
+    operand = {d.name for t in f.operands for d in t.dims}
     results = {d.name for shape in f.results for d in shape}
     lost = [name for name in f.split if name not in results]
     if lost:

@@ -67,7 +67,7 @@ def layers(
                 return layer_step(x, row)[1]
 
         return x, tree.tree_map(
-            lambda t: zeros_like(Type((dim, *t.shape), t.dtype)), eval_shape(collect_slice, x, slice_specs)
+            lambda t: zeros_like(Type((dim, *t.dims), t.dtype)), eval_shape(collect_slice, x, slice_specs)
         )
     weights = weights_of(run, declared)
 
@@ -92,7 +92,7 @@ def _layer_declarations(
     before = tree.tree_leaves(eval_shape(lambda x: x, x))
     declared, (after, _) = declared_inside(run, dim, layer_step, x, without(dim, xs))
     after = tree.tree_leaves(after)
-    if [(set(t.shape), t.dtype) for t in before] != [(set(t.shape), t.dtype) for t in after]:
+    if [(set(t.dims), t.dtype) for t in before] != [(set(t.dims), t.dtype) for t in after]:
         raise at(
             ShapeError(
                 f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
@@ -104,4 +104,4 @@ def _layer_declarations(
 
 
 def _types(types: list[Type]) -> str:
-    return ", ".join(f"{t.dtype.name}{show(t.shape)}" for t in types)
+    return ", ".join(f"{t.dtype.name}{show(t.dims)}" for t in types)

@@ -27,7 +27,7 @@ MOST_TRIPS = 2**31 - 1  # the counter of a loop is int32, unless JAX has 64-bit 
 
 def _scan_type(*ins: Type, control: Scan) -> tuple[Type, ...]:
     carries, rows = control.results(control.body.outs)
-    return (*(v.type for v in carries), *(Type((control.dim, *v.shape), v.dtype) for v in rows))
+    return (*(v.type for v in carries), *(Type((control.dim, *v.dims), v.dtype) for v in rows))
 
 
 def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
@@ -39,7 +39,7 @@ def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
         carry, row = control.results(run(control.body, [*consts, *carry, *x]))
         rows.append(row)
     rows = rows[::-1] if control.reverse else rows
-    empty = [zeros_like(Type((dim, *v.shape), v.dtype)) for v in control.results(control.body.outs)[1]]
+    empty = [zeros_like(Type((dim, *v.dims), v.dtype)) for v in control.results(control.body.outs)[1]]
     return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
@@ -60,7 +60,7 @@ def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
 
 def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
     """The graph with residuals that can be stacked along `dim`: an inner loop's dim of that name gets another one."""
-    if not any(d.name == dim.name for v in forward.outs[n:] for d in v.shape):
+    if not any(d.name == dim.name for v in forward.outs[n:] for d in v.dims):
         return forward
 
     def renamed(*ins: Tensor) -> list[Tensor]:
@@ -100,7 +100,7 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
         by_out = dict(zip(carry_cts, carried_cts, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
         step_cts = [by_out[i] for i in floating]
         named = backward.ins[len(primal_inputs) : len(primal_inputs) + len(saved)]
-        values = [_renamed(x, v.shape) for x, v in zip(xs[n_xs : n_xs + len(saved)], named, strict=True)]
+        values = [_renamed(x, v.dims) for x, v in zip(xs[n_xs : n_xs + len(saved)], named, strict=True)]
         outs = evaluate(backward, [*primals[:n_const_primals], *xs[:n_xs], *values, *step_cts])
         by_in = dict(zip(wrt, outs, strict=True))
         return (

@@ -60,7 +60,7 @@ def choose(
 
 def stored(v: Var) -> int:
     """The bytes that storing a value moves: it is written once and read once."""
-    return 2 * math.prod(d.size for d in v.shape) * v.dtype.itemsize
+    return 2 * math.prod(d.size for d in v.dims) * v.dtype.itemsize
 
 
 def again(eqn: Eqn) -> int | None:
@@ -68,7 +68,7 @@ def again(eqn: Eqn) -> int | None:
     op = eqn.operation
     if eqn.control is not None or not (op.again or _elementwise(op)):
         return None
-    work = operations(eqn, lambda v: tuple(d.size for d in v.shape))
+    work = operations(eqn, lambda v: tuple(d.size for d in v.dims))
     return 1 + int(work / (TRANSCENDENTAL if op.transcendental else ELEMENTWISE))
 
 

@@ -52,10 +52,10 @@ def _type(
     *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
 ) -> Type:
     (y,), (result,) = _traced(f, ins).outs, results
-    if y.shape != result:
+    if y.dims != result:
         raise ShapeError(
-            f"the function of md.local returned {show(y.shape)}, and out= asks for {show(result)}\n"
-            f"  its operands were {', '.join(show(t.shape) for t in ins)}; "
+            f"the function of md.local returned {show(y.dims)}, and out= asks for {show(result)}\n"
+            f"  its operands were {', '.join(show(t.dims) for t in ins)}; "
             "their dims keep their sizes: on one device, those of a block"
         )
     return y.type
@@ -65,10 +65,10 @@ def _kernel(
     c: Local, *xs: Any, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
 ) -> Any:
     sizes = [
-        [n if cut else d.size for d, n, cut in zip(b.shape, b.sizes, b.axes, strict=True)] for b in c.ins
+        [n if cut else d.size for d, n, cut in zip(b.dims, b.sizes, b.axes, strict=True)] for b in c.ins
     ]  # an unsharded dim may be stored with padding
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(b.shape, local_sizes, strict=True)), x.dtype)
+        Type(tuple(Dim(d.name, n) for d, n in zip(b.dims, local_sizes, strict=True)), x.dtype)
         for b, local_sizes, x in zip(c.ins, sizes, xs, strict=True)
     ]
     xs = tuple(x[tuple(slice(0, n) for n in local_sizes)] for x, local_sizes in zip(xs, sizes, strict=True))
@@ -101,12 +101,12 @@ def _vjp(
 def _rule(
     *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
 ) -> Labels:
-    operand_dims = {d.name for t in ins for d in t.shape} - set(whole)
+    operand_dims = {d.name for t in ins for d in t.dims} - set(whole)
 
     def labels(shape: Shape) -> dict[str, str | None]:
         return {d.name: d.name if d.name in operand_dims else None for d in shape}
 
-    return Labels(tuple(labels(t.shape) for t in ins), (labels(results[0]),))
+    return Labels(tuple(labels(t.dims) for t in ins), (labels(results[0]),))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
@@ -114,7 +114,7 @@ def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any],
         Type(tuple(Dim(d.name, n) for d, n in zip(shape, local_sizes, strict=True)), dtype)
         for shape, local_sizes, dtype in zip(shapes, ins, dtypes, strict=True)
     ]
-    return sum(operations(eqn, lambda v: tuple(d.size for d in v.shape)) for eqn in _traced(f, types).eqns)
+    return sum(operations(eqn, lambda v: tuple(d.size for d in v.dims)) for eqn in _traced(f, types).eqns)
 
 
 def _vmap(*ins: Tensor, new: Dim, f: Function, results: tuple[Shape, ...], **params: Any) -> Tensor:

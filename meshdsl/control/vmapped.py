@@ -28,7 +28,7 @@ def _mapped_carries(body: Graph, consts: int, on: Sequence[bool], new: Dim, carr
     """The carries that have the new dim in some trip: those that do at first, and those that then depend on it."""
     on = list(on)
     while True:
-        outs = [new.name in names(v.shape) for v in batched_graph(body, on, new).outs[:carries]]
+        outs = [new.name in names(v.dims) for v in batched_graph(body, on, new).outs[:carries]]
         more = [i for i, out in enumerate(outs) if out and not on[consts + i]]
         if not more:
             return on[consts : consts + carries]
@@ -52,7 +52,7 @@ def while_rule(op: Op, *ins: Tensor, new: Dim, control: While) -> list[Tensor]:
     on = _mapped_carries(control.body, control.consts, _has(ins, new), new, len(first))
     held = _has(consts, new)
     test = batched_graph(control.test, [*held, *on], new)
-    each = new.name in names(test.outs[0].shape)
+    each = new.name in names(test.outs[0].dims)
     on = [True] * len(on) if each else on
     body = batched_graph(control.body, [*held, *on], new, on)
     if each:
@@ -78,7 +78,7 @@ def cond_rule(op: Op, p: Tensor, *ins: Tensor, new: Dim, control: Cond) -> list[
         yes, no = batched(control.yes, ins, new), batched(control.no, ins, new)
         return [_chosen(p, a, b, new) for a, b in zip(yes, no, strict=True)]
     on = _has(ins, new)
-    outs = [[new.name in names(v.shape) for v in batched_graph(graph, on, new).outs]
+    outs = [[new.name in names(v.dims) for v in batched_graph(graph, on, new).outs]
             for graph in (control.yes, control.no)]  # fmt: skip
     either = [a or b for a, b in zip(*outs, strict=True)]
     yes, no = (batched_graph(graph, on, new, either) for graph in (control.yes, control.no))

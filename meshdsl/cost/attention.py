@@ -95,4 +95,4 @@ def _score_dims(program: Program) -> frozenset[frozenset[str]]:
 
 
 def _names(v: Var) -> frozenset[str]:
-    return frozenset(d.name for d in v.shape)
+    return frozenset(d.name for d in v.dims)

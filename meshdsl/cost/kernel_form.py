@@ -69,7 +69,7 @@ class _Writer:
 
     def typed(self, v: Var) -> str:
         self.sizes += self.program.local_shape(v)
-        return f"{v.dtype.name}[{' '.join(self.letter(d.name) for d in v.shape)}]"
+        return f"{v.dtype.name}[{' '.join(self.letter(d.name) for d in v.dims)}]"
 
     def letter(self, name: str) -> str:
         return self.letters.setdefault(name, _letters(len(self.letters)))

@@ -229,8 +229,8 @@ def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:
     if not isinstance(eqn.op, Op) or eqn.op.product is not Product.MATMUL or (eqn.op is EINSUM and len(eqn.ins) != 2):
         return None
     x, y = eqn.ins[:2]
-    sizes = {d.name: n for v in (x, y) for d, n in zip(v.shape, program.local_shape(v), strict=True)}
-    left, right, out = ({d.name for d in v.shape} for v in (x, y, eqn.outs[0]))
+    sizes = {d.name: n for v in (x, y) for d, n in zip(v.dims, program.local_shape(v), strict=True)}
+    left, right, out = ({d.name for d in v.dims} for v in (x, y, eqn.outs[0]))
 
     def count(names: set[str]) -> int:
         return math.prod(sizes[name] for name in names)

@@ -40,7 +40,7 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
             source[eqn.outs[0]] = ins[0]
         elif _is_matmul(eqn):
-            names = [{d.name for d in v.shape} for v in (*eqn.ins, eqn.outs[0])]
+            names = [{d.name for d in v.dims} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
                 operands[eqn] = set(ins)
     return operands
@@ -110,4 +110,4 @@ def _is_matmul(eqn: Eqn) -> bool:
 
 def names(v: Var) -> frozenset[str]:
     """The names of a value's dims."""
-    return frozenset(d.name for d in v.shape)
+    return frozenset(d.name for d in v.dims)

@@ -29,11 +29,11 @@ def padding(program: Program) -> Callable[[Var], float]:
         return lambda v: 1.0
 
     def of(v: Var) -> float:
-        candidates = (names(v), *(names(v) - {d.name} for d in v.shape))  # the last ones: a stack of such arrays
+        candidates = (names(v), *(names(v) - {d.name} for d in v.dims))  # the last ones: a stack of such arrays
         role = next((roles[dims] for dims in candidates if dims in roles), None)
         if role is None:
             return 1.0
-        sizes = dict(zip((d.name for d in v.shape), program.local_shape(v), strict=True))
+        sizes = dict(zip((d.name for d in v.dims), program.local_shape(v), strict=True))
         batch, channels = (math.prod(sizes[d] for d in dims) for dims in role)
         in_tiles = min(_up(channels, LANES) * _rows(batch), _up(batch, LANES) * _rows(channels))
         return in_tiles / (batch * channels) if batch * channels else 1.0

@@ -137,7 +137,7 @@ def _key(eqn: Eqn) -> Hashable:
     if eqn.control is not None or (isinstance(eqn.op, Op) and eqn.op.effects):
         return None
     params: Any = tuple((k, v.tobytes() if isinstance(v, np.ndarray) else v) for k, v in sorted(eqn.params.items()))
-    key = (eqn.op, eqn.ins, params, tuple((v.shape, v.dtype, v.sharding) for v in eqn.outs))
+    key = (eqn.op, eqn.ins, params, tuple((v.dims, v.dtype, v.sharding) for v in eqn.outs))
     try:
         hash(key)
     except TypeError:

@@ -39,7 +39,7 @@ SHORT = 30  # notebooks show a graph of at most so many equations opened
 class Var:
     """A value of a graph. Variables are compared by identity."""
 
-    shape: Shape
+    dims: Shape
     dtype: np.dtype[Any]
     name: str = ""
     sharding: Sharding = REPLICATED  # set in a program; a graph's values keep the default
@@ -47,7 +47,7 @@ class Var:
     @cached_property
     def type(self) -> Type:
         """Dims and dtype."""
-        return Type(self.shape, self.dtype)
+        return Type(self.dims, self.dtype)
 
     def __repr__(self) -> str:
         return f"{self.name or 'value'}: {self.type}"
@@ -261,7 +261,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def _is_number(eqn: Eqn) -> bool:
-    return isinstance(eqn.op, Op) and eqn.op.literal and not eqn.outs[0].shape
+    return isinstance(eqn.op, Op) and eqn.op.literal and not eqn.outs[0].dims
 
 
 def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
@@ -278,7 +278,7 @@ def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     op = eqn.operation
     if op.flops is None:
         return float(sum(math.prod(n) for n in outs))
-    params = {**eqn.params, "shapes": [v.shape for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
+    params = {**eqn.params, "shapes": [v.dims for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
     return float(op.flops(ins, outs, **op.keywords(op.flops, params)))
 
 

@@ -19,25 +19,22 @@ __all__ = ["Bounded", "Fuses", "Labels", "Linear", "Op", "Params", "Product", "R
 
 @dataclass(frozen=True)
 class Type:
-    """The abstract form of a value: dims in storage order and dtype.
+    """The abstract form of a value: `.dims` in storage order, their sizes as `.shape`, and `.dtype`."""
 
-    `.dims` has one meaning for specs and tensors. `.shape` is the same tuple of dims here, and a tensor's are sizes.
-    """
-
-    shape: Shape
+    dims: Shape
     dtype: np.dtype
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", check_shape(self.shape))
+        object.__setattr__(self, "dims", check_shape(self.dims))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
     @property
-    def dims(self) -> Shape:
-        """The dims, as `Tensor.dims`."""
-        return self.shape
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dims."""
+        return tuple(dim.size for dim in self.dims)
 
     def __repr__(self) -> str:
-        return f"{self.dtype.name}{show(self.shape)}"
+        return f"{self.dtype.name}{show(self.dims)}"
 
 
 Params = Mapping[str, Any]

@@ -47,6 +47,6 @@ def _type_problems(eqn: Eqn) -> Iterator[str]:
         if inferred != tuple(v.type for v in eqn.outs):
             yield f"declares {[v.type for v in eqn.outs]}, its rule says {inferred}"
     for role, outer, inner, stacked in borders(eqn):
-        shape = outer.shape[1:] if stacked else outer.shape
-        if (shape, outer.dtype) != (inner.shape, inner.dtype):
+        shape = outer.dims[1:] if stacked else outer.dims
+        if (shape, outer.dtype) != (inner.dims, inner.dtype):
             yield f"has {role} of types {outer.type} and {inner.type}"

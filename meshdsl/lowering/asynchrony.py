@@ -106,7 +106,7 @@ WAIT = Op(
 )
 FENCE = Op(
     "fence",
-    type=lambda *xs: tuple(Type(x.shape, x.dtype) for x in xs),
+    type=lambda *xs: tuple(Type(x.dims, x.dtype) for x in xs),
     kernel=lambda c, *xs: list(xs),  # the NumPy kernel; see `emit_fence` for JAX
     flops=_no_flops,
     fuses=Fuses.VIEW,

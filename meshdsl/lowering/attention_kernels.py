@@ -75,17 +75,17 @@ def case_of(program: Program, eqn: Eqn) -> Case:
     """The properties of this attention for the choice of a kernel: local sizes, and parts on other devices."""
     how: Names = eqn.params["how"]
     q, k, v = eqn.ins[:3]
-    queries, keys = (dict(zip([d.name for d in x.shape], program.local_shape(x), strict=True)) for x in (q, k))
+    queries, keys = (dict(zip([d.name for d in x.dims], program.local_shape(x), strict=True)) for x in (q, k))
     runs = 2 if eqn.params.get("zigzag") else 1  # of consecutive positions
     split = k.sharding.axes(how.keys)
-    size = {d.name: d.size for d in (*q.shape, *k.shape)}
+    size = {d.name: d.size for d in (*q.dims, *k.dims)}
     positions = eqn.params["causal"] or eqn.params["window"] is not None
-    value = value_dim(k.shape, v.shape, how)
+    value = value_dim(k.dims, v.dims, how)
     return Case(
         queries=queries.get(how.length, 0) // runs,
         keys=keys[how.keys] // runs,
         head=queries[how.over],
-        value=program.local_shape(v)[v.shape.index(value)],
+        value=program.local_shape(v)[v.dims.index(value)],
         dtype=q.dtype,
         block=how.block,
         extras=how.extras,

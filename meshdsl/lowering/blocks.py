@@ -51,11 +51,11 @@ def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> An
 
 BLOCK_TOTAL = Op(
     "block_total",
-    type=lambda x, *, dim, parts, reverse: Type(replaced(x.shape, dim, parts), x.dtype),
+    type=lambda x, *, dim, parts, reverse: Type(replaced(x.dims, dim, parts), x.dtype),
     kernel=_block_total,
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.shape, dim, parts)),
+    rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.dims, dim, parts)),
     fuses=Fuses.REDUCE,
     inside_blocks=True,
 )
@@ -63,7 +63,7 @@ BLOCK_TOTAL = Op(
 
 def _block_prod_shape(x: Type, over: Shape, parts: tuple[tuple[Dim, Dim], ...]) -> Shape:
     out_dims = dict(parts)
-    return tuple(out_dims.get(d, d) for d in x.shape if d in out_dims or d not in over)
+    return tuple(out_dims.get(d, d) for d in x.dims if d in out_dims or d not in over)
 
 
 def _block_prod(c: Local, x: Any, *, over: Shape, parts: Any) -> Any:
@@ -77,7 +77,7 @@ BLOCK_PROD = Op(
     kernel=_block_prod,
     flops=lambda ins, outs, **_: float(math.prod(ins[0])),
     rule=lambda x, *, over, parts: Labels(
-        ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.shape},),
+        ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.dims},),
         ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
     ),
     fuses=Fuses.REDUCE,
@@ -114,7 +114,7 @@ def _block_top_k(c: Local, x: Any, *, over: Dim, parts: Dim) -> Any:
 
 
 def _block_top_k_type(x: Type, *, over: Dim, parts: Dim) -> tuple[Type, Type]:
-    shape = replaced(x.shape, over, parts)
+    shape = replaced(x.dims, over, parts)
     return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
 
 
@@ -122,7 +122,7 @@ BLOCK_TOP_K = Op(
     "block_top_k",
     type=_block_top_k_type,
     kernel=_block_top_k,
-    rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.shape, over, parts))),
+    rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.dims, over, parts))),
     inside_blocks=True,
 )
 
@@ -140,8 +140,8 @@ def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
 MERGE_TOP_K = Op(
     "merge_top_k",
     type=lambda values, *, parts, k: (
-        Type(replaced(values.shape, parts, k), values.dtype),
-        Type(replaced(values.shape, parts, k), np.dtype(np.int32)),
+        Type(replaced(values.dims, parts, k), values.dtype),
+        Type(replaced(values.dims, parts, k), np.dtype(np.int32)),
     ),
     kernel=_merge_top_k,
     blocked=lambda values, *, parts, k: (parts.name, k.name),
@@ -150,7 +150,7 @@ MERGE_TOP_K = Op(
 
 PICK = Op(  # separate from `merge_top_k`, so that unused indices are not sent
     "pick",
-    type=lambda index, place, *, parts, k: Type(place.shape, index.dtype),
+    type=lambda index, place, *, parts, k: Type(place.dims, index.dtype),
     kernel=lambda c, index, place, *, parts, k: c.xp.take_along_axis(index, place, axis=c.ins[0].position(parts)),
     blocked=lambda index, place, *, parts, k: (parts.name, k.name),
     fuses=Fuses.PICK,
@@ -161,11 +161,11 @@ PICK = Op(  # separate from `merge_top_k`, so that unused indices are not sent
 def _relabel_kernel(c: Local, x: Any) -> Any:
     """Reshape a block. Unsharded dims that change lose their padding first; dims that stay keep it."""
     ins, outs = c.ins[0], c.outs[0]
-    real = (None if d in outs.shape or cut else d.size for d, cut in zip(ins.shape, ins.axes, strict=True))
+    real = (None if d in outs.dims or cut else d.size for d, cut in zip(ins.dims, ins.axes, strict=True))
     x = x[tuple(slice(0, size) for size in real)]
     sizes = [
-        d.size if d not in ins.shape and not cut else size
-        for d, size, cut in zip(outs.shape, outs.sizes, outs.axes, strict=True)
+        d.size if d not in ins.dims and not cut else size
+        for d, size, cut in zip(outs.dims, outs.sizes, outs.axes, strict=True)
     ]
     return refill(c, c.xp.reshape(x, sizes), outs)
 
@@ -184,8 +184,8 @@ RELABEL = Op(  # a row-major reshape of one device's block: merges several dims,
 
 def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
     old, new = label
-    shared = {d.name for d in x.shape} & {d.name for d in shape}
-    ins = {d.name: new if d.name == old else d.name if d.name in shared else None for d in x.shape}
+    shared = {d.name for d in x.dims} & {d.name for d in shape}
+    ins = {d.name: new if d.name == old else d.name if d.name in shared else None for d in x.dims}
     outs = {d.name: new if d.name == new else d.name if d.name in shared else None for d in shape}
     return Labels((ins,), (outs,))
 
@@ -193,20 +193,20 @@ def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
 def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tuple[str, ...]) -> Any:
     block, start = c.ins[0], c.index(axes) * size if axes else 0
     local_counts = c.xp.clip(counts.astype(np.int32) - start, 0, size).astype(np.int32)
-    for d, n, cut in zip(block.shape, block.sizes, block.axes, strict=True):
+    for d, n, cut in zip(block.dims, block.sizes, block.axes, strict=True):
         if n * c.count(cut) != d.size:  # padding has arbitrary values
             local_counts = c.xp.where(c.positions(block, d) < d.size, local_counts, 0)
     return c.xp.expand_dims(local_counts, -1)
 
 
 def _filled_rule(counts: Type, parts: Dim) -> Labels:
-    names: dict[str, str | None] = {d.name: d.name for d in counts.shape}
+    names: dict[str, str | None] = {d.name: d.name for d in counts.dims}
     return Labels((names,), ({**names, parts.name: parts.name},))
 
 
 FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are among the first `counts`
     "filled",
-    type=lambda counts, *, dim, parts, size, axes: Type((*counts.shape, parts), np.dtype(np.int32)),
+    type=lambda counts, *, dim, parts, size, axes: Type((*counts.dims, parts), np.dtype(np.int32)),
     kernel=_filled,
     rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
     flops=lambda *_, **__: 0,

@@ -43,7 +43,7 @@ def check(program: Program, made_by: str) -> Program:
 
 def _check(program: Program, made_by: str) -> None:
     for var in (*program.ins, *(v for eqn in program.eqns for v in eqn.outs)):
-        missing = [dim for dim, _ in var.sharding.split if dim not in names(var.shape)]
+        missing = [dim for dim, _ in var.sharding.split if dim not in names(var.dims)]
         if missing:
             raise InternalError(
                 f"{made_by}: {var} is stored as {var.sharding}: split by {missing[0]!r}, which it lacks"

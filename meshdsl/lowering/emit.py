@@ -38,13 +38,13 @@ def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
 
 def block(program: Program, v: Var) -> Block:
     """The part of a value that one device stores."""
-    return Block(v.shape, program.local_shape(v), tuple(v.sharding.axes(d) for d in v.shape))
+    return Block(v.dims, program.local_shape(v), tuple(v.sharding.axes(d) for d in v.dims))
 
 
 def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Callable[..., Any]:
     """The program as a function of global arrays, in stored sizes, that returns a list of global arrays."""
-    in_specs = tuple(partition_spec(v.shape, v.sharding) for v in program.ins)
-    out_specs = [partition_spec(v.shape, v.sharding) for v in program.outs]
+    in_specs = tuple(partition_spec(v.dims, v.sharding) for v in program.ins)
+    out_specs = [partition_spec(v.dims, v.sharding) for v in program.outs]
 
     def device(*xs: Any) -> list[Any]:
         return run_equations(program, xs)
@@ -54,7 +54,7 @@ def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) 
 
 def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
     """JAX shardings of a program's inputs or results."""
-    return [NamedSharding(mesh, partition_spec(v.shape, v.sharding)) for v in vars]
+    return [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in vars]
 
 
 def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
@@ -73,7 +73,7 @@ def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
 def _results(program: Program, eqn: Eqn, xs: list[Any]) -> Sequence[Any]:
     if eqn.collective is not None:
         source = eqn.ins[0]
-        return [eqn.collective.emit(xs[0], source.shape, source.sharding, program.mesh, *xs[1:])]
+        return [eqn.collective.emit(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs)

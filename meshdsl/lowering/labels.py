@@ -29,13 +29,13 @@ def labels_of(eqn: Eqn) -> Labels:
         return op.rule(*types, **eqn.params)
     moves = op.moves(*types, **eqn.params) if op.moves is not None else None
     if moves is not None:
-        return one_label(moves.dims, types, moves.out, eqn.outs[0].shape)
+        return one_label(moves.dims, types, moves.out, eqn.outs[0].dims)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
 
     def default(shape: Shape) -> dict[str, str | None]:
         return {d.name: None if d.name in blocked else d.name for d in shape}
 
-    return Labels(tuple(default(v.shape) for v in eqn.ins), tuple(default(v.shape) for v in eqn.outs))
+    return Labels(tuple(default(v.dims) for v in eqn.ins), tuple(default(v.dims) for v in eqn.outs))
 
 
 def vanishing(labels: Labels) -> tuple[str, ...]:

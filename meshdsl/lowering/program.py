@@ -68,7 +68,7 @@ class Program(Graph):
         """A value's dtype, local sizes, and the axes that split each dim."""
         sizes = self.local_shape(var)
         dims: list[str] = []
-        for dim, n in zip(var.shape, sizes, strict=True):
+        for dim, n in zip(var.dims, sizes, strict=True):
             axes = var.sharding.axes(dim)
             dims.append(f"{dim.name}={n}{'/' + '/'.join(axes) if axes else ''}")
         pending = f" partial {var.sharding.kind} over {','.join(var.sharding.partial)}" if var.sharding.partial else ""
@@ -86,7 +86,7 @@ class Program(Graph):
         """The stored sizes of a value on one device."""
         shape = self._shapes.get(var)
         if shape is None:
-            shape = self._shapes[var] = self.extents.local_shape(var.shape, var.sharding, self.mesh)
+            shape = self._shapes[var] = self.extents.local_shape(var.dims, var.sharding, self.mesh)
         return shape
 
     def local_bytes(self, var: Var) -> int:

@@ -55,12 +55,12 @@ def poison(dtype: np.dtype) -> Any:
 
 def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     """Every device's block of a global array, with poisoned padding."""
-    pads = [(0, program.extents.padded(d) - d.size) for d in v.shape]
+    pads = [(0, program.extents.padded(d) - d.size) for d in v.dims]
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
     blocks = []
     for coords in coordinates(program.mesh):
         slices = []
-        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+        for d, size in zip(v.dims, program.local_shape(v), strict=True):
             start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
             slices.append(slice(start, start + size))
         blocks.append(np.array(stored[tuple(slices)]))
@@ -75,12 +75,12 @@ def shared(blocks: Blocks) -> Blocks:
 
 def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     """The global array without padding; raises `InternalError` if replicas of a block differ between devices."""
-    stored = np.zeros(program.extents.global_shape(v.shape), v.dtype)
+    stored = np.zeros(program.extents.global_shape(v.dims), v.dtype)
     written = np.zeros(stored.shape, bool)
-    unpadded = tuple(slice(0, d.size) for d in v.shape)
+    unpadded = tuple(slice(0, d.size) for d in v.dims)
     for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
         slices = []
-        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+        for d, size in zip(v.dims, program.local_shape(v), strict=True):
             start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
             slices.append(slice(start, start + size))
         slices = tuple(slices)
@@ -110,9 +110,9 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     15.0
     """
     values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
-    expected = [tuple(d.size for d in v.shape) for v in program.ins]
+    expected = [tuple(d.size for d in v.dims) for v in program.ins]
     if [x.shape for x in values] != expected:
-        inputs = ", ".join(f"{v.name} {show(v.shape)}" for v in program.ins)
+        inputs = ", ".join(f"{v.name} {show(v.dims)}" for v in program.ins)
         raise ShapeError(
             f"the program takes inputs of shapes {expected}, got {[x.shape for x in values]}\n"
             f"  give one undivided array for each input, in order: {inputs}"
@@ -140,7 +140,7 @@ def _run(program: Graph, ins: Sequence[Blocks]) -> list[Blocks]:
 def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Blocks]:
     if eqn.collective is not None:
         source = eqn.ins[0]
-        return [shared(eqn.collective.simulate(xs[0], source.shape, source.sharding, program.mesh, *xs[1:]))]
+        return [shared(eqn.collective.simulate(xs[0], source.dims, source.sharding, program.mesh, *xs[1:]))]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs)

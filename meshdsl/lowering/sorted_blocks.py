@@ -34,7 +34,7 @@ def last(dtype: np.dtype) -> Any:
 
 
 def _label(types: tuple[Type, ...], old: Dim, label: str) -> tuple[dict[str, str | None], ...]:
-    return tuple({d.name: label if d == old else d.name for d in t.shape} for t in types)
+    return tuple({d.name: label if d == old else d.name for d in t.dims} for t in types)
 
 
 def _begin(c: Local, x: Any, *, over: Dim, run: Dim, place: Any) -> Any:
@@ -54,7 +54,7 @@ def _begin(c: Local, x: Any, *, over: Dim, run: Dim, place: Any) -> Any:
 
 
 def _begin_type(x: Type, *, over: Dim, run: Dim, place: Any) -> tuple[Type, ...]:
-    shape = replaced(x.shape, over, run)
+    shape = replaced(x.dims, over, run)
     return (Type(shape, x.dtype),) if place is None else (Type(shape, x.dtype), Type(shape, place))
 
 
@@ -107,8 +107,8 @@ def _deal(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim, cyclic: bool) -> 
 
 
 def _dealt(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
-    axis = x.shape.index(run)
-    return Type((*x.shape[:axis], to, rest, *x.shape[axis + 1 :]), x.dtype)
+    axis = x.dims.index(run)
+    return Type((*x.dims[:axis], to, rest, *x.dims[axis + 1 :]), x.dtype)
 
 
 DEAL = Op(
@@ -119,7 +119,7 @@ DEAL = Op(
     rule=lambda *items, run, to, rest, cyclic: Labels(
         _label(items, run, run.name),
         tuple(
-            {d.name: None if d == to else run.name if d == rest else d.name for d in _dealt(x, run, to, rest).shape}
+            {d.name: None if d == to else run.name if d == rest else d.name for d in _dealt(x, run, to, rest).dims}
             for x in items
         ),
     ),
@@ -135,7 +135,7 @@ def _collect(c: Local, *items: Any, run: Dim, to: Dim, rest: Dim) -> Any:
 
 
 def _collected(x: Type, run: Dim, to: Dim, rest: Dim) -> Type:
-    return Type(tuple(run if d == to else d for d in x.shape if d != rest), x.dtype)
+    return Type(tuple(run if d == to else d for d in x.dims if d != rest), x.dtype)
 
 
 COLLECT = Op(
@@ -143,7 +143,7 @@ COLLECT = Op(
     type=lambda *items, run, to, rest: tuple(_collected(x, run, to, rest) for x in items),
     kernel=_collect,
     rule=lambda *items, run, to, rest: Labels(
-        tuple({d.name: run.name if d == to else None if d == rest else d.name for d in x.shape} for x in items),
+        tuple({d.name: run.name if d == to else None if d == rest else d.name for d in x.dims} for x in items),
         _label(tuple(_collected(x, run, to, rest) for x in items), run, run.name),
     ),
     inside_blocks=True,
@@ -179,7 +179,7 @@ JOIN_HALVES = Op(
     type=lambda *items, run, half, axes: items[: len(items) // 3],
     kernel=_join,
     rule=lambda *items, run, half, axes: Labels(
-        tuple({d.name: run.name if d in (run, half) else d.name for d in x.shape} for x in items),
+        tuple({d.name: run.name if d in (run, half) else d.name for d in x.dims} for x in items),
         _label(items[: len(items) // 3], run, run.name),
     ),
     inside_blocks=True,

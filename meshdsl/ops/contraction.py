@@ -25,12 +25,12 @@ __all__ = ["EINSUM", "dot", "einsum"]
 
 
 def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
-    table = merge(x.shape for x in xs)
+    table = merge(x.dims for x in xs)
     for dim in out:
         if dim.name not in table:
             raise ShapeError(
                 f"einsum cannot make dim {dim.name!r}: no operand has it\n"
-                f"  the operands are {', '.join(show(x.shape) for x in xs)}\n"
+                f"  the operands are {', '.join(show(x.dims) for x in xs)}\n"
                 f"  broadcast the result with md.broadcast, or give an operand the dim"
             )
     if kind(dtype) in "fi" and any_complex(xs):
@@ -44,7 +44,7 @@ def any_complex(xs: Sequence[Type]) -> bool:
 
 
 def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
-    return c.xp.einsum(letters([b.shape for b in c.ins], c.outs[0].shape), *xs, dtype=dtype).astype(dtype)
+    return c.xp.einsum(letters([b.dims for b in c.ins], c.outs[0].dims), *xs, dtype=dtype).astype(dtype)
 
 
 def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:

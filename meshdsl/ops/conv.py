@@ -54,10 +54,10 @@ def _conv_type(
         raise ShapeError(f"md.conv takes two tensors of numbers of one dtype, got {x} and {w}")
     if kind(x.dtype) == "c" and kind(dtype) != "c":
         raise ShapeError(f"md.conv of {x.dtype.name} cannot be a {dtype.name}: the imaginary part would be lost")
-    operands = f"  the operands are {show(x.shape)} and {show(w.shape)}"
+    operands = f"  the operands are {show(x.dims)} and {show(w.dims)}"
     reads = {v.dim for v in window}
-    rest_x = tuple(d for d in x.shape if d.name not in reads)
-    rest_w = tuple(d for d in w.shape if d.name not in kernel)
+    rest_x = tuple(d for d in x.dims if d.name not in reads)
+    rest_w = tuple(d for d in w.dims if d.name not in kernel)
     dims_by_name = merge([rest_x, rest_w])
     if len(set(kernel)) < len(kernel):
         raise ShapeError(f"md.conv slides one dim of w over several of x: {', '.join(kernel)}; each needs its own")
@@ -70,12 +70,12 @@ def _conv_type(
             )
         if v.out_dim in dims_by_name:
             raise ShapeError(f"md.conv makes dim {v.out_dim!r} from {v.dim!r}, and an operand has it too\n{operands}")
-        if find(k, w.shape).size != v.size:
-            raise ShapeError(f"the window over {v.dim!r} has size {v.size}, and dim {k!r} of w {find(k, w.shape).size}")
-        dims_by_name[v.out_dim] = Dim(v.out_dim, v.out_size(find(v.dim, x.shape).size))
+        if find(k, w.dims).size != v.size:
+            raise ShapeError(f"the window over {v.dim!r} has size {v.size}, and dim {k!r} of w {find(k, w.dims).size}")
+        dims_by_name[v.out_dim] = Dim(v.out_dim, v.out_size(find(v.dim, x.dims).size))
     if pick(out, dims_by_name.values(), what="output dim") != out:
         raise ShapeError(f"md.conv makes {show(dims_by_name.values())}, not {show(out)}")
-    parts = _parts(x.shape, w.shape, out, window, kernel)
+    parts = _parts(x.dims, w.dims, out, window, kernel)
     window_dims = {v.out_dim for v in window}
     lost = [d for d in (*parts.batch, *parts.features) if d not in out]
     lost += [d for name, d in dims_by_name.items() if name in window_dims and d not in out]
@@ -91,7 +91,7 @@ def _conv_kernel(
     c: Local, x: Any, w: Any, *, window: tuple[Window, ...], kernel: tuple[str, ...], out: Shape, dtype: np.dtype
 ) -> Any:
     """Merge dims of equal role into one, then convolve. Dims that are stored side by side need no transpose."""
-    x_dims, w_dims = c.ins[0].shape, c.ins[1].shape
+    x_dims, w_dims = c.ins[0].dims, c.ins[1].dims
     parts = _parts(x_dims, w_dims, out, window, kernel)
     reads = {v.dim: str(i) for i, v in enumerate(window)}
     slides = {k: str(i) for i, k in enumerate(kernel)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dims import DimLike, DimsLike, Shape, pick
+from ..dims import DimLike, DimsLike, pick
 from ..errors import ShapeError, at, caller, located
 from ..ir import Type
 from ..trace import Tensor, as_tensor
@@ -54,8 +54,7 @@ def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
 
 def zeros_like(x: Type | Tensor) -> Tensor:
     """A tensor of zeros with the dims and dtype of x: a scalar constant and a broadcast."""
-    shape: Shape = x.shape if isinstance(x, Type) else x.dims
-    return broadcast(as_tensor(0, x.dtype), shape)
+    return broadcast(as_tensor(0, x.dtype), x.dims)
 
 
 def ones(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:

@@ -64,7 +64,7 @@ def float_for(dtype: np.dtype) -> str:
 
 CAST = Op(
     "cast",
-    type=lambda x, *, dtype: Type(x.shape, dtype),
+    type=lambda x, *, dtype: Type(x.dims, dtype),
     kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
     linear=Linear.WIDENING,
@@ -107,7 +107,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
     if x.dtype.itemsize != dtype.itemsize:
         raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")
-    return Type(x.shape, dtype)
+    return Type(x.dims, dtype)
 
 
 _BITCAST = Op(

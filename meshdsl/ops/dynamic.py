@@ -43,15 +43,15 @@ def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) 
 
 _DYNAMIC_SLICE = Op(
     "dynamic_slice",
-    type=lambda x, start, *, dim, size: Type(replaced(x.shape, dim, Dim(dim.name, size)), x.dtype),
+    type=lambda x, start, *, dim, size: Type(replaced(x.dims, dim, Dim(dim.name, size)), x.dtype),
     kernel=_dynamic_slice_kernel,
     vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
     vmap=lambda x, start, *, new, dim, size: _slice_vmap(x, start, new, dim, size),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     rule=lambda x, start, *, dim, size: Labels(
-        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.shape}, {}),
-        ({d.name: None if d.name == dim.name else d.name for d in x.shape},),
+        ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.dims}, {}),
+        ({d.name: None if d.name == dim.name else d.name for d in x.dims},),
     ),
     flops=lambda *_, **__: 0,
     fuses=Fuses.PICK,
@@ -100,13 +100,13 @@ def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
 
 
 def _named(x: Type) -> dict[str, str | None]:
-    return {d.name: d.name for d in x.shape}
+    return {d.name: d.name for d in x.dims}
 
 
 def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
     """Each device writes the part of the update that is in its block."""
     axis = c.ins[0].position(dim)
-    part = find(dim.name, c.ins[1].shape)
+    part = find(dim.name, c.ins[1].dims)
     update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
     start = clipped(c, start, 0, dim.size - part.size)
     if not c.ins[0].axes[axis]:
@@ -139,7 +139,7 @@ _DYNAMIC_UPDATE = Op(
     vjp=_update_vjp,
     vmap=lambda x, update, start, *, new, dim: _update_vmap(x, update, start, new, dim),
     rule=lambda x, update, start, *, dim: Labels(
-        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.shape}, {}), (_named(x),)
+        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.dims}, {}), (_named(x),)
     ),
     flops=lambda *_, **__: 0,
 )

@@ -29,17 +29,17 @@ __all__ = [
 
 def broadcast_shape(*types: Type):
     """The dims of the operand that has all dims of the others; raises `ShapeError` if there is none."""
-    if all(t.shape == types[0].shape for t in types):
-        return types[0].shape
-    table = merge(t.shape for t in types)
+    if all(t.dims == types[0].dims for t in types):
+        return types[0].dims
+    table = merge(t.dims for t in types)
     for t in types:
-        if len(t.shape) == len(table):
-            return t.shape
-    first = max(types, key=lambda t: len(t.shape))
-    missing = [d for d in table.values() if d not in first.shape]
+        if len(t.dims) == len(table):
+            return t.dims
+    first = max(types, key=lambda t: len(t.dims))
+    missing = [d for d in table.values() if d not in first.dims]
     raise ShapeError(
-        f"broadcasting {' with '.join(show(t.shape) for t in types)} would be an outer product\n"
-        f"  the dims of one operand must contain the dims of the others; {show(first.shape)} lacks {show(missing)}\n"
+        f"broadcasting {' with '.join(show(t.dims) for t in types)} would be an outer product\n"
+        f"  the dims of one operand must contain the dims of the others; {show(first.dims)} lacks {show(missing)}\n"
         f"  if it is meant, say so: md.broadcast(x, {[d.name for d in table.values()]}), or use md.einsum"
     )
 
@@ -79,7 +79,7 @@ def _unary(
 
     def infer(x: Type) -> Type:
         check_kind(name, x.dtype, kinds)
-        return Type(x.shape, dtype or x.dtype)
+        return Type(x.dims, dtype or x.dtype)
 
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])

@@ -33,7 +33,7 @@ def _new(w: Shape, by: str, over: str) -> Dim:
 
 
 def _dot_type(x: Type, w: Type, i: Type, *, by: Dim, over: Dim, dtype: np.dtype) -> Type:
-    return Type((*i.shape, _new(w.shape, by.name, over.name)), dtype)
+    return Type((*i.dims, _new(w.dims, by.name, over.name)), dtype)
 
 
 def _outer_type(x: Type, y: Type, i: Type, *, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype) -> Type:
@@ -48,14 +48,14 @@ def _groups(c: Local, i: Any, by: Dim, stored: int) -> Any:
 def _vectors(c: Local, x: Any, block: Block, index: Block, dim: Dim) -> Any:
     """One vector along `dim` for each index [indices, dim]."""
     axis = block.position(dim)
-    target = Block((*index.shape, dim), (*index.sizes, block.sizes[axis]), (*index.axes, block.axes[axis]))
+    target = Block((*index.dims, dim), (*index.sizes, block.sizes[axis]), (*index.axes, block.axes[axis]))
     rows = math.prod(index.sizes)
     return c.xp.broadcast_to(c.align(x, block, target), target.sizes).reshape(rows, block.sizes[axis])
 
 
 def _dot_kernel(c: Local, x: Any, w: Any, i: Any, *, by: Dim, over: Dim, dtype: np.dtype) -> Any:
     block = c.ins[1]
-    new = _new(block.shape, by.name, over.name)
+    new = _new(block.dims, by.name, over.name)
     w = c.xp.transpose(w, [block.position(d) for d in (by, over, new)])
     y = c.xp.grouped_dot(_vectors(c, x, c.ins[0], c.ins[2], over), w, _groups(c, i, by, len(w)), dtype)
     return y.reshape(*c.ins[2].sizes, block.size(new))
@@ -73,12 +73,12 @@ def _names(shape: Shape, whole: Sequence[str] = ()) -> dict[str, str | None]:
 
 def _dot_rule(x: Type, w: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
     out = _dot_type(x, w, i, by=by, **params)
-    return Labels((_names(x.shape), _names(w.shape, [by.name]), _names(i.shape)), (_names(out.shape),))
+    return Labels((_names(x.dims), _names(w.dims, [by.name]), _names(i.dims)), (_names(out.dims),))
 
 
 def _outer_rule(x: Type, y: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
     out = _outer_type(x, y, i, by=by, **params)
-    return Labels((_names(x.shape), _names(y.shape), _names(i.shape)), (_names(out.shape, [by.name]),))
+    return Labels((_names(x.dims), _names(y.dims), _names(i.dims)), (_names(out.dims, [by.name]),))
 
 
 def _dot_vjp(ct: Tensor, x: Tensor, w: Tensor, i: Tensor, *, by: Dim, over: Dim) -> tuple[Any, ...]:

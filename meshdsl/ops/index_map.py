@@ -73,18 +73,18 @@ def _rows_kernel(c: Local, x: Any, *, dim: Dim, rows: Dim, starts: tuple[int, ..
 def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) -> Labels:
     """Labels that shard the dims `olds` and `new` alike; other dims keep their names as labels."""
     names: list[dict[str, str | None]] = [
-        {d.name: new.name if d == old else d.name for d in t.shape} for t, old in zip(ins, olds, strict=True)
+        {d.name: new.name if d == old else d.name for d in t.dims} for t, old in zip(ins, olds, strict=True)
     ]
     return Labels(tuple(names), ({d.name: d.name for d in out},))
 
 
 ROWS = Op(
     "rows",
-    type=lambda x, *, dim, rows, starts, axes: Type(replaced(x.shape, dim, rows), x.dtype),
+    type=lambda x, *, dim, rows, starts, axes: Type(replaced(x.dims, dim, rows), x.dtype),
     kernel=_rows_kernel,
     flops=lambda *_, **__: 0,
     linear=Linear.JOINT,
-    rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.shape, dim, rows)),
+    rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.dims, dim, rows)),
     fuses=Fuses.PICK,
     inside_blocks=True,
 )
@@ -198,7 +198,7 @@ def _ends(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _place_rule(xs: Sequence[Type], dims: Sequence[Dim], whole: Sequence[bool], out: Dim) -> Labels:
-    labels = one_label(dims, xs, out, replaced(xs[0].shape, dims[0], out))
+    labels = one_label(dims, xs, out, replaced(xs[0].dims, dims[0], out))
     ins = [
         {d: None if all_here and d == dim.name else label for d, label in names.items()}
         for names, dim, all_here in zip(labels.ins, dims, whole, strict=True)
@@ -208,7 +208,7 @@ def _place_rule(xs: Sequence[Type], dims: Sequence[Dim], whole: Sequence[bool], 
 
 PLACE = Op(
     "place",
-    type=lambda *xs, dims, whole, out, table, fill, axes: Type(replaced(xs[0].shape, dims[0], out), xs[0].dtype),
+    type=lambda *xs, dims, whole, out, table, fill, axes: Type(replaced(xs[0].dims, dims[0], out), xs[0].dtype),
     kernel=_place_kernel,
     flops=lambda *_, **__: 0,
     linear=Linear.JOINT,

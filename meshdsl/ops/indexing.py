@@ -89,14 +89,13 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
 
 
 def _other_dims(x: Type | Tensor, over: Dim) -> Shape:
-    shape = x.shape if isinstance(x, Type) else x.dims
-    return tuple(d for d in shape if d != over)
+    return tuple(d for d in x.dims if d != over)
 
 
 def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
-    return Type((*i.shape, *(d for d in _other_dims(x, over) if d not in i.shape)), x.dtype)
+    return Type((*i.dims, *(d for d in _other_dims(x, over) if d not in i.dims)), x.dtype)
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
@@ -109,12 +108,12 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
 
 def _index_label(over: Dim, i: Type) -> str:
     """The label of the indexed dim: its name, or a different label if the indices have a dim of that name."""
-    return f"{over.name}*" if over.name in {d.name for d in i.shape} else over.name
+    return f"{over.name}*" if over.name in {d.name for d in i.dims} else over.name
 
 
 def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
-    table = {d.name: _index_label(over, i) if d == over else d.name for d in x.shape}
-    return Labels((table, _identity_labels(i.shape)), (_identity_labels(_take_type(x, i, over=over).shape),))
+    table = {d.name: _index_label(over, i) if d == over else d.name for d in x.dims}
+    return Labels((table, _identity_labels(i.dims)), (_identity_labels(_take_type(x, i, over=over).dims),))
 
 
 def _identity_labels(shape: Shape) -> dict[str, str | None]:
@@ -134,7 +133,7 @@ def _flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int
 
 def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     i, inside = _rows(c, c.ins[0], over, i)
-    paired = [d for d in c.ins[0].shape if d != over and d in c.ins[1].shape]
+    paired = [d for d in c.ins[0].dims if d != over and d in c.ins[1].dims]
     axes = [c.ins[0].position(d) for d in (*paired, over)]
     x = c.xp.moveaxis(x, axes, range(len(axes)))
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
@@ -185,19 +184,19 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
         raise ShapeError(f"md.put_add needs integer indices, got {i.dtype.name}")
     if updates.dtype == np.dtype(bool):
         raise ShapeError("md.put_add does not add booleans; use md.cast(x, 'int32') first")
-    return Type((*paired, over, *(d for d in updates.shape if d not in i.shape)), updates.dtype)
+    return Type((*paired, over, *(d for d in updates.dims if d not in i.dims)), updates.dtype)
 
 
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
-    out = _scatter_type(i, updates, over=over, paired=paired).shape
+    out = _scatter_type(i, updates, over=over, paired=paired).dims
     out_labels = {d.name: _index_label(over, i) if d == over else d.name for d in out}
-    return Labels((_identity_labels(i.shape), _identity_labels(updates.shape)), (out_labels,))
+    return Labels((_identity_labels(i.dims), _identity_labels(updates.dims)), (out_labels,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
     index, inside = _rows(c, c.outs[0], over, i)
-    order = [c.ins[1].position(d) for d in c.ins[0].shape]
-    order += [k for k in range(len(c.ins[1].shape)) if k not in order]
+    order = [c.ins[1].position(d) for d in c.ins[0].dims]
+    order += [k for k in range(len(c.ins[1].dims)) if k not in order]
     updates = c.xp.transpose(updates, order)
     updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
@@ -255,11 +254,11 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
 
 
 def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
-    extra = [d for d in updates.shape if d not in (*i.shape, *rest)]
+    extra = [d for d in updates.dims if d not in (*i.dims, *rest)]
     if extra:
         raise ShapeError(
-            f"md.put_add: the updates {show(updates.shape)} have {show(extra)}, which neither the indices "
-            f"{show(i.shape)} nor the tensor {show(x.shape)} has\n  sum them away first, with md.sum"
+            f"md.put_add: the updates {show(updates.dims)} have {show(extra)}, which neither the indices "
+            f"{show(i.dims)} nor the tensor {show(x.dims)} has\n  sum them away first, with md.sum"
         )
 
 
@@ -283,13 +282,13 @@ def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
 
 TAKE_ALONG = Op(
     "take_along",
-    type=lambda x, i, *, over, to: Type(replaced(x.shape, over, to), x.dtype),
+    type=lambda x, i, *, over, to: Type(replaced(x.dims, over, to), x.dtype),
     kernel=_take_along_kernel,
     vjp=lambda ct, x, i, over, to: (put_along(ct, i, to, over), None),
     vmap=lambda *ins, new, over, to: bind1(TAKE_ALONG, *spread(ins, new), over=over, to=to),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
-    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, scatters=False),
+    rule=lambda x, i, *, over, to: _along_labels(x.dims, i.dims, over, to, scatters=False),
     flops=lambda *_, **__: 0,
     fuses=Fuses.PICK,
 )
@@ -305,14 +304,14 @@ def _put_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
 
 PUT_ALONG = Op(
     "put_along",
-    type=lambda x, i, *, over, to: Type(replaced(x.shape, to, over), x.dtype),
+    type=lambda x, i, *, over, to: Type(replaced(x.dims, to, over), x.dtype),
     kernel=_put_along_kernel,
     vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
     vmap=lambda *ins, new, over, to: bind1(PUT_ALONG, *spread(ins, new), over=over, to=to),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     mask=0,
-    rule=lambda x, i, *, over, to: _along_labels(x.shape, i.shape, over, to, scatters=True),
+    rule=lambda x, i, *, over, to: _along_labels(x.dims, i.dims, over, to, scatters=True),
 )
 
 

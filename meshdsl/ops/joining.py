@@ -62,8 +62,8 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
 
 
 def _concat_type(*xs: Type, name: str) -> Type:
-    total = Dim(name, sum(find(name, x.shape).size for x in xs))
-    return Type(tuple(total if d.name == name else d for d in xs[0].shape), xs[0].dtype)
+    total = Dim(name, sum(find(name, x.dims).size for x in xs))
+    return Type(tuple(total if d.name == name else d for d in xs[0].dims), xs[0].dtype)
 
 
 def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
 
 
 def _concat_moves(*xs: Type, name: str) -> IndexMap:
-    dims = tuple(find(name, x.shape) for x in xs)
+    dims = tuple(find(name, x.dims) for x in xs)
     pieces, to = [], 0
     for k, dim in enumerate(dims):
         pieces.append(Piece(k, 0, to, dim.size))
@@ -97,7 +97,7 @@ _CONCAT = Op(
 
 STACK = Op(
     "stack",
-    type=lambda *xs, dim: Type((dim, *xs[0].shape), xs[0].dtype),
+    type=lambda *xs, dim: Type((dim, *xs[0].dims), xs[0].dtype),
     kernel=lambda c, *xs, dim: _stack_kernel(c, xs, dim),
     vjp=lambda ct, *xs, dim: tuple(unstack(ct, dim)),
     vmap=lambda *xs, new, dim: bind1(STACK, *spread(xs, new), dim=dim),
@@ -150,7 +150,7 @@ def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:
 
 INDEX = Op(
     "index",
-    type=lambda x, *, dim, at: Type(tuple(d for d in x.shape if d != dim), x.dtype),
+    type=lambda x, *, dim, at: Type(tuple(d for d in x.dims if d != dim), x.dtype),
     kernel=lambda c, x, *, dim, at: _index_kernel(c, x, dim, at),
     vjp=lambda ct, x, dim, at: (transpose(pad(stack([ct], dim.name), dim.name, at, dim.size - at - 1), x.dims),),
     linear=Linear.JOINT,

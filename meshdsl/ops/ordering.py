@@ -64,7 +64,7 @@ def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
     check_ordered("top_k", x.dtype)
     if k.size > over.size:
         raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
-    shape = tuple(k if d == over else d for d in x.shape)
+    shape = tuple(k if d == over else d for d in x.dims)
     return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
 
 
@@ -110,7 +110,7 @@ def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
 
 def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
     check_ordered("sort", x.dtype)
-    return x, Type(x.shape, np.dtype(np.int32))
+    return x, Type(x.dims, np.dtype(np.int32))
 
 
 SORT = Op(

@@ -31,8 +31,8 @@ __all__ = ["COUNT_EQUAL", "MAX_POOL", "SUM_EQUAL", "SUM_POOL", "avg_pool", "max_
 
 def _slid_type(x: Type, *, window: tuple[Window, ...]) -> Type:
     """The type of x with the dims of its windows replaced by their output dims."""
-    sizes = {v.dim: Dim(v.out_dim, v.out_size(d.size)) for v, d in pairs(window, x.shape)}
-    return Type(tuple(sizes.get(d.name, d) for d in x.shape), x.dtype)
+    sizes = {v.dim: Dim(v.out_dim, v.out_size(d.size)) for v, d in pairs(window, x.dims)}
+    return Type(tuple(sizes.get(d.name, d) for d in x.dims), x.dtype)
 
 
 def _pool_kernel(reduce: str) -> Callable[..., Any]:
@@ -103,9 +103,9 @@ def _compared(kinds: str, window: tuple[Window, ...], read: Type, *others: Type)
     """The dims of a result with one target per window; raises ShapeError if the operands have other dims or kinds."""
     if kind(read.dtype) not in kinds:
         raise ShapeError(f"windows over {read} cannot be compared and counted or summed: its dtype does not allow it")
-    shape = _slid_type(read, window=window).shape
+    shape = _slid_type(read, window=window).dims
     *also_read, targets = others
-    if targets.shape != shape or any(x.shape != read.shape for x in also_read):
+    if targets.dims != shape or any(x.dims != read.dims for x in also_read):
         raise ShapeError(
             f"windows over {read} are compared with targets {show(shape)}, got {', '.join(map(str, others))}"
         )

@@ -67,28 +67,28 @@ class _Printer:
 
     def __call__(self, x: Any, copy: Any, before: Any, *starts: Any) -> np.ndarray:
         begins = tuple(int(start) for start in starts)
-        padding = any(s >= max(d.size, 1) for s, d in zip(begins, self.block.shape, strict=True))
+        padding = any(s >= max(d.size, 1) for s, d in zip(begins, self.block.dims, strict=True))
         if int(copy) == 0 and not padding:  # the first of the devices that store this block
             CONSOLE.add(self, self._shard(begins), self._line(np.asarray(x), begins))
         return np.zeros((), np.bool_)
 
     def _shard(self, starts: tuple[int, ...]) -> int:
-        counts = [-(-max(d.size, 1) // max(n, 1)) for d, n in zip(self.block.shape, self.block.sizes, strict=True)]
+        counts = [-(-max(d.size, 1) // max(n, 1)) for d, n in zip(self.block.dims, self.block.sizes, strict=True)]
         index = 0
         for start, n, count in zip(starts, self.block.sizes, counts, strict=True):
             index = index * count + (start // n if n else 0)
         return index
 
     def _line(self, x: np.ndarray, starts: tuple[int, ...]) -> str:
-        ends = [min(s + n, d.size) for s, n, d in zip(starts, self.block.sizes, self.block.shape, strict=True)]
+        ends = [min(s + n, d.size) for s, n, d in zip(starts, self.block.sizes, self.block.dims, strict=True)]
         real = x[tuple(slice(0, max(0, e - s)) for s, e in zip(starts, ends, strict=True))]
         part = " ".join(
             f"{d.name}[{s}:{e}]"
-            for d, s, e, axes in zip(self.block.shape, starts, ends, self.block.axes, strict=True)
+            for d, s, e, axes in zip(self.block.dims, starts, ends, self.block.axes, strict=True)
             if axes
         )
         text = np.array2string(real, threshold=20, precision=4)
-        return f"{self.label}{' ' + part if part else ''}: {x.dtype.name}{show(self.block.shape)} {text}"
+        return f"{self.label}{' ' + part if part else ''}: {x.dtype.name}{show(self.block.dims)} {text}"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,11 +99,11 @@ def _printer(site: object, label: str, block: Block, shards: int) -> _Printer:
 def _kernel(c: Local, x: Any, *before: Any, label: str, site: object, axes: Axes = ()) -> Any:
     block = c.ins[0]
     split = {axis for own, n in zip(block.axes, block.sizes, strict=True) if n for axis in own}
-    counts = [-(-d.size // n) if n else 1 for d, n in zip(block.shape, block.sizes, strict=True)]
+    counts = [-(-d.size // n) if n else 1 for d, n in zip(block.dims, block.sizes, strict=True)]
     filled = int(np.prod([max(1, n) for n in counts]))
     copies = tuple(axis for axis in axes if axis not in split)  # copies of a block, and of an empty one
     copy = c.index(copies) if copies else 0
-    starts = [c.start(block, d) for d in block.shape]
+    starts = [c.start(block, d) for d in block.dims]
     return x, c.xp.tell_host(_printer(site, label, block, filled), x, copy, before, *starts)
 
 

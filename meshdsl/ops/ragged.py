@@ -18,11 +18,11 @@ __all__ = ["RAGGED", "ragged"]
 
 
 def _ragged_type(x: Type, counts: Type, *, dim: Dim, share: float) -> Type:
-    extra = [d for d in counts.shape if d == dim or d not in x.shape]
-    if dim not in x.shape or extra:
+    extra = [d for d in counts.dims if d == dim or d not in x.dims]
+    if dim not in x.dims or extra:
         raise ShapeError(
-            f"md.ragged counts along {dim!r}, for each place of other dims of the tensor; it has {show(x.shape)}, and "
-            f"the counts are {show(counts.shape)}\n"
+            f"md.ragged counts along {dim!r}, for each place of other dims of the tensor; it has {show(x.dims)}, and "
+            f"the counts are {show(counts.dims)}\n"
             f"  give counts with some of the tensor's dims, {dim.name!r} not among them"
         )
     if counts.dtype.kind not in "iu":

@@ -30,7 +30,7 @@ def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
 
 
 def _reduced(x: Type, over: Shape) -> Shape:
-    return tuple(d for d in x.shape if d not in over)
+    return tuple(d for d in x.dims if d not in over)
 
 
 def _reduction(
@@ -204,9 +204,9 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def _broadcast_type(x: Type, *, shape: Shape) -> Type:
-    missing = [d for d in x.shape if d not in shape]
+    missing = [d for d in x.dims if d not in shape]
     if missing:
-        merge([x.shape, shape])
+        merge([x.dims, shape])
         raise ShapeError(
             f"md.broadcast to {show(shape)} would lose {show(missing)} of {x}\n"
             "  remove dims with md.sum, md.mean or another reduction, or name them in the result too"

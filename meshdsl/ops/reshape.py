@@ -27,7 +27,7 @@ def trim(c: Local, x: Any, block: Block) -> Any:
     """Remove the padding of a block's unsharded dims."""
     cut = tuple(
         builtin_slice(0, d.size) if not axes else builtin_slice(None)
-        for d, axes in zip(block.shape, block.axes, strict=True)
+        for d, axes in zip(block.dims, block.axes, strict=True)
     )
     return x[cut]
 
@@ -69,7 +69,7 @@ def _rename_kernel(c: Local, x: Any) -> Any:
 
 def _rename_rule(x: Type, shape: Shape) -> Labels:
     """A renamed dim follows the layout's rule for its new name if both names have equal padding; others keep theirs."""
-    new = {d.name: to.name for d, to in zip(x.shape, shape, strict=True)}
+    new = {d.name: to.name for d, to in zip(x.dims, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
     return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
 
@@ -162,21 +162,21 @@ def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
 
 
 def _reshape_type(x: Type, *, shape: Shape) -> Type:
-    old_size, new_size = math.prod(d.size for d in x.shape), math.prod(d.size for d in shape)
+    old_size, new_size = math.prod(d.size for d in x.dims), math.prod(d.size for d in shape)
     if old_size != new_size:
         raise ShapeError(
-            f"md.reshape keeps the number of elements: {show(x.shape)} has {old_size}, {show(shape)} has {new_size}"
+            f"md.reshape keeps the number of elements: {show(x.dims)} has {old_size}, {show(shape)} has {new_size}"
         )
     return Type(shape, x.dtype)
 
 
 def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
     """Unchanged dims keep their sharding; the first dims of a merge or split share a label that must divide exactly."""
-    ins: dict[str, str | None] = {d.name: None for d in x.shape}
+    ins: dict[str, str | None] = {d.name: None for d in x.dims}
     outs: dict[str, str | None] = {d.name: None for d in shape}
     exact = set()
     if math.prod(d.size for d in shape):
-        for left, right in groups(x.shape, shape):
+        for left, right in groups(x.dims, shape):
             left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
             if left and right:
                 ins[left[0].name] = outs[right[0].name] = right[0].name
@@ -201,7 +201,7 @@ RESHAPE = Op(
 
 
 def _reshape_sizes(block: Block) -> list[int]:
-    return [size if axes else d.size for d, size, axes in zip(block.shape, block.sizes, block.axes, strict=True)]
+    return [size if axes else d.size for d, size, axes in zip(block.dims, block.sizes, block.axes, strict=True)]
 
 
 def reshape(x: Any, dims: DimsLike) -> Tensor:

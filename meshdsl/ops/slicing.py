@@ -36,7 +36,7 @@ def along(
 
     def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
         new = infer(dim, **params)
-        return Type(tuple(new if d == dim else d for d in x.shape), x.dtype)
+        return Type(tuple(new if d == dim else d for d in x.dims), x.dtype)
 
     def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)

@@ -72,7 +72,7 @@ def _check_state(state: Any, init: Callable[[Any], Any], params: Any) -> None:
     misfits = [
         path
         for path, x in tensors.items()
-        if path in expected and not (is_tensor(x) and set(x.dims) == set(expected[path].shape))
+        if path in expected and not (is_tensor(x) and set(x.dims) == set(expected[path].dims))
     ]
     problems = [f"has no {_quoted(missing)}; it has: {', '.join(state)}"] if missing else []
     problems += [f"has {_quoted(extra)}, which this optimizer does not use"] if extra else []

@@ -91,7 +91,7 @@ class _Plan:
 
 
 def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
-    arrays = [jax.ShapeDtypeStruct(tuple(d.size for d in t.shape), t.dtype) for t in types]
+    arrays = [jax.ShapeDtypeStruct(tuple(d.size for d in t.dims), t.dtype) for t in types]
     params = structure.unflatten(arrays)
     init_jaxpr, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -147,11 +147,11 @@ def _state_dims(
     group_of = update.groups(pairs)
     dims_by_group: dict[Any, tuple[Dims, str]] = {}
     for value, kind, name in zip(update.ins, types, names, strict=False):
-        dims, other_name = dims_by_group.setdefault(group_of(value), (kind.shape, name))
-        if dims != kind.shape and kind.shape:
+        dims, other_name = dims_by_group.setdefault(group_of(value), (kind.dims, name))
+        if dims != kind.dims and kind.dims:
             raise md.MeshdslError(
                 f"the optax transformation combines elements of the parameters {other_name!r} and {name!r}\n"
-                f"  their dims are {dims} and {kind.shape}, which a layout may shard differently\n"
+                f"  their dims are {dims} and {kind.dims}, which a layout may shard differently\n"
                 "  write the update with md operations: md.optim.Optimizer(init, update) is two functions"
             )
     dims_of: list[Dims] = []

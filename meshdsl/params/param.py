@@ -147,7 +147,7 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
             )
     except MeshdslError as error:
         raise at(error, caller()) from None
-    run.declared[path] = Declared(full_type.shape, full_type.dtype, init or initializers.normal(0.02), caller())
+    run.declared[path] = Declared(full_type.dims, full_type.dtype, init or initializers.normal(0.02), caller())
     if path in run.slices:
         value = run.slices[path]
     else:

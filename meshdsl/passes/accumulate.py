@@ -40,11 +40,11 @@ def _summed(eqn: Eqn, loop: Scan, producers: dict[Var, Eqn]) -> list[Eqn]:
         start, total, step = ins[consts + i], outs[i], running_sum(body, body.ins[consts + i], body.outs[i])
         if step is None or not _is_zero(start, producers) or _is_constant(start, producers):
             continue
-        zero = ins[consts + i] = Var(start.shape, start.dtype, start.name)
-        params = {"value": 0, "shape": start.shape, "dtype": start.dtype}
+        zero = ins[consts + i] = Var(start.dims, start.dtype, start.name)
+        params = {"value": 0, "shape": start.dims, "dtype": start.dtype}
         before.append(Eqn(FULL, (), (zero,), params, producers[start].where))
         if producers[start].op is not CONSTANT:
-            outs[i] = Var(total.shape, total.dtype, total.name)
+            outs[i] = Var(total.dims, total.dtype, total.name)
             after.append(step.replace(ins=(outs[i], start), outs=(total,)))
     return [*before, eqn.replace(ins=tuple(ins), outs=tuple(outs)), *after]
 

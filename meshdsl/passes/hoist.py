@@ -28,7 +28,7 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
                     continue
                 dtype = cast.outs[0].dtype
                 if (v, dtype) not in narrowed:
-                    narrowed[v, dtype] = Var(v.shape, dtype, v.name)
+                    narrowed[v, dtype] = Var(v.dims, dtype, v.name)
                     eqns.append(Eqn(CAST, (v,), (narrowed[v, dtype],), {"dtype": dtype}, cast.where, cast.backward))
                 ins[i], body = narrowed[v, dtype], _without_casts(body, body.ins[i], dtype)
             eqn = eqn.replace(ins=tuple(ins)).with_control(body=body)
@@ -49,7 +49,7 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
 
 
 def _without_casts(body: Graph, v: Var, dtype: np.dtype) -> Graph:
-    narrow = Var(v.shape, dtype, v.name)
+    narrow = Var(v.dims, dtype, v.name)
     new: dict[Var, Var] = {v: narrow}
     eqns: list[Eqn] = []
     for eqn in body.eqns:
@@ -58,7 +58,7 @@ def _without_casts(body: Graph, v: Var, dtype: np.dtype) -> Graph:
             continue
         outs = eqn.outs
         if eqn.op is BARRIER and eqn.ins[0] in new:
-            outs = (Var(eqn.outs[0].shape, dtype, eqn.outs[0].name),)
+            outs = (Var(eqn.outs[0].dims, dtype, eqn.outs[0].name),)
             new[eqn.outs[0]] = outs[0]
         eqns.append(dataclasses.replace(eqn, ins=tuple(new.get(x, x) for x in eqn.ins), outs=outs))
     ins = tuple(narrow if x is v else x for x in body.ins)

@@ -31,7 +31,7 @@ def _is_cheap(eqn: Eqn) -> bool:
     if eqn.control is not None or op.effects or op.rule or op.blocked or op.moves or len(eqn.outs) != 1:
         return False
     if op.linear is Linear.EACH and op.reduce is Reduce.SUM:  # an outer product if nothing is summed over
-        return all(d in eqn.outs[0].shape for v in eqn.ins for d in v.shape)
+        return all(d in eqn.outs[0].dims for v in eqn.ins for d in v.dims)
     return op.fuses in CHEAP and op.reduce is Reduce.NONE and op.mask is None
 
 
@@ -86,5 +86,5 @@ def _needed(values: Iterable[Var], unmade: dict[Var, Eqn]) -> list[Var]:
 
 def _copied(eqn: Eqn, inside: dict[Var, Var]) -> Eqn:
     (out,) = eqn.outs
-    inside[out] = Var(out.shape, out.dtype, out.name)
+    inside[out] = Var(out.dims, out.dtype, out.name)
     return dataclasses.replace(eqn, ins=tuple(inside[v] for v in eqn.ins), outs=(inside[out],))

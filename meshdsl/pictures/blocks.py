@@ -164,7 +164,7 @@ class _Blocks:
 
     def _ranges(self, coords: dict[str, int]) -> Iterator[str]:
         """The range of elements of each sharded dim that the device stores."""
-        for dim in self.var.shape:
+        for dim in self.var.dims:
             axes = self.var.sharding.axes(dim)
             if not axes:
                 continue
@@ -235,7 +235,7 @@ class _Blocks:
             wide = label_width([sign]) * 1.2 + 8
             parts += [text(at, y, sign, cls=f"strong {cls}"), text(at + wide, y, words, cls="soft")]
             at += wide + label_width([words]) + 22
-        if any(self.program.extents.is_padded(dim) for dim in self.var.shape):
+        if any(self.program.extents.is_padded(dim) for dim in self.var.dims):
             parts += [hatched(Rect(at, y - 10, 16, 12)), text(at + 23, y, "padding", cls="soft")]
             at += 23 + label_width(["padding"])
         stored = f"{show_bytes(self.program.local_bytes(self.var))} on each device"

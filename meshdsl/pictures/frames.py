@@ -50,8 +50,8 @@ class Frame:
     @cached_property
     def shown(self) -> tuple[Dim | None, Dim | None]:
         """The dims drawn as height and width: sharded dims first, in storage order."""
-        dims = sorted(self.var.shape, key=lambda dim: not self.var.sharding.axes(dim))[:2]
-        dims.sort(key=self.var.shape.index)
+        dims = sorted(self.var.dims, key=lambda dim: not self.var.sharding.axes(dim))[:2]
+        dims.sort(key=self.var.dims.index)
         if not dims:
             return None, None
         return (None, dims[0]) if len(dims) == 1 else (dims[0], dims[1])
@@ -59,7 +59,7 @@ class Frame:
     @cached_property
     def deep(self) -> tuple[Dim, ...]:
         """The other sharded dims; their blocks are drawn as sheets, one behind the other."""
-        return tuple(dim for dim in self.var.shape if self.var.sharding.axes(dim) and dim not in self.shown)
+        return tuple(dim for dim in self.var.dims if self.var.sharding.axes(dim) and dim not in self.shown)
 
     @cached_property
     def sheets(self) -> int:

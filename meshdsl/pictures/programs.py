@@ -208,7 +208,7 @@ class _ProgramPicture:
 
     def _thumb(self, x: float, middle: float, var: Var) -> str:
         """A value in small: its cuts, and behind it the other terms of a partial sum."""
-        flat = len(var.shape) < 2
+        flat = len(var.dims) < 2
         frame = Frame(self.program, var, 50.0, 16.0 if flat else 34.0)
         y = middle - frame.height / 2
         parts: list[str] = []

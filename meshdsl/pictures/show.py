@@ -67,7 +67,7 @@ def show(
 
 def _under_layout(type_: Type, layout: Layout, mesh: Mesh) -> tuple[Program, Var]:
     """The tensor as the input of a program that does nothing, so that the compiler decides its sharding."""
-    names = {dim.name for dim in type_.shape}
+    names = {dim.name for dim in type_.dims}
     rules = {dim: axes for dim, axes in layout.rules.items() if dim in names}
     for axes in layout.rules.values():
         for axis in axes:
@@ -78,11 +78,11 @@ def _under_layout(type_: Type, layout: Layout, mesh: Mesh) -> tuple[Program, Var
 
 def _under_sharding(type_: Type, sharding: Sharding, mesh: Mesh) -> tuple[Program, Var]:
     """The tensor under exactly this sharding."""
-    names = [dim.name for dim in type_.shape]
+    names = [dim.name for dim in type_.dims]
     for dim, _ in sharding.split:
         if dim not in names:
             raise LayoutError(
-                f"the sharding names dim {dim!r}, and the tensor is {show_dims(type_.shape)}; {nearest(dim, names)}"
+                f"the sharding names dim {dim!r}, and the tensor is {show_dims(type_.dims)}; {nearest(dim, names)}"
             )
     for axis in (*sharding.split_axes, *sharding.partial):
         mesh.check_axis(axis)
@@ -90,5 +90,5 @@ def _under_sharding(type_: Type, sharding: Sharding, mesh: Mesh) -> tuple[Progra
 
 
 def _of_one(type_: Type, sharding: Sharding, mesh: Mesh, extents: Extents) -> tuple[Program, Var]:
-    var = Var(type_.shape, type_.dtype, "", sharding)
+    var = Var(type_.dims, type_.dtype, "", sharding)
     return Program((var,), (), (var,), mesh=mesh, extents=extents), var

@@ -64,15 +64,15 @@ class WholeTensor:
         lines = ["behind one another: " + ", ".join(map(str, frame.deep))] if frame.deep else []
         lines += [
             f"{dim.name} is stored as {extents.padded(dim)}, padding at its end"
-            for dim in frame.var.shape
+            for dim in frame.var.dims
             if extents.is_padded(dim)
         ]
         lines += [
             f"{dim.name} has {frame.blocks(dim)} blocks, not all of them drawn"
-            for dim in frame.var.shape
+            for dim in frame.var.dims
             if frame.blocks(dim) > (SHEETS if dim in frame.deep else CUTS)
         ]
-        others = [str(dim) for dim in frame.var.shape if dim not in frame.shown and dim not in frame.deep]
+        others = [str(dim) for dim in frame.var.dims if dim not in frame.shown and dim not in frame.deep]
         lines += ["not drawn, not sharded: " + ", ".join(others)] if others else []
         return [part for line in lines for part in textwrap.wrap(line, NOTE)]
 

@@ -141,9 +141,9 @@ def dim_text(report: Report, name: str, edits: Sequence[LayoutEdit]) -> str:
     """Text about one dim: its axes, the arguments with it, the collectives it causes, and possible other axes."""
     layout = report.layout or Layout()
     axes = layout.axes(name)
-    size = next((d.size for v in _values(report) for d in v.shape if d.name == name), 0)
+    size = next((d.size for v in _values(report) for d in v.dims if d.name == name), 0)
     split = f"split over {','.join(axes)} ({size} / {report.mesh.count(axes)})" if axes else "not split"
-    having = [v for v in report.program.ins if any(d.name == name for d in v.shape)]
+    having = [v for v in report.program.ins if any(d.name == name for d in v.dims)]
     stored = sum(map(report.program.local_bytes, having))
     sends = [group for group in report.collectives if name in group.dims]
     share = sum(group.exposed for group in sends)

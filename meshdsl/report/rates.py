@@ -109,12 +109,12 @@ def work_of(graph: Graph, specs: Mapping[str, Any]) -> Work:
     for eqn, trips in walk(graph):
         if eqn.operation.product and eqn.control is None:
             dtype = eqn.ins[0].dtype.name
-            each = operations(eqn, lambda v: tuple(d.size for d in v.shape))
+            each = operations(eqn, lambda v: tuple(d.size for d in v.dims))
             flops[dtype] = flops.get(dtype, 0.0) + trips * each
     spec = next((specs[name] for name in ("targets", "tokens") if name in specs), None)
-    if spec is not None and len(spec.shape) > 1:
-        return Work(flops, math.prod(d.size for d in spec.shape), "tokens")
-    leading = [spec.shape[0].size for spec in specs.values() if getattr(spec, "shape", ())]
+    if spec is not None and len(spec.dims) > 1:
+        return Work(flops, math.prod(d.size for d in spec.dims), "tokens")
+    leading = [spec.dims[0].size for spec in specs.values() if getattr(spec, "dims", ())]
     return Work(flops, max(leading, default=1), "samples")
 
 

@@ -91,7 +91,7 @@ def _complete(event: Event, thread: int, program: Program) -> dict[str, Any]:
                 "axes": list(record.axes), "dtype": record.dtype.name, "bytes": record.bytes,
                 "wire_bytes": record.wire_bytes, "cause": str(record.cause), "tensor": record.name,
             }  # fmt: skip
-    dims = f" [{' '.join(d.name for d in writes[0].shape)}]" if writes and not isinstance(event.step, Loop) else ""
+    dims = f" [{' '.join(d.name for d in writes[0].dims)}]" if writes and not isinstance(event.step, Loop) else ""
     return {
         "ph": "X",
         "name": f"{event.name}{dims} at {event.where}",

@@ -64,11 +64,11 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
 
 def bucketed_tensors(program: Program) -> int:
     """The number of tensors in buckets, not counting single numbers."""
-    return sum(bool(v.shape) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
+    return sum(bool(v.dims) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
 
 
 def _is_number(eqn: Eqn) -> bool:
-    return isinstance(eqn.op, AllReduce) and not eqn.ins[0].shape
+    return isinstance(eqn.op, AllReduce) and not eqn.ins[0].dims
 
 
 def bucket_key(eqn: Eqn) -> Key | None:
@@ -213,7 +213,7 @@ def _together(program: Program, group: Group) -> list[Eqn]:
     causes = tuple(dict.fromkeys(_cause(eqn) for eqn in group))
     what = "numbers" if all(map(_is_number, group)) else "tensors"
     cause = Cause(Because.TOGETHER, amounts=(len(group),), what=what, parts=causes)
-    result = tuple(v.shape for v in outs)
+    result = tuple(v.dims for v in outs)
     ins = tuple(eqn.ins[0] for eqn in group)
     return [
         Eqn(PACK, ins, (before,), {"shape": shape, "dims": dims}, first.where, first.backward),

@@ -200,7 +200,7 @@ class _Fenced:
                 continue
             free = [edge for edge in self.reads(eqn, producers) if edge not in self.operands]
             if free:
-                chosen.append(max(free, key=lambda edge: size_of(edge[1].shape)))
+                chosen.append(max(free, key=lambda edge: size_of(edge[1].dims)))
                 put_behind(chosen[-1][0])
         return chosen
 

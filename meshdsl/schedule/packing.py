@@ -77,7 +77,7 @@ def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
     """Labels that connect no dim of an operand with a dim of a result; `_packed_shardings` is the sharding rule."""
 
     def labels(types: Sequence[Type]) -> tuple[dict[str, str | None], ...]:
-        return tuple({d.name: None for d in t.shape} for t in types)
+        return tuple({d.name: None for d in t.dims} for t in types)
 
     return Labels(labels(ins), labels(outs))
 
@@ -90,7 +90,7 @@ def _packed_shardings(eqn: Eqn) -> list[Sharding]:
     packs = eqn.op is PACK
     (packed,) = eqn.outs if packs else eqn.ins
     tensors = eqn.ins if packs else eqn.outs
-    minor_dim = packed.shape[-2].name if len(packed.shape) > 1 else ""
+    minor_dim = packed.dims[-2].name if len(packed.dims) > 1 else ""
     for v, dim in zip(tensors, eqn.params["dims"], strict=True):
         minor = packed.sharding.axes(minor_dim) if dim is not None else ()
         cut = v.sharding.axes(dim) if dim is not None else ()

@@ -49,7 +49,7 @@ def inner_cut(eqn: Eqn, dim: str, mesh: Mesh) -> str | None:
         """The dims of which a device has more than one element."""
         return [d for d, axes in zip(v_dims, axes_of, strict=True) if d.size > mesh.count(axes)]
 
-    for left, right in groups(x.shape, y.shape):
+    for left, right in groups(x.dims, y.dims):
         if dim not in [d.name for d in left] or left == right:
             continue
         inner = local(left, [x.sharding.axes(d) for d in left]), local(right, [y.sharding.axes(d) for d in right])

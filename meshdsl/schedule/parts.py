@@ -44,7 +44,7 @@ def _no_flops(*_: Any, **__: Any) -> float:
 
 PART = Op(
     "part",
-    type=lambda x, *, dim, index, parts, chunks: Type(resized(x.shape, dim, 1 / parts), x.dtype),
+    type=lambda x, *, dim, index, parts, chunks: Type(resized(x.dims, dim, 1 / parts), x.dtype),
     kernel=_part,
     flops=_no_flops,
     linear=Linear.JOINT,
@@ -52,7 +52,7 @@ PART = Op(
 )
 JOIN_PARTS = Op(
     "join_parts",
-    type=lambda *xs, dim, chunks: Type(resized(xs[0].shape, dim, len(xs)), xs[0].dtype),
+    type=lambda *xs, dim, chunks: Type(resized(xs[0].dims, dim, len(xs)), xs[0].dtype),
     kernel=_join,
     flops=_no_flops,
     linear=Linear.JOINT,

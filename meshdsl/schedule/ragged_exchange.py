@@ -63,7 +63,7 @@ def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
             eqn.op, Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
         ):
             x, y = eqn.ins[0], eqn.outs[0]
-            yield x, y, {a.name: b.name for a, b in zip(x.shape, y.shape, strict=True)}
+            yield x, y, {a.name: b.name for a, b in zip(x.dims, y.dims, strict=True)}
 
 
 def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
@@ -72,7 +72,7 @@ def _marks(eqns: Sequence[Eqn]) -> dict[Eqn, _Mark]:
     of: dict[Var, _Mark] = {}  # marks of values that are marked earlier
     for eqn in eqns:
         if eqn.op is RAGGED:
-            counts, same = eqn.ins[1], {d.name: d.name for d in eqn.ins[1].shape}
+            counts, same = eqn.ins[1], {d.name: d.name for d in eqn.ins[1].dims}
             mark = _Mark(counts, same, eqn.params["dim"].name, eqn.params["share"])
             to[eqn.ins[0]] = of[eqn.outs[0]] = mark
     links = list(_links(eqns))
@@ -131,7 +131,7 @@ class _Trim:
         assert isinstance(exchange, AllToAll)
         self.check(eqn, exchange, mark)
         sent, came = (self.filled(eqn, v, mark) for v in (x, y))
-        cells = tuple(mark.names[d.name] for d in mark.counts.shape)
+        cells = tuple(mark.names[d.name] for d in mark.counts.dims)
         op = RaggedAllToAll(exchange.dim, exchange.to, exchange.axes, cells, mark.slots, mark.share)
         self.append(dataclasses.replace(eqn, op=op, ins=(x, sent, came)))
 
@@ -143,7 +143,7 @@ class _Trim:
             raise at(
                 LayoutError(
                     f"a ragged exchange cannot send only the filled {mark.slots!r}: '{op}'\n"
-                    f"  it cuts or joins {' and '.join(map(repr, lacking))} of {show(x.shape)}, and what it sends is "
+                    f"  it cuts or joins {' and '.join(map(repr, lacking))} of {show(x.dims)}, and what it sends is "
                     f"runs of whole {mark.slots!r}, one for each place of {', '.join(map(repr, told))}\n"
                     f"  split {' and '.join(map(repr, told))} instead, or send every slot (exchange='padded' of "
                     f"md.nn.moe_layer, no md.ragged)"
@@ -163,14 +163,14 @@ class _Trim:
     def filled(self, eqn: Eqn, v: Var, mark: _Mark) -> Var:
         """The number of filled slots in the value's block, with the value's dim names."""
         extents, mesh = self.program.extents, self.program.mesh
-        alike = [d for d in mark.counts.shape if extents.padded(d) == extents.padded(_named(d, mark.names))]
+        alike = [d for d in mark.counts.dims if extents.padded(d) == extents.padded(_named(d, mark.names))]
         counts = self.lying(eqn, mark.counts, {d.name: v.sharding.axes(mark.names[d.name]) for d in alike})
-        shape = tuple(_named(d, mark.names) for d in counts.shape)
-        if shape != counts.shape:
+        shape = tuple(_named(d, mark.names) for d in counts.dims)
+        if shape != counts.dims:
             split = {mark.names[d]: axes for d, axes in counts.sharding.split}
             counts = self.make(eqn, RENAME, counts, split, shape=shape)
         counts = self.lying(eqn, counts, {d.name: v.sharding.axes(d.name) for d in shape})
-        slots = next(d for d in v.shape if d.name == mark.slots)
+        slots = next(d for d in v.dims if d.name == mark.slots)
         axes = v.sharding.axes(slots.name)
         parts = Dim(f"{slots.name}__parts", mesh.count(axes))
         size = extents.padded(slots) // parts.size
@@ -180,7 +180,7 @@ class _Trim:
     def lying(self, eqn: Eqn, counts: Var, split: Mapping[str, Axes]) -> Var:
         """The counts in a sharding, from the version that is cheapest to reshard."""
         mesh, extents, target = self.program.mesh, self.program.extents, Sharding.of(split)
-        shape, itemsize = counts.shape, counts.dtype.itemsize
+        shape, itemsize = counts.dims, counts.dtype.itemsize
         versions = self.versions[self.origin.get(counts, counts)]
         counts = min(versions, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
         for step in plan(counts.sharding, target, shape, mesh, extents, itemsize):
@@ -192,7 +192,7 @@ class _Trim:
 
     def make(self, eqn: Eqn, op: Op, x: Var, split: Mapping[str, Axes], **params: Any) -> Var:
         (kind,) = op.infer([x.type], params)
-        result = Var(kind.shape, kind.dtype, "", Sharding.of(split))
+        result = Var(kind.dims, kind.dtype, "", Sharding.of(split))
         self.append(Eqn(op, (x,), (result,), params, eqn.where, eqn.backward))
         return result
 

@@ -50,7 +50,7 @@ class Ring:
         """The gathered dim, as the products call it."""
         assert isinstance(self.gather.op, AllGather)
         name = self.gather.op.dim
-        return next(d for d, old in zip(self.value.shape, self.gather.outs[0].shape, strict=True) if old.name == name)
+        return next(d for d, old in zip(self.value.dims, self.gather.outs[0].dims, strict=True) if old.name == name)
 
 
 def rings(program: Program) -> tuple[Ring, ...]:
@@ -132,14 +132,14 @@ def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
         return out
 
     if ring.rename is not None:
-        shape = ring.value.shape
+        shape = ring.value.dims
         split = ring.value.sharding.with_split(ring.dim.name, ring.axes)
         x = add(RENAME, x, Var(shape, x.dtype, x.name, split), **ring.rename.params)
     block = Dim(f"{ring.dim.name}__block", ring.dim.size)
     held = Var(
-        replaced(x.shape, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
+        replaced(x.dims, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
     )
-    blocks = [add(RELABEL, x, held, shape=held.shape, label=(ring.dim.name, block.name))]
+    blocks = [add(RELABEL, x, held, shape=held.dims, label=(ring.dim.name, block.name))]
     send = Exchange(block.name, ring.axes, tuple(((i + 1) % n, i) for i in range(n)))
     for _ in range(n - 1):
         cause = Cause(Because.TURNS, parts=(gather.cause,))
@@ -150,12 +150,12 @@ def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
 def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
     """A product as one turn for each block."""
     operand, (out,) = eqn.ins.index(ring.value), eqn.outs
-    (block,) = (d for d in blocks[0].shape if d.name == f"{ring.dim.name}__block")
+    (block,) = (d for d in blocks[0].dims if d.name == f"{ring.dim.name}__block")
     params = {"operand": operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
     eqns: list[Eqn] = []
 
     def full(v: Var, value: int) -> Var:
-        how = {"value": value, "shape": v.shape, "dtype": v.dtype}
+        how = {"value": value, "shape": v.dims, "dtype": v.dtype}
         eqns.append(Eqn(FULL, (), (v,), how, eqn.where, eqn.backward))
         return v
 

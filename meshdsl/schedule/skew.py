@@ -45,7 +45,7 @@ def _with_row(c: Local, x: Any, row: Any, *, dim: Dim, first: bool) -> Any:
 
 ROW = Op(  # the row at index `at` + `skip` of a stack
     "row",
-    type=lambda x, at, *, dim, skip: Type(tuple(d for d in x.shape if d != dim), x.dtype),
+    type=lambda x, at, *, dim, skip: Type(tuple(d for d in x.dims if d != dim), x.dtype),
     kernel=lambda c, x, at, *, dim, skip: c.xp.dynamic_slice(x, at + skip, 1, c.ins[0].position(dim)).reshape(
         c.outs[0].sizes
     ),
@@ -56,7 +56,7 @@ ROW = Op(  # the row at index `at` + `skip` of a stack
 )
 WITH_ROW = Op(  # a stack with one more row, first or last
     "with_row",
-    type=lambda x, row, *, dim, first: Type((dim, *row.shape), row.dtype),
+    type=lambda x, row, *, dim, first: Type((dim, *row.dims), row.dtype),
     kernel=_with_row,
     blocked=lambda x, row, *, dim, first: (dim.name,),
     linear=Linear.JOINT,
@@ -228,7 +228,7 @@ class _Skewed:
         ins = (*held, *stacks, *carry, *crossing, trips)
         ends, inner = control.results(body.outs)
         outs = [dataclasses.replace(v) for v in ends]
-        outs += [dataclasses.replace(v, shape=(dim, *v.shape)) for v in inner]
+        outs += [dataclasses.replace(v, dims=(dim, *v.dims)) for v in inner]
         eqns.append(dataclasses.replace(self.loop, op=SCAN, ins=ins, outs=tuple(outs), params={"control": control}))
         k = len(carry)
         return outs[:k], outs[k : len(ends)], outs[len(ends) :]
@@ -277,7 +277,7 @@ class _Skewed:
         carries, stacks = self.scan.results(self.loop.outs)
         _, inner = self.scan.results(self.body.outs)
         for v, end in zip(carries, ends, strict=True):
-            self.add(eqns, RENAME, [end], v, shape=v.shape)
+            self.add(eqns, RENAME, [end], v, shape=v.dims)
         for v, x, row, late in zip(stacks, rows, inner, self.late_rows, strict=True):
             one = (after if late else before)[row]
             self.add(eqns, WITH_ROW, [x, one], v, dim=self.scan.dim, first=late == self.scan.reverse)

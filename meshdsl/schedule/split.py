@@ -99,13 +99,13 @@ class Filled:
 
 
 def _has(v: Var, dim: str) -> bool:
-    return any(d.name == dim for d in v.shape)
+    return any(d.name == dim for d in v.dims)
 
 
 class _Splitter:
     def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None, dim: str):
         self.program, self.parts, self.among = program, parts, among
-        self.new_dim = "" if any(d.name == dim for v in program.ins for d in v.shape) else dim
+        self.new_dim = "" if any(d.name == dim for v in program.ins for d in v.dims) else dim
         self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
@@ -120,7 +120,7 @@ class _Splitter:
 
     def divides(self, v: Var, cut: Cut) -> bool:
         """True if every device's block divides into equal parts, without padding."""
-        d = next(d for d in v.shape if d.name == cut.dim)
+        d = next(d for d in v.dims if d.name == cut.dim)
         extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
         stored = extents.padded(d)
         small = Dim(d.name, d.size // self.parts)
@@ -152,7 +152,7 @@ class _Splitter:
             whole = self.whole(v)
             parts: list[Var] = []
             for i in range(self.parts):
-                out = Var(resized(v.shape, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
+                out = Var(resized(v.dims, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
                 params = {"dim": cut.dim, "index": i, "parts": self.parts, "chunks": cut.chunks}
                 one = Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward)
                 self.eqns.append(one)
@@ -176,7 +176,7 @@ class _Splitter:
         results: list[list[Var]] = [[] for _ in eqn.outs]
         for i in range(self.parts):
             outs = tuple(
-                dataclasses.replace(v) if cut is None else dataclasses.replace(v, shape=self.small(v, cut))
+                dataclasses.replace(v) if cut is None else dataclasses.replace(v, dims=self.small(v, cut))
                 for v, cut in zip(eqn.outs, plan.outs, strict=True)
             )
             xs = tuple(operands[i] for operands in ins)
@@ -215,7 +215,7 @@ class _Splitter:
         cut = Cut(dim.name, 1)
         for i, span in enumerate(spans):
             small = Dim(dim.name, dim.size // self.parts)
-            pieces.append(dataclasses.replace(out, shape=self.small(out, cut)))
+            pieces.append(dataclasses.replace(out, dims=self.small(out, cut)))
             one = dataclasses.replace(eqn, ins=eqn.ins[span], outs=(pieces[-1],), params={"dim": small})
             self.eqns.append(one)
             self.part[one] = i
@@ -255,7 +255,7 @@ class _Splitter:
         return tuple(outs)
 
     def small(self, v: Var, cut: Cut) -> Shape:
-        return resized(v.shape, cut.dim, 1 / self.parts)
+        return resized(v.dims, cut.dim, 1 / self.parts)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
         """The equation in parts; None if it cannot run in parts."""
@@ -277,7 +277,7 @@ class _Splitter:
         """The cuts of the counts of a ragged exchange, before and after it; None if it cannot run in parts."""
         x, sent, came = eqn.ins
         if before.dim == op.slots:
-            slots = next(i for i, d in enumerate(x.shape) if d.name == op.slots)
+            slots = next(i for i, d in enumerate(x.dims) if d.name == op.slots)
             size = self.program.local_shape(x)[slots] // self.parts
             return None if before.chunks != 1 else ((sent, Filled(size)), (came, Filled(size)))
         if before.dim not in op.cells or not self.divides(sent, before) or not self.divides(came, after):
@@ -319,7 +319,7 @@ class _Splitter:
 
         def cuts(values: Sequence[Var], names: Sequence[Mapping[str, str | None]]) -> Iterator[Cut | None]:
             for v, of in zip(values, names, strict=True):
-                dims = [d for d, one in of.items() if one == label and any(e.name == d for e in v.shape)]
+                dims = [d for d, one in of.items() if one == label and any(e.name == d for e in v.dims)]
                 if len(dims) > 1:
                     raise _NoPartsError
                 yield Cut(dims[0], chunks) if dims else None
@@ -356,7 +356,7 @@ class _Splitter:
             d: Dim(d.name, d.size // self.parts)
             for v, cut in pairs
             if cut is not None
-            for d in v.shape
+            for d in v.dims
             if d.name == cut.dim
         }
         params = {key: _substituted(value, new) for key, value in eqn.params.items()}

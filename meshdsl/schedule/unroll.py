@@ -88,7 +88,7 @@ class _Unrolled:
         outs: list[Var] = []
         for row in rows:
             at = next((j + 1 for j, e in enumerate(self.eqns) if row in e.outs), len(self.eqns))
-            out = Var(row.shape, row.dtype, eqn.outs[0].name, op.step(row.sharding, self.program.mesh))
+            out = Var(row.dims, row.dtype, eqn.outs[0].name, op.step(row.sharding, self.program.mesh))
             self.eqns.insert(at, dataclasses.replace(eqn, ins=(row,), outs=(out,)))
             outs.append(out)
         self.stack(eqn.outs[0], dim, outs, eqn)
@@ -108,7 +108,7 @@ class _Unrolled:
             stored = dataclasses.replace(row)
             self.eqns.append(Eqn(BARRIER, (row,), (stored,), {}, eqn.where, eqn.backward))
             return stored
-        result = Var(inner.shape, inner.dtype, inner.name, inner.sharding)
+        result = Var(inner.dims, inner.dtype, inner.name, inner.sharding)
         self.eqns.append(Eqn(INDEX, (stacked,), (result,), {"dim": dim, "at": at}, eqn.where, eqn.backward))
         return result
 

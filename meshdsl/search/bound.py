@@ -107,7 +107,7 @@ class RuleBound:
         casts may move out of loops; no pass removes a product or divides it over more devices than there are.
         """
         ways = self.space.mesh.size
-        stored = sum(math.prod(d.size for d in v.shape) * v.dtype.itemsize for v in self.graph.ins)
+        stored = sum(math.prod(d.size for d in v.dims) * v.dtype.itemsize for v in self.graph.ins)
         return floor(self.kernels, self.machine, ways), stored / ways
 
     def ways(self, used: int) -> int:
@@ -177,7 +177,7 @@ class RuleBound:
         outs = np.zeros(len(rows))
         for v, path in zip(self.graph.outs, self.results, strict=True):
             local, contested = self._local(v, path, rows)
-            anyhow = math.prod(d.size for d in v.shape) * v.dtype.itemsize / ways
+            anyhow = math.prod(d.size for d in v.dims) * v.dtype.itemsize / ways
             outs += np.where(contested, np.minimum(local, anyhow), local)
         zero = np.zeros(len(rows))
         kept = sum((local for v, local in ins.items() if v not in self.donated), zero)
@@ -190,7 +190,7 @@ class RuleBound:
         own = {d: cut for pattern, rule in fixed.overrides.items() if matches(path, pattern) for d, cut in rule.items()}
         local, used = np.full(len(rows), float(v.dtype.itemsize)), np.zeros(len(rows), np.int64)
         contested = np.zeros(len(rows), bool)
-        for d in v.shape:
+        for d in v.dims:
             if d.name in space.dims and d.name not in own:
                 i = space.dims.index(d.name)
                 counts = np.array([mesh.count(cut) for cut in space.options[i]])

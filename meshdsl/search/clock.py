@@ -36,7 +36,7 @@ class Clock:
             same = body.ins, body.eqns, body.outs
             if same not in self._dims:
                 values = (*body.ins, *(v for eqn, _ in walk(body) for v in (*eqn.ins, *eqn.outs)))
-                self._dims[same] = tuple({d for v in values for d in v.shape})
+                self._dims[same] = tuple({d for v in values for d in v.dims})
             key = (*same, *map(body.extents.padded, self._dims[same]))
             if key not in self._times:
                 self._times[key] = self._timed(body)

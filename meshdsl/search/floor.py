@@ -102,7 +102,7 @@ def _inside(
                 yield from _inside(sub, tied, read, trips * eqn.trips, number if loop is None else loop)
             number += 1
         elif kind := kernel_kind(eqn):
-            flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
+            flops = operations(eqn, lambda v: tuple(d.size for d in v.dims))
             read, _ = reads.of(eqn)
             yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, loop, reads.dims_of(eqn))
 
@@ -154,7 +154,7 @@ class _Reads:
                 self.dims[v] = self.dims_of(eqn) if inside else self._tied_to(v)
 
     def _tied_to(self, *values: Var) -> frozenset[str]:
-        return frozenset[str]().union(*(self.tied[d.name] for v in values for d in v.shape))
+        return frozenset[str]().union(*(self.tied[d.name] for v in values for d in v.dims))
 
     def dims_of(self, eqn: Eqn) -> frozenset[str]:
         """The dims whose axes may split an equation, or a value that its kernel may compute."""
@@ -179,4 +179,4 @@ def _bytes(v: Var) -> int:
 
 
 def _count(v: Var) -> int:
-    return math.prod(d.size for d in v.shape)
+    return math.prod(d.size for d in v.dims)

@@ -61,9 +61,9 @@ def flops_of(
             continue
         kind = _kind(eqn)
         if kind:
-            flops = operations(eqn, lambda v: tuple(d.size for d in v.shape))
+            flops = operations(eqn, lambda v: tuple(d.size for d in v.dims))
             dtype = (eqn.ins if kind != "vector" else eqn.outs)[0].dtype
-            dims = frozenset[str]().union(*(tied[d.name] for v in (*eqn.ins, *eqn.outs) for d in v.shape))
+            dims = frozenset[str]().union(*(tied[d.name] for v in (*eqn.ins, *eqn.outs) for d in v.dims))
             yield Flops(kind, flops, dtype, eqn.operation.transcendental, trips, loop, dims)
 
 

@@ -34,7 +34,7 @@ def parameters(graph: Graph, results: Sequence[str], tensors: Collection[str] | 
     Raises `LayoutError` if there are none, for a pattern that matches nothing, and for paths that no override can
     distinguish.
     """
-    inputs = [v for v in graph.ins if any(d.size > 1 for d in v.shape)]
+    inputs = [v for v in graph.ins if any(d.size > 1 for d in v.dims)]
     if tensors is None:
         back = {
             (tail, out.type) for path, out in zip(results, graph.outs, strict=False) for tail in {path, _tail(path)}
@@ -74,8 +74,8 @@ def _parameter(v: Var, leading: Sequence[Var], graph: Graph, results: Sequence[s
         ends = [each for each in leading if path == each.name or _follows(path, each.name)]
         return max(ends, key=lambda each: (path == each.name, len(each.name)), default=None)
 
-    shapes = {path: out.shape for path, out in zip(results, graph.outs, strict=False) if path}
-    shapes |= {each.name: each.shape for each in graph.ins}
+    shapes = {path: out.dims for path, out in zip(results, graph.outs, strict=False) if path}
+    shapes |= {each.name: each.dims for each in graph.ins}
     paths = list(shapes)
     mine = {path for path in paths if owner(path) is v}
     for patterns in ([_tail(v.name)], sorted(mine)):
@@ -93,7 +93,7 @@ def _parameter(v: Var, leading: Sequence[Var], graph: Graph, results: Sequence[s
 def splits(parameter: Parameter, layout: Layout, mesh: Mesh) -> Iterator[Rules]:
     """Splits of one or two dims over free axes, appended to those they have; each axis set in mesh order."""
     rules = layout.on(mesh).for_path(parameter.path)
-    dims = parameter.var.shape
+    dims = parameter.var.dims
     used = {axis for d in dims for axis in rules.get(d.name, ())}
     free = [axis for axis, n in mesh.axes.items() if n > 1 and axis not in used]
     sets = [axes for n in range(1, len(free) + 1) for axes in itertools.combinations(free, n)]

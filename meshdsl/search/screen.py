@@ -196,7 +196,7 @@ class Screen:
         for i, eqn in enumerate(program.eqns):
             if i == last or not after.isdisjoint(eqn.ins):
                 after.update(eqn.outs)
-            if not eqn.sends or not eqn.ins[0].shape:
+            if not eqn.sends or not eqn.ins[0].dims:
                 continue
             record = program.record(eqn, 1)
             if not after.isdisjoint(eqn.outs):

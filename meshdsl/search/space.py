@@ -163,7 +163,7 @@ def prune_space(
         attempts.append((False, dims, one))
     if dims is None and split:
         least, rules = min(mesh.axes[a] for a in split), fixed.rules if fixed is not None else {}
-        of_inputs = {d.name for v in graph.ins for d in v.shape if d.name not in rules and d.size >= least}
+        of_inputs = {d.name for v in graph.ins for d in v.dims if d.name not in rules and d.size >= least}
         others = [d for d, n in sizes_of(graph).items() if d not in of_inputs and d not in rules and n >= least]
         text = f"the dims of no argument: {', '.join(others)}"
         if others:
@@ -180,7 +180,7 @@ def sizes_of(graph: Graph) -> dict[str, int]:
     """The dims of a graph with their largest sizes, inputs first; dims of size 1 cannot be split and are omitted."""
     sizes: dict[str, int] = {}
     inner = [v for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs)]
-    for d in (d for v in (*graph.ins, *inner) for d in v.shape):
+    for d in (d for v in (*graph.ins, *inner) for d in v.dims):
         sizes[d.name] = max(d.size, sizes.get(d.name, 0))
     return {name: n for name, n in sizes.items() if n > 1}
 
@@ -208,7 +208,7 @@ def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
     for v in graph.ins:
         if v not in hints:  # md.prefer may resolve the conflict; partition decides
             own = {d for pattern, rule in fixed.overrides.items() if matches(v.name, pattern) for d in rule}
-            pairs.update(map(frozenset, combinations([d.name for d in v.shape if d.name not in own], 2)))
+            pairs.update(map(frozenset, combinations([d.name for d in v.dims if d.name not in own], 2)))
     return pairs
 
 

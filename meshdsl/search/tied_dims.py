@@ -28,7 +28,7 @@ def tied_dims(graph: Graph) -> dict[str, frozenset[str]]:
     tied: dict[str, frozenset[str]] = {}
     for eqn, _ in walk(graph):
         for v in (*eqn.ins, *eqn.outs):
-            for d in v.shape:
+            for d in v.dims:
                 tied.setdefault(d.name, frozenset((d.name,)))
         for names in _alike(eqn) if eqn.control is None else ():
             joined = frozenset[str]().union(*(tied[d] for d in names))
@@ -38,7 +38,7 @@ def tied_dims(graph: Graph) -> dict[str, frozenset[str]]:
 
 def _alike(eqn: Eqn) -> Iterator[Collection[str]]:
     """Groups of dims of an operation that may be split over the same axes."""
-    ins, outs = ({d.name for v in values for d in v.shape} for values in (eqn.ins, eqn.outs))
+    ins, outs = ({d.name for v in values for d in v.dims} for values in (eqn.ins, eqn.outs))
     if eqn.op in (ATTENTION, ATTENTION_GRAD, RESHAPE):
         yield ins | outs
     elif eqn.op in EXPANSIONS:

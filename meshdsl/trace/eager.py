@@ -31,14 +31,14 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
             "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
         )
     shapes, types = tuple(x.dims for x in ins), tuple(types)
-    if not ins and all(math.prod(d.size for d in t.shape) <= SMALL for t in types):
+    if not ins and all(math.prod(d.size for d in t.dims) <= SMALL for t in types):
         # NumPy computes what has no operands: a compilation for each number in a user's code costs more
         results = [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
     elif all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
     else:  # a constant's array has no hash, and a function is a new one in every call
         results = run_kernel(op, Jax, arrays, shapes, types, params)
-    return tuple(Tensor(t.shape, t.dtype, array=a) for t, a in zip(types, results, strict=True))
+    return tuple(Tensor(t.dims, t.dtype, array=a) for t, a in zip(types, results, strict=True))
 
 
 def _on_other_devices(arrays: Sequence[Any]) -> bool:
@@ -59,7 +59,7 @@ def run_kernel(
     op: Op, xp: Any, arrays: Sequence[Any], shapes: Sequence[Shape], types: Sequence[Type], params: Any
 ) -> list[Any]:
     """Run an operation's kernel on unsharded arrays; returns a list of results."""
-    local = Local(xp, tuple(map(whole, shapes)), tuple(whole(t.shape) for t in types))
+    local = Local(xp, tuple(map(whole, shapes)), tuple(whole(t.dims) for t in types))
     with np.errstate(all="ignore"):  # NaN, infinities and integer overflow are valid results
         results = op.kernel(local, *arrays, **params)
     return list(results) if isinstance(results, tuple | list) else [results]

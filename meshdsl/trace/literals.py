@@ -34,7 +34,7 @@ def _block_of(c: Local, value: np.ndarray) -> Any:
     counts = [c.count(axes) for axes in block.axes]
     pads = [(0, size * n - real) for size, n, real in zip(block.sizes, counts, value.shape, strict=True)]
     x = c.xp.asarray(np.pad(value, pads) if any(high for _, high in pads) else value)  # np.pad fails on a 0-d array
-    for i, dim in enumerate(block.shape):
+    for i, dim in enumerate(block.dims):
         if block.axes[i]:
             x = c.xp.dynamic_slice(x, c.start(block, dim), block.sizes[i], i)
     return x

@@ -42,9 +42,9 @@ class Traced:
         self.open = True
 
     def input(self, kind: Type, name: str = "") -> Tensor:
-        var = Var(kind.shape, kind.dtype, name)
+        var = Var(kind.dims, kind.dtype, name)
         self.ins.append(var)
-        return Tensor(kind.shape, kind.dtype, var=var, trace=self)
+        return Tensor(kind.dims, kind.dtype, var=var, trace=self)
 
     def lift(self, x: Tensor) -> Tensor:
         """The tensor as a value of this trace: itself, a constant or a capture. Raises `TraceError` if it leaked."""
@@ -142,9 +142,9 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
         ins = tuple(trace.lift(x) for x in ins)
     except MeshdslError as error:
         raise at(error, _where()) from None
-    outs = tuple(Var(t.shape, t.dtype) for t in types)
+    outs = tuple(Var(t.dims, t.dtype) for t in types)
     trace.eqns.append(Eqn(op, tuple(x._var for x in ins), outs, params, _where(), _state.backward))
-    return tuple(Tensor(v.shape, v.dtype, var=v, trace=trace) for v in outs)
+    return tuple(Tensor(v.dims, v.dtype, var=v, trace=trace) for v in outs)
 
 
 def bind1(op: Op, *ins: Tensor, **params: Any) -> Tensor:
@@ -182,7 +182,7 @@ def trace(
         traced.open = False
     captured = tuple(traced.captured[x._var]._var for x in traced.captures)
     values = (*traced.ins, *(v for eqn in traced.eqns for v in eqn.outs))
-    traced.mentions.update(d.name for v in values for d in v.shape)
+    traced.mentions.update(d.name for v in values for d in v.dims)
     if before is not None:
         before.mentions.update(traced.mentions)
     graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), mentions=frozenset(traced.mentions)))

@@ -57,9 +57,9 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
     specs = workload.inputs(workload.config)
     listed = ", ".join(f"{name}: {spec}" for name, spec in specs.items())
     if all(spec.dtype.kind == "f" for spec in specs.values()):
-        return _Noise(seed, {name: tuple(dim.size for dim in spec.shape) for name, spec in specs.items()})
-    shapes = {spec.shape for spec in specs.values()}
-    if set(specs) != {"tokens", "targets"} or len(shapes) != 1 or len(specs["tokens"].shape) != 2:
+        return _Noise(seed, {name: tuple(dim.size for dim in spec.dims) for name, spec in specs.items()})
+    shapes = {spec.dims for spec in specs.values()}
+    if set(specs) != {"tokens", "targets"} or len(shapes) != 1 or len(specs["tokens"].dims) != 2:
         raise md.MeshdslError(
             f"there is no data for {workload.name}, whose inputs are {listed}\n"
             "  text works for two integer inputs called tokens and targets, with dims batch and length\n"
@@ -71,7 +71,7 @@ def data_for(workload: md.Workload, seed: int) -> Batches:
             f"{workload.name} has a vocabulary of {vocabulary}, and text has {VOCABULARY} byte values\n"
             f"  set vocab to at least {VOCABULARY}, or give the workload its own data"
         )
-    batch, length = (dim.size for dim in specs["tokens"].shape)
+    batch, length = (dim.size for dim in specs["tokens"].dims)
     return Text(seed, batch, length)
 
 
@@ -101,16 +101,16 @@ def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[s
 
 def _tensor(name: str, values: Any, spec: Any) -> md.Tensor:
     array = np.asarray(values)
-    sizes = tuple(d.size for d in spec.shape)
+    sizes = tuple(d.size for d in spec.dims)
     if array.shape != sizes or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         raise md.MeshdslError(
             f"the array {name!r} of the batch is {array.dtype} of shape {list(array.shape)}, and inputs(config) says "
             f"{spec}\n  return an array with these sizes in this order, and a dtype that can be cast to {spec.dtype}"
         )
-    return md.tensor(array.astype(spec.dtype), spec.shape)
+    return md.tensor(array.astype(spec.dtype), spec.dims)
 
 
 def tokens_of(specs: Mapping[str, Any]) -> int:
     """The number of tokens of a batch: the size of `targets`, else of `tokens`; 0 if neither has two dims or more."""
     spec = next((specs[name] for name in ("targets", "tokens") if name in specs), None)
-    return math.prod(d.size for d in spec.shape) if spec is not None and len(spec.shape) > 1 else 0
+    return math.prod(d.size for d in spec.dims) if spec is not None and len(spec.dims) > 1 else 0

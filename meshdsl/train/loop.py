@@ -86,7 +86,7 @@ def train(
             "layout": str(layout),
             "seed": seed,
             "config": as_json(dataclasses.asdict(workload.config)),
-            "parameters": sum(math.prod(d.size for d in p.shape) for p in types[0].values()),
+            "parameters": sum(math.prod(d.size for d in p.dims) for p in types[0].values()),
             "data": description or {"kind": "given"},
         }
         if restored:

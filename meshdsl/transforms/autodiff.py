@@ -223,7 +223,7 @@ def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
     if has_aux and not (isinstance(indices, tuple) and len(indices) == 2):
         raise at(ShapeError("with has_aux=True the function returns a pair (loss, aux)"), caller())
     loss = indices[0] if has_aux else indices
-    if not isinstance(loss, int) or graph.outs[loss].shape or not _floating(graph.outs[loss]):
+    if not isinstance(loss, int) or graph.outs[loss].dims or not _floating(graph.outs[loss]):
         returned = repr(graph.outs[loss].type) if isinstance(loss, int) else f"a {type(loss).__name__}"
         way_out = "reduce it with md.mean or md.sum"
         if not isinstance(loss, int) and not has_aux:

@@ -54,7 +54,7 @@ def _joined(xs: Sequence[Tensor], new: Dim) -> Sequence[Tensor]:
 
 def _ordered(x: Tensor, v: Var, new: Dim) -> Tensor:
     """A result with the dims of the original value in their order, after the dim `new` if it has it."""
-    dims = (new, *v.shape) if new in x.dims else v.shape
+    dims = (new, *v.dims) if new in x.dims else v.dims
     if set(x.dims) != set(dims) or x.dtype != v.dtype:
         raise InternalError(f"vectorised over {new}, {v.type} became {x.type}")
     return transpose(x, dims)
@@ -69,7 +69,7 @@ def batched_graph(graph: Graph, mapped: Sequence[bool], new: Dim, results: Seque
         return [broadcast(y, (new, *y.dims)) if on and new not in y.dims else y
                 for y, on in zip(outs, has_new, strict=True)]  # fmt: skip
 
-    types = [Type((new, *v.shape), v.dtype) if on else v.type for v, on in zip(graph.ins, mapped, strict=True)]
+    types = [Type((new, *v.dims), v.dtype) if on else v.type for v, on in zip(graph.ins, mapped, strict=True)]
     traced, captures, _ = trace(run, types, [v.name for v in graph.ins])
     if captures:
         raise InternalError("a rule of vmap used a tensor from outside its operation")
@@ -94,7 +94,7 @@ def batched_function(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:
 
         graph, captures, out = trace(flat, types)
         _check_name(graph, new, len(captures))
-        ins = [transpose(x, (new, *t.shape)) if new in x.dims else x for x, t in zip(tensors, types, strict=True)]
+        ins = [transpose(x, (new, *t.dims)) if new in x.dims else x for x, t in zip(tensors, types, strict=True)]
         return tree.tree_unflatten(out, batched(graph, [*captures, *ins], new))
 
     return run
@@ -103,11 +103,11 @@ def batched_function(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:
 def _check_name(graph: Graph, new: Dim, captures: int) -> None:
     inside = [(v, eqn.where) for eqn, _ in walk(graph) for v in eqn.outs]
     inside += [(v, caller()) for v in graph.ins[:captures]]
-    clash = next(((v, where) for v, where in inside if any(d.name == new.name for d in v.shape)), None)
+    clash = next(((v, where) for v, where in inside if any(d.name == new.name for d in v.dims)), None)
     if clash is not None:
         v, where = clash
         problem = ShapeError(
-            f"md.vmap over {new.name!r}: inside the function, a tensor has a dim of that name, {show(v.shape)}\n"
+            f"md.vmap over {new.name!r}: inside the function, a tensor has a dim of that name, {show(v.dims)}\n"
             "  a name appears once in a shape, and the function maps over this one\n"
             f"  pass the tensor as an argument if it is to be mapped, or md.rename its dim {new.name!r}"
         )

@@ -72,7 +72,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                 n = len(tree.tree_leaves(arg))
                 flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
             for v, ct in zip(control.graph.ins[n_captures:], flat_cts, strict=True):
-                if ct is not None and set(as_tensor(ct).dims) != set(v.shape):
+                if ct is not None and set(as_tensor(ct).dims) != set(v.dims):
                     raise at(
                         ShapeError(
                             f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"

@@ -88,7 +88,7 @@ class UpdateTable:
             return "weight update: replicated; every device updates its whole copy"
         rows = [("weight", "shape", "update cut by", "group", "saved", "time", "")]
         for d in self.decisions:
-            shape = " ".join(f"{dim.name}={dim.size}" for dim in d.shape)
+            shape = " ".join(f"{dim.name}={dim.size}" for dim in d.dims)
             split = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
             seconds = "" if d.seconds_saved is None else f"{d.seconds_saved * 1e6:.0f} us"
             saved = show_bytes(d.bytes_saved) if d.sharded else ""
@@ -107,7 +107,7 @@ class UpdateTable:
             "weights": [
                 {
                     "weight": d.weight,
-                    "shape": {dim.name: dim.size for dim in d.shape},
+                    "shape": {dim.name: dim.size for dim in d.dims},
                     "group": list(d.group),
                     "pending": list(d.pending),
                     "split": {dim: list(axes) for dim, axes in d.split},

@@ -68,8 +68,8 @@ def _check(params: Mapping[str, Tensor], rules: Mapping[str, Rule], name: str) -
     problems = [f"{path} is missing" for path in rules if path not in params]
     problems += [f"{path} is no parameter of {name}" for path in params if path not in rules]
     for path, rule in rules.items():
-        if path in params and params[path].dims != rule.shape:
-            problems.append(f"{path} has the dims {params[path].dims}, and {name} has {rule.shape}")
+        if path in params and params[path].dims != rule.dims:
+            problems.append(f"{path} has the dims {params[path].dims}, and {name} has {rule.dims}")
         if path in params and params[path].dtype not in DTYPES.values():
             problems.append(f"{path} has dtype {params[path].dtype}, which safetensors files do not have")
     if problems:
@@ -127,7 +127,7 @@ def _write(rule: Rule, x: Tensor, where: Mapping[str, Any]) -> None:
             continue
         block = np.asarray(shard.data)
         start = [s.indices(n)[0] for s, n in zip(shard.index, x.stored.shape, strict=True)]
-        size = [max(0, min(a + n, d.size) - a) for a, n, d in zip(start, block.shape, rule.shape, strict=True)]
+        size = [max(0, min(a + n, d.size) - a) for a, n, d in zip(start, block.shape, rule.dims, strict=True)]
         for named in rule.names(start, size):
             view = where[named.name].view("r+")
             inside = [slice(n) for n in size]

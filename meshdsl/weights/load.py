@@ -120,7 +120,7 @@ def rules_of(workload: Any, table: HuggingFace) -> dict[str, Rule]:
         raise ShapeError(
             f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], table.tensors)}"
         )
-    return {path: rule_of(path, table.tensors[path], spec.shape) for path, spec in specs.items()}
+    return {path: rule_of(path, table.tensors[path], spec.dims) for path, spec in specs.items()}
 
 
 def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:
@@ -159,7 +159,7 @@ def read_params(
 ) -> dict[str, Tensor]:
     """The parameters on devices, by path."""
     prefix = "params/" if program is not None else ""
-    like = {f"{prefix}{path}": Type(rule.shape, jnp.dtype(dtype)) for path, rule in rules.items()}
+    like = {f"{prefix}{path}": Type(rule.dims, jnp.dtype(dtype)) for path, rule in rules.items()}
     shardings = targets(like, mesh, layout, program)
     return {path: _read(rule, stored, shardings[f"{prefix}{path}"]) for path, rule in rules.items()}
 

@@ -87,7 +87,7 @@ class Rule:
     """A line of a table with the sizes of the parameter's dims."""
 
     name: str  # with {dim} for stacked dims
-    shape: Shape  # of the parameter
+    dims: Shape  # of the parameter
     stacked: tuple[str, ...]
     axes: tuple[tuple[str, ...], ...]  # of the file's tensor; of dim names and parts such as "1/3"
 
@@ -98,8 +98,8 @@ class Rule:
 
     def names(self, start: Sequence[int] | None = None, size: Sequence[int] | None = None) -> Iterator[Named]:
         """The tensors of a block of the parameter: each with its name and its index along the stacked dims."""
-        start, size = start or [0] * len(self.shape), size or [d.size for d in self.shape]
-        at = [[d.name for d in self.shape].index(dim) for dim in self.stacked]
+        start, size = start or [0] * len(self.dims), size or [d.size for d in self.dims]
+        at = [[d.name for d in self.dims].index(dim) for dim in self.stacked]
         for index in itertools.product(*(range(start[i], start[i] + size[i]) for i in at)):
             yield Named(self._named(dict(zip(self.stacked, index, strict=True))), dict(zip(at, index, strict=True)))
 
@@ -113,12 +113,12 @@ class Rule:
         parts = stored.reshape([self._size(item) for item in items])
         parts = parts[tuple(int(item.partition("/")[0]) if "/" in item else slice(None) for item in items)]
         dims = [item for item in items if "/" not in item]
-        return parts.transpose([dims.index(d.name) for d in self.shape if d.name not in self.stacked])
+        return parts.transpose([dims.index(d.name) for d in self.dims if d.name not in self.stacked])
 
     def _size(self, item: str) -> int:
         if "/" in item:
             return int(item.partition("/")[2])
-        return next(d.size for d in self.shape if d.name == item)
+        return next(d.size for d in self.dims if d.name == item)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def values_for(tree: Any, seed: int) -> Any:
     """Random bits for each spec of a tree."""
     numbers = itertools.count(seed)
     return jax.tree_util.tree_map(
-        lambda spec: any_bits(tuple(d.size for d in spec.shape), spec.dtype.name, next(numbers)), tree
+        lambda spec: any_bits(tuple(d.size for d in spec.dims), spec.dtype.name, next(numbers)), tree
     )
 
 
@@ -86,4 +86,4 @@ def _stored(spec: Any, values: np.ndarray, mesh: md.Mesh, layout: md.Layout) -> 
     fill = np.asarray(1, values.dtype)
     padded = np.pad(values, pads, constant_values=fill) if any(high for _, high in pads) else values
     array = jax.make_array_from_callback(target.sizes, target.sharding, lambda index: padded[index])
-    return md.Tensor(spec.shape, spec.dtype, array=array)
+    return md.Tensor(spec.dims, spec.dtype, array=array)

@@ -224,7 +224,7 @@ def test_static_and_keyword_arguments() -> None:
     assert traces == [(2, True), (2, False), (3, False)]  # a number that moves is no reason to trace again
     spec = md.spec("batch:6 io:8")
     assert [c.kind for c in step.program(spec, 2, train=True).collectives] == ["all_reduce"]
-    assert step.graph(spec, power=2).outs[0].shape == md.dims("batch:6 io:8")
+    assert step.graph(spec, power=2).outs[0].dims == md.dims("batch:6 io:8")
     assert step.under("r:4", "io:r").program(spec, 2, train=True).mesh.size == 4
     assert step.cost(spec, 2, train=True).to_dict() != step.cost(spec, 2).to_dict()
     with pytest.raises(md.ShapeError, match="'power' has no hash"):

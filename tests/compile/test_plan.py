@@ -167,8 +167,8 @@ def stepped(workload: md.Workload, plan: md.Plan) -> list[np.ndarray]:
     *_, specs = workload.specs()
     inputs = {
         name: md.tensor(
-            (rng.integers(0, 200, [d.size for d in s.shape]) if s.dtype.kind == "i"
-             else rng.normal(size=[d.size for d in s.shape])).astype(s.dtype), s.shape
+            (rng.integers(0, 200, [d.size for d in s.dims]) if s.dtype.kind == "i"
+             else rng.normal(size=[d.size for d in s.dims])).astype(s.dtype), s.dims
         )
         for name, s in specs.items()
     }  # fmt: skip

@@ -26,8 +26,8 @@ def stablehlo(program: md.Program) -> str:
     """The StableHLO of a program for TPUs."""
     mesh, shapes = program.mesh.abstract(), list[Any]()
     for v in program.ins:
-        sharding = NamedSharding(mesh, partition_spec(v.shape, v.sharding))
-        shapes.append(jax.ShapeDtypeStruct(program.extents.global_shape(v.shape), v.dtype, sharding=sharding))
+        sharding = NamedSharding(mesh, partition_spec(v.dims, v.sharding))
+        shapes.append(jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding))
     function = jax.jit(emit(with_kernels(program, "tpu"), mesh))
     return function.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
 

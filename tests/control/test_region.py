@@ -37,7 +37,7 @@ def test_what_a_region_needs_is_sent_around_it(layout: str, sent: set[str]) -> N
     assert layout != "b:r" or len(kinds) == 2  # the sum over b, and the gradient of w
     assert cost_law(program, step.lower(X, W).as_text()) == len(kinds)
     rng = np.random.default_rng(0)
-    x, w = (md.tensor(rng.integers(-3, 4, [d.size for d in v.shape]).astype("float64"), v.shape) for v in (X, W))
+    x, w = (md.tensor(rng.integers(-3, 4, [d.size for d in v.dims]).astype("float64"), v.dims) for v in (X, W))
     value, grads = md.value_and_grad(loss, argnums=(0, 1))(x, w)
     wanted = [t.numpy() for t in (value, *grads)]
     assert same_bits(md.simulate(program, x, w), wanted)

@@ -60,7 +60,7 @@ def scanned() -> tuple[Graph, Eqn]:
 
 
 def other(v: Var) -> Var:
-    return Var((Dim("z", 2), *v.shape), v.dtype)
+    return Var((Dim("z", 2), *v.dims), v.dtype)
 
 
 CHANGES: dict[str, Callable[[Scan], dict[str, Any]]] = {

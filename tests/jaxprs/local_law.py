@@ -195,7 +195,7 @@ def law(f: Drawn, seed: int) -> Outcome | None:
     whole, accepted, refused = np.asarray(f(*xs)), 0, 0
     for sizes in itertools.product(*(BLOCKS[d] for d in dims)):
         block = dict(zip(dims, sizes, strict=True))
-        local = tuple(Type(tuple(Dim(d.name, block.get(d.name, d.size)) for d in t.shape), t.dtype) for t in types)
+        local = tuple(Type(tuple(Dim(d.name, block.get(d.name, d.size)) for d in t.dims), t.dtype) for t in types)
         if all(block[d] == SIZES[d] for d in dims):
             continue
         sizes_of = {**SIZES, **block}
@@ -216,7 +216,7 @@ def on_blocks(
     total = np.zeros(whole.shape, whole.dtype)
     for places in itertools.product(*(range(SIZES[d] // n) for d, n in block.items())):
         cut = {d: slice(i * n, (i + 1) * n) for (d, n), i in zip(block.items(), places, strict=True)}
-        parts = [x[tuple(cut.get(d.name, slice(None)) for d in t.shape)] for x, t in zip(xs, types, strict=True)]
+        parts = [x[tuple(cut.get(d.name, slice(None)) for d in t.dims)] for x, t in zip(xs, types, strict=True)]
         total[tuple(cut.get(name, slice(None)) for name in out)] += np.asarray(f(*parts))
     return total
 

@@ -24,9 +24,9 @@ def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:
             outs = _control(eqn.control, ins, xp)
         else:
             types = [v.type for v in eqn.outs]
-            outs = run_kernel(eqn.operation, xp, ins, [v.shape for v in eqn.ins], types, eqn.params)
+            outs = run_kernel(eqn.operation, xp, ins, [v.dims for v in eqn.ins], types, eqn.params)
         for v, x in zip(eqn.outs, outs, strict=True):
-            assert (np.shape(x), np.dtype(x.dtype)) == (tuple(d.size for d in v.shape), v.dtype), f"{eqn.op}: {v}"
+            assert (np.shape(x), np.dtype(x.dtype)) == (tuple(d.size for d in v.dims), v.dtype), f"{eqn.op}: {v}"
             env[v] = x
     return [env[v] for v in graph.outs]
 
@@ -55,7 +55,7 @@ def _scan(loop: Scan, ins: Sequence[Any], xp: Any) -> list[Any]:
         carry = outs[:carries]
         rows.append(outs[carries:])
     rows = rows[::-1] if loop.reverse else rows
-    empty = [xp.zeros((0, *(d.size for d in v.shape)), v.dtype) for v in body.outs[carries:]]
+    empty = [xp.zeros((0, *(d.size for d in v.dims)), v.dtype) for v in body.outs[carries:]]
     return [*carry, *([xp.stack(y) for y in zip(*rows, strict=True)] if rows else empty)]
 
 

@@ -104,7 +104,7 @@ class Row:
     ) -> list[Tensor]:
         """The operands as concrete tensors."""
         arrays = self.arrays(rng, sizes, integer, dtype, index, odd)
-        return [md.tensor(x, t.shape) for x, t in zip(arrays, self.types(sizes, dtype, index), strict=True)]
+        return [md.tensor(x, t.dims) for x, t in zip(arrays, self.types(sizes, dtype, index), strict=True)]
 
     def graph(self, sizes: Sizes = SIZES, dtype: str = "", index: str = INDICES[0]) -> Graph:
         """The traced call; its results are the leaves of the returned value."""
@@ -147,7 +147,7 @@ def _dim(word: str, sizes: Sizes) -> Dim:
 
 
 def _values(rng: np.random.Generator, kind: Type, values: str, integer: bool, sizes: Sizes) -> np.ndarray:
-    shape = tuple(d.size for d in kind.shape)
+    shape = tuple(d.size for d in kind.dims)
     values, _, dim = values.partition(":")
     if values == "key":
         return rng.integers(0, 1 << 32, shape, np.uint32)

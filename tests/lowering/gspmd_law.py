@@ -157,7 +157,7 @@ def random_case(seed: int) -> tuple[Graph, Program] | None:
         return value, *(x - g for x, g in zip(xs, grads, strict=True))
 
     known = tensors(md.compile(step, "", "").graph(*specs))
-    given = {d.name for spec in specs for d in spec.shape}
+    given = {d.name for spec in specs for d in spec.dims}
     rules = {d: axes for d, axes in draw_layout(rng, mesh, known) if d in given}
     compiled = md.compile(step, mesh, Layout(rules))
     try:
@@ -187,7 +187,7 @@ def model_cases(only: list[str] | None) -> Iterator[tuple[str, str, int, float]]
             continue
         compiled = md.compile(step, mesh, layout)
         program = compiled.program(*args)
-        if any(program.extents.is_padded(d) for v in (*program.ins, *program.outs) for d in v.shape):
+        if any(program.extents.is_padded(d) for v in (*program.ins, *program.outs) for d in v.dims):
             continue  # jit refuses to split a dim unevenly
         yield model, name, our_bytes(program), gspmd_bytes(compiled.graph(*args), program)
 

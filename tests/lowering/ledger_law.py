@@ -41,7 +41,7 @@ def layouts(workload: md.Workload, wanted: int) -> Iterator[tuple[str, str]]:
     """Its own, then random ones over the dims of its training step; some of these will be illegal."""
     yield from workload.layouts.values()
     graph = md.compile(workload.train_step(), "", "").graph(*workload.specs())
-    dims = sorted({d.name for eqn, _ in walk(graph) for v in eqn.outs for d in v.shape if d.size > 1})
+    dims = sorted({d.name for eqn, _ in walk(graph) for v in eqn.outs for d in v.dims if d.size > 1})
     rng = Draw(workload.name)
     for _ in range(TRIES * wanted):
         mesh = rng.choice(MESHES)

@@ -85,7 +85,7 @@ def same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
 def tensors(graph: Graph) -> list[tuple[str, ...]]:
     """The dims of every tensor in the user's own (forward) equations."""
     made = [v for eqn in graph.eqns if not eqn.backward for v in eqn.outs]
-    return list(dict.fromkeys(names(v.shape) for v in (*graph.ins, *made)))
+    return list(dict.fromkeys(names(v.dims) for v in (*graph.ins, *made)))
 
 
 def draw(seed: int) -> Case:

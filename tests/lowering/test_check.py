@@ -70,7 +70,7 @@ def others(v: Var, program: Program) -> Iterator[Sharding]:
     """Shardings of a value next to its own: one dim more split, or less, or a sum pending."""
     kind, now = v.type, v.sharding
     free = [axis for axis in program.mesh.axes if axis not in now.varying]
-    for dim in kind.shape:
+    for dim in kind.dims:
         if now.axes(dim):
             yield now.with_split(dim.name, ())
         for axis in free:
@@ -86,13 +86,13 @@ def others(v: Var, program: Program) -> Iterator[Sharding]:
 def detour(v: Var, start: Sharding, end: Sharding, program: Program) -> tuple[Var, list[Eqn], Var] | None:
     """The value in two shardings and the collectives from one to the other; None where there is no way."""
     try:
-        steps = plan(start, end, v.shape, program.mesh, program.extents, v.dtype.itemsize)
+        steps = plan(start, end, v.dims, program.mesh, program.extents, v.dtype.itemsize)
     except (md.InternalError, md.LayoutError):
         return None
-    first = last = Var(v.shape, v.dtype, v.name, start)
+    first = last = Var(v.dims, v.dtype, v.name, start)
     eqns: list[Eqn] = []
     for step in steps:
-        before, last = last, Var(v.shape, v.dtype, v.name, step.step(last.sharding, program.mesh))
+        before, last = last, Var(v.dims, v.dtype, v.name, step.step(last.sharding, program.mesh))
         eqns.append(Eqn(step, (before,), (last,)))
     return first, eqns, last
 
@@ -173,7 +173,7 @@ def test_a_stack_whose_dim_is_split_is_refused() -> None:
     program = accumulated("r:2 c:2", "batch:r")
     loop = next(eqn for eqn in program.eqns if eqn.control is not None)
     stack = loop.outs[-1]
-    split = Var(stack.shape, stack.dtype, "", Sharding.of({stack.shape[0].name: ("c",)}))
+    split = Var(stack.dims, stack.dtype, "", Sharding.of({stack.dims[0].name: ("c",)}))
     with pytest.raises(md.InternalError, match="a stacked result"):
         check(program.replace(eqns=tuple(changed(e, loop, stack, split) for e in program.eqns)), "mutant")
 
@@ -181,7 +181,7 @@ def test_a_stack_whose_dim_is_split_is_refused() -> None:
 def test_a_sharding_that_splits_a_dim_which_the_value_lacks_is_refused() -> None:
     program = md.compile(lambda x: x, "r:2", "a:r").program(md.spec("a:8"))
     (x,) = program.ins
-    wrong = Var(x.shape, x.dtype, "x", Sharding.of({"b": ("r",)}))
+    wrong = Var(x.dims, x.dtype, "x", Sharding.of({"b": ("r",)}))
     with pytest.raises(md.InternalError, match="'b', which it lacks"):
         check(program.replace(ins=(wrong,), outs=(wrong,)), "mutant")
 

@@ -43,7 +43,7 @@ def weighted(config: Any) -> Any:
 
 def inputs(config: Any) -> dict[str, Any]:
     tokens = BASE.inputs(config)
-    return {**tokens, "weights": md.spec(tokens["targets"].shape)}
+    return {**tokens, "weights": md.spec(tokens["targets"].dims)}
 
 
 LM = dataclasses.replace(BASE, loss=weighted, inputs=inputs)
@@ -155,7 +155,7 @@ def arguments(workload: md.Workload, scale: float) -> list[np.ndarray]:
     random = np.random.default_rng(0)
 
     def values(path: Any, kind: Type) -> np.ndarray:
-        sizes = [d.size for d in kind.shape]
+        sizes = [d.size for d in kind.dims]
         if kind.dtype.kind in "iu":
             return np.asarray(random.integers(0, 4, sizes), kind.dtype)
         x = random.normal(size=sizes) * (scale if "embed" in jax.tree_util.keystr(path) else 1)

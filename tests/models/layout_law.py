@@ -74,7 +74,7 @@ def batch_of(workload: md.Workload, step: int) -> dict[str, md.Tensor]:
     rng = np.random.default_rng(step)
 
     def ids(spec: Any) -> md.Tensor:
-        return md.tensor(rng.integers(0, workload.config.vocab, [d.size for d in spec.shape], np.int32), spec.shape)
+        return md.tensor(rng.integers(0, workload.config.vocab, [d.size for d in spec.dims], np.int32), spec.dims)
 
     return {name: ids(spec) for name, spec in workload.inputs(workload.config).items()}
 
@@ -104,7 +104,7 @@ def trained(
     for i in range(steps):
         batch, key = batch_of(workload, i), md.random.key(i)
         if emitted:
-            now = [md.tensor(x, t.shape) for x, t in zip(kept, types, strict=True)]
+            now = [md.tensor(x, t.dims) for x, t in zip(kept, types, strict=True)]
             structure = jax.tree.structure((params, state), is_leaf=lambda x: hasattr(x, "shape"))
             results = jax.tree.leaves(compiled(*jax.tree.unflatten(structure, now), batch, key))
             outs = [x.numpy() for x in results]

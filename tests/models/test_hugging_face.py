@@ -150,7 +150,7 @@ def test_zero_sends_what_the_formula_says():
     records = md.compile(md.grad(workload.loss(workload.config)), mesh, layout).program(params, batch).collectives
     assert {record.kind for record in records} == {"all_gather", "reduce_scatter", "all_reduce"}
     times = {path: 2 if "layer" not in path or path.endswith("scale") else 3 for path in params}
-    expected = sum(times[path] * 4 * math.prod(d.size for d in spec.shape) for path, spec in params.items()) * 7 / 8
+    expected = sum(times[path] * 4 * math.prod(d.size for d in spec.dims) for path, spec in params.items()) * 7 / 8
     assert sum(record.wire_bytes * record.count for record in records) == expected
 
 
@@ -159,7 +159,7 @@ def random_layout(workload: md.Workload, seed: int) -> tuple[str, str]:
     rng = np.random.default_rng(seed)
     mesh = ["a:2", "a:4", "a:8", "a:2 b:2", "a:2 b:4", "a:3", "a:3 b:2", "a:2 b:2 c:2"][rng.integers(8)]
     specs = [*workload.specs()[0].values(), *workload.specs()[2].values()]
-    names = sorted({d.name for spec in specs for d in spec.shape} - {"layer"})
+    names = sorted({d.name for spec in specs for d in spec.dims} - {"layer"})
     axes = [*md.Mesh(mesh).axes]
     rules: dict[str, str] = {}
     for _ in range(rng.integers(1, 6)):

@@ -37,10 +37,10 @@ def batch_of(workload: md.Workload, seed: int = 0) -> dict[str, md.Tensor]:
     rng = np.random.default_rng(seed)
     batch = {}
     for name, spec in workload.inputs(workload.config).items():
-        sizes = [d.size for d in spec.shape]
+        sizes = [d.size for d in spec.dims]
         integers = spec.dtype == np.int32
         values = rng.integers(0, workload.config.vocab, sizes) if integers else rng.standard_normal(sizes)
-        batch[name] = md.tensor(values.astype(spec.dtype), spec.shape)
+        batch[name] = md.tensor(values.astype(spec.dtype), spec.dims)
     return batch
 
 

@@ -37,7 +37,7 @@ def batch_of(workload: md.Workload, seed: int) -> dict[str, md.Tensor]:
         "user": rng.integers(0, c.users, (c.batch,)),
         "item": rng.integers(0, c.items, (c.batch, 1 + c.negatives)),
     }
-    return {name: md.tensor(x.astype(np.int32), specs[name].shape) for name, x in values.items()}
+    return {name: md.tensor(x.astype(np.int32), specs[name].dims) for name, x in values.items()}
 
 
 def reference(p: dict[str, Any], batch: dict[str, Any]) -> Any:
@@ -58,9 +58,7 @@ def trained() -> tuple[dict[str, md.Tensor], list[float], dict[str, Any]]:
     """First parameters, and the losses and parameters of two steps of the reference with optax's Adam."""
     rng = np.random.default_rng(0)
     types = TINY.specs()[0]
-    first = {
-        path: md.tensor(0.5 * rng.standard_normal([d.size for d in t.shape]), t.shape) for path, t in types.items()
-    }
+    first = {path: md.tensor(0.5 * rng.standard_normal([d.size for d in t.dims]), t.dims) for path, t in types.items()}
     adam = optax.adam(0.01)
 
     @jax.jit
@@ -183,6 +181,6 @@ def test_ncf_beats_popularity():
     assert workload.data is not None
     batches, specs = workload.data(workload.config, 0), workload.inputs(workload.config)
     for i in range(400):
-        batch = {name: md.tensor(x, specs[name].shape) for name, x in batches("train", i).items()}
+        batch = {name: md.tensor(x, specs[name].dims) for name, x in batches("train", i).items()}
         params, state, _ = step(params, state, batch)
     assert ncf.hit_rate(params, workload.config, *one) > baseline + 0.03

@@ -32,9 +32,9 @@ def batch_of(workload: md.Workload) -> dict[str, md.Tensor]:
     draw = np.random.default_rng(0)
     image, target = workload.inputs(workload.config).values()
     return {
-        "image": md.tensor(draw.standard_normal([d.size for d in image.shape]), image.shape),
+        "image": md.tensor(draw.standard_normal([d.size for d in image.dims]), image.dims),
         "target": md.tensor(
-            draw.integers(0, workload.config.classes, target.shape[0].size).astype(np.int32), target.shape
+            draw.integers(0, workload.config.classes, target.dims[0].size).astype(np.int32), target.dims
         ),
     }
 
@@ -47,10 +47,10 @@ def start(name: str) -> tuple[md.Workload, dict[str, md.Tensor], dict[str, Any]]
     specs, _, _ = workload.specs()
     params = {}
     for path, spec in specs.items():
-        sizes = [d.size for d in spec.shape]
+        sizes = [d.size for d in spec.dims]
         fan = math.prod(sizes[-4:-1])
         values = draw.standard_normal(sizes) / math.sqrt(fan) if len(sizes) > 2 else draw.uniform(0.5, 1.5, sizes)
-        params[path] = md.tensor(values, spec.shape)
+        params[path] = md.tensor(values, spec.dims)
     return workload, params, workload.optimizer(workload.config).init(params)
 
 
@@ -125,7 +125,7 @@ def test_resnet_is_equal_under_every_layout(name: str, layout: str):
 
 def test_resnet_50_number_of_parameters():
     specs, _, _ = resnet.resnet50.specs()
-    assert sum(math.prod(d.size for d in spec.shape) for spec in specs.values()) == 25_557_032  # as torchvision's
+    assert sum(math.prod(d.size for d in spec.dims) for spec in specs.values()) == 25_557_032  # as torchvision's
 
 
 SENT = {

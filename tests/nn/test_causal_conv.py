@@ -50,7 +50,7 @@ def test_causal_conv_in_parts_equals_the_whole(sizes: tuple[int, ...]):
 def test_causal_conv_of_one_position_has_an_empty_state():
     model = md.model(lambda x: md.nn.causal_conv(x, 1, "channels"))
     _, state = md.eval_shape(model, model.specs(X), X)
-    assert [d.size for d in state.shape] == [2, 0, 3]
+    assert [d.size for d in state.dims] == [2, 0, 3]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def toy(search: Any, vocab: int, length: int) -> md.Model:
 def drawn(model: md.Model, seed: int, *key: Any, scale: float = 1.0) -> Params:
     rng = np.random.default_rng(seed)
     return {
-        name: md.tensor(scale * rng.standard_normal([d.size for d in kind.shape]), kind.shape)
+        name: md.tensor(scale * rng.standard_normal([d.size for d in kind.dims]), kind.dims)
         for name, kind in model.specs(*key).items()
     }
 

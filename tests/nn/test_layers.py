@@ -142,7 +142,7 @@ def drawn(row: Row) -> tuple[md.Model, dict[str, md.Tensor], list[md.Tensor]]:
     model = md.model(row.layer)
 
     def normal(spec: Any) -> md.Tensor:
-        return md.tensor(rng.standard_normal([d.size for d in spec.shape]), spec.shape)
+        return md.tensor(rng.standard_normal([d.size for d in spec.dims]), spec.dims)
 
     specs = [md.spec(dims, "float64") for dims in row.inputs]
     return model, {path: normal(spec) for path, spec in model.specs(*specs).items()}, [normal(spec) for spec in specs]
@@ -156,7 +156,7 @@ def on_one_device(f: Callable[..., Any]) -> Any:
 def test_layer_equals_its_reference(row: Row):
     model, params, inputs = drawn(row)
     out = md.eval_shape(model, params, *inputs)
-    weights = np.cos(np.arange(math.prod(d.size for d in out.shape))).reshape([d.size for d in out.shape])
+    weights = np.cos(np.arange(math.prod(d.size for d in out.dims))).reshape([d.size for d in out.dims])
 
     def our_loss(params: dict[str, md.Tensor], *inputs: md.Tensor) -> Any:  # weighs every element differently
         y = model(params, *inputs)

@@ -32,7 +32,7 @@ def inputs(model: md.Model, *key: md.Tensor, seed: int = 0, batch: int = 4) -> t
     rng = np.random.default_rng(seed)
     x = md.tensor(rng.standard_normal((batch, 8, 6)), X.replace("batch:4", f"batch:{batch}"))
     params = {
-        name: md.tensor(0.5 * rng.standard_normal([d.size for d in kind.shape]), kind.shape)
+        name: md.tensor(0.5 * rng.standard_normal([d.size for d in kind.dims]), kind.dims)
         for name, kind in model.specs(x, *key).items()
     }
     return params, x
@@ -224,7 +224,7 @@ def test_moe_layer_does_not_route_padding():
     )
     x = md.tensor(np.random.default_rng(0).standard_normal((4, 8, 6)), X)
     mask = md.tensor(real, "batch length")
-    params = {name: md.tensor(np.ones([d.size for d in k.shape]), k.shape) for name, k in model.specs(x, mask).items()}
+    params = {name: md.tensor(np.ones([d.size for d in k.dims]), k.dims) for name, k in model.specs(x, mask).items()}
     y, aux = simulated(model, params, x, mask)
     assert not y[~real].any() and y[real].any()
     far = md.tensor(np.where(real[..., None], x.numpy(), 1e3), X)

@@ -148,7 +148,7 @@ def numpy_pullback(call: Callable[..., Any], arrays: Sequence[np.ndarray], order
     specs = [md.spec(shape, "float64") for shape in shapes]
     graph, _, _ = trace(call, specs)
     joint, _, _ = vjp_of_graph(graph, [True] * len(specs))
-    sizes = [d.size for d in graph.outs[0].shape]
+    sizes = [d.size for d in graph.outs[0].dims]
     return run(joint, [*arrays, cotangent(sizes)], backend.NumPy)
 
 

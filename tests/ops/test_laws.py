@@ -47,14 +47,14 @@ def type_law(graph: Graph) -> None:
     """Every declared type is what the kernel makes of undivided arrays."""
     for eqn, _ in walk(graph):
         if eqn.control is None:
-            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in v.shape), v.dtype) for v in eqn.ins]
+            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in v.dims), v.dtype) for v in eqn.ins]
             made = jax.eval_shape(lambda *xs, e=eqn: _outs(e, xs, backend.Jax), *structs)
-            declared = [(tuple(d.size for d in v.shape), v.dtype) for v in eqn.outs]
+            declared = [(tuple(d.size for d in v.dims), v.dtype) for v in eqn.outs]
             assert [(x.shape, x.dtype) for x in made] == declared, f"{eqn.op} at {eqn.where}"
 
 
 def _outs(eqn: Eqn, xs: Any, xp: Any) -> list[Any]:
-    return run_kernel(eqn.operation, xp, xs, [v.shape for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
+    return run_kernel(eqn.operation, xp, xs, [v.dims for v in eqn.ins], [v.type for v in eqn.outs], eqn.params)
 
 
 @EVERY
@@ -98,7 +98,7 @@ def test_values_and_gradients(row: Row) -> None:
         draw = rng(row)
         xs = row.arrays(draw, integer=integer, dtype=dtype)
         cts = [
-            draw.integers(-2, 3, tuple(d.size for d in v.shape)).astype(v.dtype)
+            draw.integers(-2, 3, tuple(d.size for d in v.dims)).astype(v.dtype)
             for v, on in zip(graph.outs, floating, strict=True)
             if on
         ]

@@ -17,6 +17,6 @@ def simulated(f: Callable[..., Any], mesh: str, layout: str) -> Callable[..., An
         program = md.compile(f, md.Mesh(mesh), md.Layout(layout)).program(*args)
         arrays = md.simulate(program, *jax.tree.leaves(args))
         specs, structure = jax.tree.flatten(md.eval_shape(f, *args))
-        return structure.unflatten([md.tensor(x, spec.shape) for x, spec in zip(arrays, specs, strict=True)])
+        return structure.unflatten([md.tensor(x, spec.dims) for x, spec in zip(arrays, specs, strict=True)])
 
     return run

@@ -81,7 +81,7 @@ def simulated(f: Callable[..., Any], *args: Any) -> Any:
     program = md.compile(f, md.Mesh(LAYOUT[0]), md.Layout(LAYOUT[1])).program(*args)
     specs, structure = jax.tree.flatten(md.eval_shape(f, *args))
     outs = md.simulate(program, *jax.tree.leaves(args))
-    return structure.unflatten([md.tensor(x, spec.shape) for x, spec in zip(outs, specs, strict=True)])
+    return structure.unflatten([md.tensor(x, spec.dims) for x, spec in zip(outs, specs, strict=True)])
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)

@@ -94,12 +94,12 @@ def test_layers_are_one_scan_with_stacked_parameters():
     model = md.model(deep)
     assert model.specs(X)["block/w"] == md.spec([LAYER, IO, HIDDEN])
     rng = np.random.default_rng(0)
-    params = {path: rng.standard_normal([d.size for d in spec.shape]) for path, spec in model.specs(X).items()}
+    params = {path: rng.standard_normal([d.size for d in spec.dims]) for path, spec in model.specs(X).items()}
     x = rng.standard_normal((2, 4))
     expected = x
     for w, v in zip(params["block/w"], params["block/v"], strict=True):
         expected = expected + np.tanh(expected @ w) @ v
-    given = {path: md.tensor(p.astype(np.float32), model.specs(X)[path].shape) for path, p in params.items()}
+    given = {path: md.tensor(p.astype(np.float32), model.specs(X)[path].dims) for path, p in params.items()}
     found = model(given, md.tensor(x.astype(np.float32), "batch io"))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)
     graph = md.compile(model, md.Mesh("a:1"), md.Layout("")).graph(model.specs(X), X)

@@ -33,7 +33,7 @@ def test_only_the_router_of_experts_multiplies_in_float32() -> None:
     step = md.compile(md.grad(lambda p, b: workload.loss(workload.config)(p, b)[0]), "", "").graph(params, batch)
     backward = [e for e, _ in walk(step) if str(e.op) == "einsum" and len(e.ins) > 1 and e.backward]
     wide = [e for e in backward if e.ins[0].dtype == np.float32]
-    assert all(any(d.name == "gate" for v in e.ins for d in v.shape) for e in wide) and len(wide) == 2, wide
+    assert all(any(d.name == "gate" for v in e.ins for d in v.dims) for e in wide) and len(wide) == 2, wide
 
 
 def test_precision_can_keep_cotangents_in_float32() -> None:

@@ -91,7 +91,7 @@ def test_random_tensors(seed: int):
     assert len(devices) <= mesh.size and len(devices) >= np.prod(sorted(drawn)[-1:])
     if len(devices) == mesh.size and "padding" not in picture.svg:
         assert len(stored) == different, "as many kinds of contents as the axes that vary have devices"
-    assert spec.shape == () or str(spec.shape[0]) in picture.svg
+    assert spec.dims == () or str(spec.dims[0]) in picture.svg
 
 
 @pytest.mark.parametrize("seed", range(0, 400, 20))

@@ -96,7 +96,7 @@ def test_every_device_has_the_range_that_it_stores():
     tips = [each.text or "" for each in ET.fromstring(picture.svg).iter(f"{SVG}title")]
     for device, coords in enumerate(coordinates(found.mesh)):
         words: list[str] = []
-        for dim, size in zip(var.shape, found.local_shape(var), strict=True):
+        for dim, size in zip(var.dims, found.local_shape(var), strict=True):
             start = index_along(found.mesh, coords, var.sharding.axes(dim)) * size
             end = min(start + size, dim.size) - 1
             words.append(f"{dim.name} {start}…{end}" if end > start else f"{dim.name} {start}")

@@ -81,9 +81,9 @@ def whole(router: str, precision: md.nn.Precision, dispatch: str) -> tuple[tuple
     program = program_of(router, precision, "padded", 1, dispatch)
     rng = np.random.default_rng(5)
     given = tuple(
-        rng.integers(0, 6, [d.size for d in v.shape]).astype(v.dtype)
+        rng.integers(0, 6, [d.size for d in v.dims]).astype(v.dtype)
         if v.dtype.kind == "i"
-        else rng.standard_normal([d.size for d in v.shape]).astype(v.dtype)
+        else rng.standard_normal([d.size for d in v.dims]).astype(v.dtype)
         for v in program.ins
     )
     return given, tuple(md.simulate(program, *given))

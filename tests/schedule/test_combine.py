@@ -50,7 +50,7 @@ def test_gradients_share_collectives_up_to_the_limit(limit: float, left: int) ->
     assert counts(made)["all_reduce", "rows"] in (left, left + scalar)
     assert sum(r.bytes for r in made.collectives) == sum(r.bytes for r in program.collectives)
     rng = np.random.default_rng(0)
-    given = [rng.standard_normal([d.size for d in v.shape]).astype(v.dtype) for v in program.ins]
+    given = [rng.standard_normal([d.size for d in v.dims]).astype(v.dtype) for v in program.ins]
     for a, b in zip(md.simulate(made, *given), md.simulate(program, *given), strict=True):
         assert a.tobytes() == b.tobytes()
 

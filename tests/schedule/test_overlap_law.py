@@ -38,7 +38,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
     flat = unroll(program)
     yield "unrolled", flat
     yield "combined", combine(flat, dict.fromkeys(KINDS, 1e9))
-    dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.shape})
+    dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.dims})
     n = rng.choice([2, 2, 3, 4])
     cut = split(flat, rng.choice(dims), n).program if dims else flat
     yield f"{n} parts", cut

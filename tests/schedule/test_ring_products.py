@@ -36,7 +36,7 @@ def draw(seed: int) -> tuple[Program, list[np.ndarray]]:
         "layer:2 " + " ".join(f"{d if d != stored else 'own'}:{size[d]}" for d in rng.sample("bc", 2)),
         f"b:{size['b']} d:{size['d']}",
     ]
-    args = [whole_numbers(numbers, md.spec(shape).shape, "float32") for shape in shapes]
+    args = [whole_numbers(numbers, md.spec(shape).dims, "float32") for shape in shapes]
 
     def product(x: md.Tensor, w: md.Tensor) -> md.Tensor:
         w = md.rename(w, own=stored)

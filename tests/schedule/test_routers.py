@@ -125,9 +125,9 @@ def plain(
     program = md.compile(step, *WHERE).program(*types)
     rng = np.random.default_rng(3)
     given = tuple(
-        rng.integers(0, 6, [d.size for d in v.shape]).astype(v.dtype)
+        rng.integers(0, 6, [d.size for d in v.dims]).astype(v.dtype)
         if v.dtype.kind == "i"
-        else rng.standard_normal([d.size for d in v.shape]).astype(v.dtype)
+        else rng.standard_normal([d.size for d in v.dims]).astype(v.dtype)
         for v in program.ins
     )
     return program, given, tuple(md.simulate(program, *given))
@@ -247,7 +247,7 @@ def test_parts_of_slots_run_on_devices_as_simulated() -> None:
     compiled = md.compile(step, *WHERE, overlap="halves", machine=MACHINE.name)
     _, given, _ = plain("top_k", SINGLE, GROUP_PER_DEVICE)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
-    tensors = [md.tensor(x, spec.shape) for x, spec in zip(given, leaves, strict=True)]
+    tensors = [md.tensor(x, spec.dims) for x, spec in zip(given, leaves, strict=True)]
     ran = jax.tree.leaves(compiled(*jax.tree.unflatten(structure, tensors)))
     assert "of slot" in compiled.overlap.chosen
     for x, y in zip(ran, md.simulate(compiled.program(*types), *given), strict=True):
@@ -264,7 +264,7 @@ def test_overlap_modes_run_on_devices_as_without_a_plan(router: str, mode: str) 
     step, types = step_of(router, SINGLE, 8, "padded")
     _, given, _ = plain(router)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
-    tensors = [md.tensor(x, spec.shape) for x, spec in zip(given, leaves, strict=True)]
+    tensors = [md.tensor(x, spec.dims) for x, spec in zip(given, leaves, strict=True)]
     arguments = jax.tree.unflatten(structure, tensors)
     loss, found, grads = md.compile(step, *WHERE)(*arguments)
     value, kept, made = md.compile(step, *WHERE, overlap=mode, machine=MACHINE.name)(*arguments)

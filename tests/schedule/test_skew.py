@@ -133,9 +133,9 @@ def test_skewed_loops_of_a_model_keep_one_body_per_direction(choose: Any) -> Non
     assert before == [4, 4] and after == ([3, 3] if choose is gathers_ahead else [4, 3])
     rng = np.random.default_rng(0)
     given = [
-        rng.integers(0, 64, [d.size for d in v.shape]).astype(v.dtype)
+        rng.integers(0, 64, [d.size for d in v.dims]).astype(v.dtype)
         if v.dtype.kind in "iu"
-        else np.abs(0.3 * rng.normal(size=[d.size for d in v.shape])).astype(v.dtype)
+        else np.abs(0.3 * rng.normal(size=[d.size for d in v.dims])).astype(v.dtype)
         for v in program.ins
     ]
     assert same_bits(md.simulate(made, *given), md.simulate(program, *given))
@@ -152,10 +152,10 @@ def test_overlap_skew_runs_on_devices_and_shows_the_windows_of_its_bodies() -> N
     rng = np.random.default_rng(0)
     tensors = [
         md.tensor(
-            rng.integers(0, 64, [d.size for d in x.shape]).astype(x.dtype)
+            rng.integers(0, 64, [d.size for d in x.dims]).astype(x.dtype)
             if x.dtype.kind in "iu"
-            else np.abs(0.3 * rng.normal(size=[d.size for d in x.shape])).astype(x.dtype),
-            x.shape,
+            else np.abs(0.3 * rng.normal(size=[d.size for d in x.dims])).astype(x.dtype),
+            x.dims,
         )
         for x in leaves
     ]

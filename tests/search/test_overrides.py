@@ -56,7 +56,7 @@ def brute(f: Any, args: Any, mesh: str, layout: str, names: Any, donate: Any) ->
     axes = list(md.Mesh(mesh).axes)
     each = []
     for name in names:
-        dims = [d.name for d in args[0][name].shape]
+        dims = [d.name for d in args[0][name].dims]
         sets = [s for n in range(len(axes) + 1) for s in itertools.combinations(axes, n)]
         picks = [dict(zip(dims, two, strict=True)) for two in itertools.product(sets, repeat=2)]
         each.append([p for p in picks if len({a for s in p.values() for a in s}) == sum(map(len, p.values()))])

@@ -97,10 +97,10 @@ def all_layouts(case: str) -> list[tuple[md.Layout, md.Report]]:
     compiled = md.compile(f, mesh, "")
     graph = compiled.graph(*args)
     axes = list(md.Mesh(mesh).axes)
-    sizes = {d.name: d.size for v in graph.ins for d in v.shape}
+    sizes = {d.name: d.size for v in graph.ins for d in v.dims}
     for eqn in graph.eqns:
         for v in (*eqn.outs, *(v for sub in eqn.graphs().values() for e in sub.eqns for v in e.outs)):
-            for d in v.shape:
+            for d in v.dims:
                 sizes[d.name] = max(d.size, sizes.get(d.name, 0))
     dims = [d for d in sizes if sizes[d] > 1 and (dims is None or d in dims)]
     cuts = [c for n in range(len(axes) + 1) for c in itertools.combinations(axes, n)]

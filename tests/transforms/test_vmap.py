@@ -176,7 +176,7 @@ def test_the_new_dim_is_sharded_like_any_other() -> None:
     step = md.grad(lambda params, x: md.sum(md.square(many(params, x))))
     program = md.compile(step, "rows:2 cols:4", "member:cols").program(many.specs(x), x)
     assert not program.collectives
-    assert all(v.sharding.axes(v.shape[0]) == ("cols",) for v in program.outs)
+    assert all(v.sharding.axes(v.dims[0]) == ("cols",) for v in program.outs)
 
 
 def test_mistakes() -> None:

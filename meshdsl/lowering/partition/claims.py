@@ -50,7 +50,7 @@ def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> 
     """True if the axes divide every dim with this label, and its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
-    dims = [d for v, names in pairs for d in v.shape if names[d.name] == label]
+    dims = [d for v, names in pairs for d in v.dims if names[d.name] == label]
     if any(extents.padded(d) % n for d in dims):
         return False
     if label in labels.must_divide and label not in labels.from_layout_if_ruled:
@@ -73,12 +73,12 @@ def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str,
     setting.regions[key] = assigned
     extents, mesh = setting.extents, setting.mesh
     for v, names in zip(eqn.ins, labels.ins, strict=True):
-        for d in v.shape:
+        for d in v.dims:
             axes = assigned.get(names[d.name] or "", ())
             if axes and (extents.is_padded(d) or d.size % mesh.count(axes)):
                 setting.problems.setdefault(
                     f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
-                    f"  an operand has shape {show(v.shape)}; {d.name} is stored as {extents.padded(d)} to have equal "
+                    f"  an operand has shape {show(v.dims)}; {d.name} is stored as {extents.padded(d)} to have equal "
                     f"blocks, and the function would see the padding\n"
                     f"  {_gathered(eqn, d.name)}, or give the dim a size that divides",
                     eqn.where,
@@ -86,12 +86,12 @@ def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str,
                 assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
 
     def block(v: Var, names: Mapping[str, str | None]) -> Type:
-        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.shape)
-        return Type(tuple(Dim(d.name, n) for d, n in zip(v.shape, sizes, strict=True)), v.dtype)
+        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.dims)
+        return Type(tuple(Dim(d.name, n) for d, n in zip(v.dims, sizes, strict=True)), v.dtype)
 
     types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
     try:
-        results = tuple(block(v, names).shape for v, names in zip(eqn.outs, labels.outs, strict=True))
+        results = tuple(block(v, names).dims for v, names in zip(eqn.outs, labels.outs, strict=True))
         eqn.operation.type(*types, **{**eqn.params, "results": results})
     except MeshdslError as error:
         raise at(error, eqn.where) from None

@@ -45,8 +45,8 @@ def as_given(scope: Scope, v: Var) -> Given:
 def row_of(stacked: Given, inner: Var) -> Given:
     """The row of a stacked input as the body receives it."""
     if isinstance(stacked, Eqn):
-        return stacked.replace(params={**stacked.params, "shape": inner.shape})
-    return Sharding.of({d.name: stacked.axes(d) for d in inner.shape})
+        return stacked.replace(params={**stacked.params, "shape": inner.dims})
+    return Sharding.of({d.name: stacked.axes(d) for d in inner.dims})
 
 
 def as_stacked(scope: Scope, v: Var) -> Given:
@@ -54,7 +54,7 @@ def as_stacked(scope: Scope, v: Var) -> Given:
     input = as_given(scope, v)
     if isinstance(input, Eqn):
         return input if input.op is FULL else Sharding()
-    return input.with_split(v.shape[0].name, ())
+    return input.with_split(v.dims[0].name, ())
 
 
 def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:

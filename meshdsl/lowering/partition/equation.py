@@ -67,12 +67,12 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         lower_control(scope, eqn, eqn.control, lower)
     elif op is BROADCAST and eqn.ins[0] in scope.unmaterialized and scope.unmaterialized[eqn.ins[0]].op is FULL:
         full = scope.unmaterialized[eqn.ins[0]]
-        params = {**full.params, "shape": eqn.outs[0].shape}
+        params = {**full.params, "shape": eqn.outs[0].dims}
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif op is CAST and scope.is_zero(eqn.ins[0]):
         params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
-    elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].shape or not eqn.ins):
+    elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].dims or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)
@@ -123,7 +123,7 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
 
 def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
     """A complete value as a pending sum to which only the first device along the axes contributes."""
-    pending = Var(x.shape, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
+    pending = Var(x.dims, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
     scope.eqns.append(Eqn(ON_FIRST, (x,), (pending,), {"axes": axes}, eqn.where, eqn.backward))
     return pending
 
@@ -154,7 +154,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     assigned = choose(claims, preferred, price)
     if eqn.op in REGIONS:
         assigned = region_blocks(scope, eqn, labels, assigned)
-    kept = {d.name for v in eqn.outs for d in v.shape}
+    kept = {d.name for v in eqn.outs for d in v.dims}
     ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
     ins: list[Var] = []
@@ -166,7 +166,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             x = _on_first(scope, x, pending, eqn)
         if op.mask is not None:
             trimmed = expansion.trimmed(eqn, k) if expansion is not None and expanded else ()
-            over = (d for d in v.shape if not (d.name in trimmed and assigned.get(names[d.name] or "")))
+            over = (d for d in v.dims if not (d.name in trimmed and assigned.get(names[d.name] or "")))
             x = scope.masked(x, tuple(d for d in over if names[d.name] in gone or d.name not in kept), op.mask, eqn)
         ins.append(x)
     sums = expansion is None or expansion.sums

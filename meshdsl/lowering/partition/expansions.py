@@ -52,7 +52,7 @@ class Expansion:
 
 def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
     def names(v: Var) -> dict[str, str | None]:
-        return {d.name: None if d.name in whole else d.name for d in v.shape}
+        return {d.name: None if d.name in whole else d.name for d in v.dims}
 
     return Labels(tuple(map(names, eqn.ins)), tuple(map(names, eqn.outs)))
 
@@ -65,11 +65,11 @@ def _like(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
     """A variable like x with one dim replaced and split over these axes."""
     split = {**{d: cut for d, cut in x.sharding.split if d != old.name}, new.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    return Var(replaced(x.shape, old, new), x.dtype, "", sharding)
+    return Var(replaced(x.dims, old, new), x.dtype, "", sharding)
 
 
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: Cause) -> Var:
-    whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
+    whole = Var(x.dims, x.dtype, "", x.sharding.with_split(dim.name, ()))
     scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
     return whole
 
@@ -85,7 +85,7 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     (x,) = ins
     x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # in reverse order, the padding comes first
     parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
-    sums, totals = Var(x.shape, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
+    sums, totals = Var(x.dims, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
     _add(scope, eqn, blocks.BLOCK_CUMSUM, [x], [sums], dim=dim, reverse=reverse)
     _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
     totals = _gathered(scope, eqn, totals, parts, axes, _summary(eqn, "a total for", dim))
@@ -96,7 +96,7 @@ def _associative_scan(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assi
     """Scan each block, all-gather one summary of each, and combine the block with those before it."""
     dim, axes = eqn.params["dim"], assigned[eqn.params["dim"].name]
     parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
-    scanned = [Var(x.shape, x.dtype, "", x.sharding) for x in ins]
+    scanned = [Var(x.dims, x.dtype, "", x.sharding) for x in ins]
     _add(scope, eqn, BLOCK_SCAN, ins, scanned, **eqn.params)
     summaries = [_like(x, dim, parts, axes) for x in ins]
     _add(scope, eqn, BLOCK_SUMMARY, scanned, summaries, **eqn.params, parts=parts)
@@ -111,7 +111,7 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
     cut = {d: assigned[d.name] for d in over if assigned.get(d.name)}
     parts = {d: Dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
     split = dict(x.sharding.split) | {parts[d].name: axes for d, axes in cut.items()}
-    shape = tuple(parts.get(d, d) for d in x.shape if d in parts or d not in over)
+    shape = tuple(parts.get(d, d) for d in x.dims if d in parts or d not in over)
     y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
     _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
     for d, axes in cut.items():
@@ -128,23 +128,23 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
     parts = Dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
     best = _like(x, over, parts, axes)
-    best_parts = [best, Var(best.shape, outs[1].dtype, "", best.sharding)]
+    best_parts = [best, Var(best.dims, outs[1].dtype, "", best.sharding)]
     _add(scope, eqn, blocks.BLOCK_TOP_K, [x], best_parts, over=over, parts=parts)
     cause = _summary(eqn, f"the {k.size} best of", over)
     values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in best_parts)
-    place = Var(outs[1].shape, outs[1].dtype, "", outs[1].sharding)
+    place = Var(outs[1].dims, outs[1].dtype, "", outs[1].sharding)
     _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)
     _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
 
 
 def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
     (x,), (y,) = eqn.ins, eqn.outs
-    ins: dict[str, str | None] = {d.name: None for d in x.shape}
-    outs: dict[str, str | None] = {d.name: None for d in y.shape}
+    ins: dict[str, str | None] = {d.name: None for d in x.dims}
+    outs: dict[str, str | None] = {d.name: None for d in y.dims}
     exact: set[str] = set()
     mapped: set[str] = set()
-    if size_of(y.shape):
-        for left, right in _groups(x.shape, y.shape):
+    if size_of(y.dims):
+        for left, right in _groups(x.dims, y.dims):
             ins[left[0].name] = outs[right[0].name] = right[0].name
             if left != right:
                 mapped.add(right[0].name)
@@ -175,7 +175,7 @@ def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
 def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
     return any(
         assigned.get(right[0].name) and not _aligned(scope, left, right, assigned[right[0].name])
-        for left, right in _groups(eqn.ins[0].shape, eqn.outs[0].shape)
+        for left, right in _groups(eqn.ins[0].dims, eqn.outs[0].dims)
     )
 
 
@@ -185,7 +185,7 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
     """
     (x,), (out,) = ins, outs
     mesh, extents = scope.setting.mesh, scope.setting.extents
-    for left, right in _groups(x.shape, out.shape):
+    for left, right in _groups(x.dims, out.dims):
         axes = assigned.get(right[0].name, ())
         if not axes or _aligned(scope, left, right, axes):
             continue
@@ -204,9 +204,9 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
 
 
 def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes) -> Var:
-    at = x.shape.index(old[0])
-    rest = [d for d in x.shape if d not in old]
-    shape = (*rest[: sum(d not in old for d in x.shape[:at])], *new, *rest[sum(d not in old for d in x.shape[:at]) :])
+    at = x.dims.index(old[0])
+    rest = [d for d in x.dims if d not in old]
+    shape = (*rest[: sum(d not in old for d in x.dims[:at])], *new, *rest[sum(d not in old for d in x.dims[:at]) :])
     split = {**{d: cut for d, cut in x.sharding.split if d != old[0].name}, new[0].name: axes}
     relabelled = Var(shape, x.dtype, "", Sharding.of(split, x.sharding.partial, x.sharding.kind))
     _add(scope, eqn, blocks.RELABEL, [x], [relabelled], shape=shape, label=(old[0].name, new[0].name))
@@ -238,8 +238,8 @@ EXPANSIONS: dict[Op, Expansion] = {
     ),
     TOP_K: Expansion(
         lambda scope, eqn: Labels(
-            ({d.name: d.name for d in eqn.ins[0].shape},),
-            tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.shape} for v in eqn.outs),
+            ({d.name: d.name for d in eqn.ins[0].dims},),
+            tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.dims} for v in eqn.outs),
         ),
         lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
         _top_k,

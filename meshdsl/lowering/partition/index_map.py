@@ -151,7 +151,7 @@ def _joined_if_less(
     joined = Dim(f"{dims[0].name}__joined", total * n)
     split = {**{d: cut for d, cut in xs[0].sharding.split if d != dims[0].name}, joined.name: axes}
     sharding = Sharding.of(split, xs[0].sharding.partial, xs[0].sharding.kind)
-    both = Var(replaced(xs[0].shape, dims[0], joined), xs[0].dtype, "", sharding)
+    both = Var(replaced(xs[0].dims, dims[0], joined), xs[0].dtype, "", sharding)
     params = {
         "dims": tuple(dims),
         "whole": (False,) * len(xs),
@@ -216,7 +216,7 @@ def _in_slices(rows: np.ndarray, unread: np.ndarray, zeros: np.ndarray) -> np.nd
 
 def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
     """All-gather the dim, where that sends no more than the exchange."""
-    whole = Var(x.shape, x.dtype, "", x.sharding.with_split(dim.name, ()))
+    whole = Var(x.dims, x.dtype, "", x.sharding.with_split(dim.name, ()))
     cause = Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,))
     scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
     return whole
@@ -263,7 +263,7 @@ def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length
     rows = Dim(f"{dim.name}__rows", size * n)
     split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, rows.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    shape = replaced(x.shape, dim, rows)
+    shape = replaced(x.dims, dim, rows)
     cut, came = (Var(shape, x.dtype, "", sharding) for _ in range(2))
     params = {"dim": dim, "rows": rows, "starts": tuple(starts), "axes": axes}
     scope.eqns.append(Eqn(ROWS, (x,), (cut,), params, eqn.where, eqn.backward))

@@ -29,9 +29,9 @@ def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout)
 
 def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[str], dict[str, Shape]]:
     """The names that a layout of a graph can use: dims, and the paths of inputs and results, with their dims."""
-    dims = set(graph.mentions) | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.shape}
-    dims |= {d.name for v in graph.ins for d in v.shape}
-    named = [*((v.name, v.shape) for v in graph.ins), *zip(results or [], (v.shape for v in graph.outs), strict=False)]
+    dims = set(graph.mentions) | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims}
+    dims |= {d.name for v in graph.ins for d in v.dims}
+    named = [*((v.name, v.dims) for v in graph.ins), *zip(results or [], (v.dims for v in graph.outs), strict=False)]
     return dims, {name: shape for name, shape in named if name}
 
 
@@ -39,7 +39,7 @@ def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
     problems: dict[str, Where] = {}
     for eqn, _ in walk(graph):
         if eqn.op is SHARD:
-            shape, split = show(eqn.ins[0].shape), dict(eqn.params["split"])
+            shape, split = show(eqn.ins[0].dims), dict(eqn.params["split"])
             axes = [axis for cut in split.values() for axis in cut]
             for axis in dict.fromkeys(axes):
                 if axis not in mesh.axes:
@@ -56,13 +56,13 @@ def _shown(split: Mapping[str, Axes]) -> str:
 
 def report_conflict(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
     mesh, rules = scope.setting.mesh, scope.setting.layout.rules
-    used = {axis for d in v.shape for axis in rules.get(d.name, ())}
+    used = {axis for d in v.dims for axis in rules.get(d.name, ())}
     free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
     way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
     tensor = v.name.rpartition("/")[2] or "x"
     scope.setting.problems.setdefault(
         f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
-        f"  {what} has shape {show(v.shape)}; the layout maps {conflict.first} and {conflict.second} to "
+        f"  {what} has shape {show(v.dims)}; the layout maps {conflict.first} and {conflict.second} to "
         f"{conflict.axis!r}, and a tensor can use an axis once\n"
         f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}), or {way_out}",
         where,

@@ -106,7 +106,7 @@ class Memo:
         """The axes of every dim that an equation or its bodies mention."""
         dims = self._mentions.get(eqn)
         if dims is None:
-            dims = self._mentions[eqn] = tuple(dict.fromkeys(d.name for v in _values(eqn) for d in v.shape))
+            dims = self._mentions[eqn] = tuple(dict.fromkeys(d.name for v in _values(eqn) for d in v.dims))
         return tuple([layout.rules.get(d) for d in dims])
 
     def lower(self, scope: Scope, eqns: Sequence[Eqn], lower: Lower) -> None:
@@ -191,8 +191,8 @@ def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
     beside = dict.fromkeys(
         x for eqn in eqns for v, other in later_products(demand, eqn) for x in other.ins if x is not v
     )
-    dims = [d.name for eqn in eqns for v in _values(eqn) for d in v.shape]
-    dims += [d.name for v in beside for d in v.shape]
+    dims = [d.name for eqn in eqns for v in _values(eqn) for d in v.dims]
+    dims += [d.name for v in beside for d in v.dims]
     for eqn in eqns if deferred else ():
         dims += [d for v in eqn.ins for d in demand.dims(v)]
         dims += demand.loop_dims(eqn, eqn.control) if isinstance(eqn.control, Scan) else ()
@@ -206,7 +206,7 @@ def runs(eqns: Iterable[Eqn]) -> Iterator[tuple[Eqn, ...]]:
     run: list[Eqn] = []
     dims: set[str] = set()
     for eqn in eqns:
-        own = {d.name for v in _values(eqn) for d in v.shape}
+        own = {d.name for v in _values(eqn) for d in v.dims}
         if run and (eqn.control is not None or run[-1].control is not None or len(dims | own) > FEW):
             yield tuple(run)
             run, dims = [], set()

@@ -126,7 +126,7 @@ def add_input(scope: Scope, v: Var) -> Var:
     it.
     """
     rules = scope.setting.layout.for_path(v.name)
-    key = ("input", v, *[rules.get(d.name) for d in v.shape])
+    key = ("input", v, *[rules.get(d.name) for d in v.dims])
     version = scope.once(key, lambda: _input(scope, v, rules))
     scope.versions[v], scope.default_sharding[v] = [version], version.sharding
     return version
@@ -134,7 +134,7 @@ def add_input(scope: Scope, v: Var) -> Var:
 
 def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     claims = Claims()
-    for d in v.shape:
+    for d in v.dims:
         claims.add(d.name, rules.get(d.name, ()))
     hint = scope.setting.hints.get(v, ())
     first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
@@ -146,7 +146,7 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
 
 def add_output(scope: Scope, v: Var, path: str, where: Where) -> Var:
     """Reshard a result by the layout's rules for its path. If these conflict, it stays sharded as computed."""
-    axes_of = scope.canonical(v.shape, scope.setting.layout.for_path(path))
+    axes_of = scope.canonical(v.dims, scope.setting.layout.for_path(path))
     used = [axis for axes in axes_of.values() for axis in axes]
     home = scope.default_sharding.get(v, Sharding()).whole()
     target = Sharding.of(axes_of) if len(used) == len(set(used)) else home

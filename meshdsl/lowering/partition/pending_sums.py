@@ -54,7 +54,7 @@ class Region:
         """All dims whose axes affect the region."""
         bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
         inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
-        return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.shape))
+        return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.dims))
 
 
 class PendingSums:

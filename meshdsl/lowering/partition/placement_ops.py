@@ -54,7 +54,7 @@ def _scatters(scope: Scope, v: Var, target: Sharding) -> Sharding:
     all-gather send no more than the all-reduce.
     """
     pending, split = set(scope.default_sharding[v].partial), dict(target.split)
-    for d in v.shape:
+    for d in v.dims:
         axes = scope.setting.layout.axes(d.name)
         if not split.get(d.name) and axes and set(axes) <= pending - {axis for cut in split.values() for axis in cut}:
             split[d.name] = axes
@@ -97,18 +97,18 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     """Reduce-scatter a sum, then rename its dims; in the other order if the new names are padded differently."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
-    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.shape, out.shape, strict=True)}
+    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.dims, out.dims, strict=True)}
     home = scope.default_sharding[v]
     if all(alike.values()):
-        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.shape, out.shape, strict=True)}
+        axes = {d.name: split.get(to.name, ()) for d, to in zip(v.dims, out.dims, strict=True)}
         target = Sharding.of(axes)
     else:
-        target = Sharding.of({d.name: home.axes(d) for d in v.shape if alike[d]}, home.partial, home.kind)
+        target = Sharding.of({d.name: home.axes(d) for d in v.dims if alike[d]}, home.partial, home.kind)
     x = _scattered(scope, v, target, eqn)
-    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
     renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
     result = scope.define(out, renamed)
-    scope.eqns.append(Eqn(RENAME, (x,), (result,), {"shape": out.shape}, eqn.where, eqn.backward))
+    scope.eqns.append(Eqn(RENAME, (x,), (result,), {"shape": out.dims}, eqn.where, eqn.backward))
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
     scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
@@ -136,7 +136,7 @@ def mark(scope: Scope, eqn: Eqn) -> None:
         return
     home = scope.default_sharding[v]
     x = next(x for x in scope.versions[v] if x.sharding == home)
-    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.shape}), eqn)
+    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.dims}), eqn)
     result = scope.define(out, home, v.name)
     scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(result,)))
     if v in scope.reasons:
@@ -149,7 +149,7 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
     home, axes_of = scope.whole_version(v) or scope.default_sharding[v], _renamed_axes(scope, eqn)
-    unlike = [(d, to) for d, to in zip(v.shape, out.shape, strict=True) if extents.padded(d) != extents.padded(to)]
+    unlike = [(d, to) for d, to in zip(v.dims, out.dims, strict=True) if extents.padded(d) != extents.padded(to)]
     if any(home.axes(d.name) for d, _ in unlike):
         return False
     axes_used = [axis for axes in axes_of.values() for axis in axes]
@@ -162,7 +162,7 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     (v,), (out,) = eqn.ins, eqn.outs
     home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
-    names = {d.name: to.name for d, to in zip(v.shape, out.shape, strict=True)}
+    names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
     result = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(result,)))
     requested = scope.get(out, Sharding.of(_renamed_axes(scope, eqn)), eqn)
@@ -174,9 +174,9 @@ def _renamed_axes(scope: Scope, eqn: Eqn) -> dict[str, Axes]:
     """The layout's axes for the renamed dims; the other dims keep their axes unless a renamed dim takes them."""
     (v,), (out,), layout = eqn.ins, eqn.outs, scope.setting.layout
     home = scope.whole_version(v) or scope.default_sharding[v]
-    axes_of = {to.name: layout.axes(to.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name != to.name}
+    axes_of = {to.name: layout.axes(to.name) for d, to in zip(v.dims, out.dims, strict=True) if d.name != to.name}
     used = {axis for axes in axes_of.values() for axis in axes}
-    kept = {d.name: home.axes(d.name) for d, to in zip(v.shape, out.shape, strict=True) if d.name == to.name}
+    kept = {d.name: home.axes(d.name) for d, to in zip(v.dims, out.dims, strict=True) if d.name == to.name}
     return axes_of | {d: tuple(axis for axis in axes if axis not in used) for d, axes in kept.items()}
 
 

@@ -32,7 +32,7 @@ def reduction_bytes(setting: Setting, outs: Sequence[Var], labels: Labels, assig
     n = setting.mesh.count([axis for label in vanishing(labels) for axis in assigned.get(label, ())])
     total = 0.0
     for v, names in zip(outs, labels.outs, strict=True):
-        local = setting.extents.local_shape(v.shape, apply(names, assigned), setting.mesh)
+        local = setting.extents.local_shape(v.dims, apply(names, assigned), setting.mesh)
         total += 2 * (n - 1) / n * v.dtype.itemsize * math.prod(local)
     return total
 
@@ -76,9 +76,9 @@ def _expected(scope: Scope, v: Var, like: Var) -> Sharding:
     if known is not None:
         return known
     alike = _whole(scope, like) or Sharding()
-    split: dict[str, Axes] = {d.name: alike.axes(d.name) for d in v.shape if d in like.shape}
+    split: dict[str, Axes] = {d.name: alike.axes(d.name) for d in v.dims if d in like.dims}
     used = {axis for axes in split.values() for axis in axes}
-    for d in v.shape:
+    for d in v.dims:
         axes = scope.setting.layout.axes(d.name)
         if d.name not in split and used.isdisjoint(axes):
             split[d.name] = axes
@@ -102,7 +102,7 @@ def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding
         for x, names in zip(eqn.ins, labels.ins, strict=True):
             target = apply(names, assigned)
             if x is not v and x not in scope.unmaterialized:
-                total += cost(expected, target, x.shape, mesh, extents, x.dtype.itemsize)
+                total += cost(expected, target, x.dims, mesh, extents, x.dtype.itemsize)
             elif x is v and target != version:
                 total += scope.price(x, target)
         return total

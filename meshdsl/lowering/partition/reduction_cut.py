@@ -128,15 +128,15 @@ class ReductionCut:
             if len({self.axes[v] for v in can}) > 1:
                 return ()
             rest = [v for v in others if v not in can and v not in self.sums.zero]
-            joins = self._adds_up(eqn) and not any(self.axes[can[0]] & self._split(v.shape) for v in rest)
+            joins = self._adds_up(eqn) and not any(self.axes[can[0]] & self._split(v.dims) for v in rest)
             return tuple(can) if joins or not rest else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
         axes = self.axes[chosen]
         others = [v for v in eqn.ins if v is not chosen and v not in self.sums.unmade]
-        if any(axes & self._split(v.shape) for v in others):
+        if any(axes & self._split(v.dims) for v in others):
             return ()
         contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
-        if contracts and any(axes & self._split(v.shape) for v in (chosen, *eqn.outs)):
+        if contracts and any(axes & self._split(v.dims) for v in (chosen, *eqn.outs)):
             return ()  # the complete sum is sharded over these axes, and so are the FLOPs of the contraction
         return (chosen,)
 
@@ -158,7 +158,7 @@ class ReductionCut:
         labels = labels_of(eqn)
         gone = set(vanishing(labels))
         return self._split(
-            tuple(d for v, names in zip(eqn.ins, labels.ins, strict=True) for d in v.shape if names.get(d.name) in gone)
+            tuple(d for v, names in zip(eqn.ins, labels.ins, strict=True) for d in v.dims if names.get(d.name) in gone)
         )
 
     def cost(self, v: Var, axes: AxisSet) -> int:
@@ -172,7 +172,7 @@ class ReductionCut:
         used: set[str] = set(axes)
         size = v.dtype.itemsize
         scattered = 1
-        for d in v.shape:
+        for d in v.dims:
             cut = layout.axes(d.name)
             free = [axis for axis in cut if axis not in used]
             used.update(free)

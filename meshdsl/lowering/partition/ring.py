@@ -53,10 +53,10 @@ def find_ring(
         if v in scope.unmaterialized or scope.default_sharding[v].partial:
             continue
         stored, needed = scope.whole_version(v) or scope.default_sharding[v], demanded(v, names)
-        grown = [d for d in v.shape if stored.axes(d) and not needed.axes(d)]
-        same = all(stored.axes(d) == needed.axes(d) for d in v.shape if d not in grown)
+        grown = [d for d in v.dims if stored.axes(d) and not needed.axes(d)]
+        same = all(stored.axes(d) == needed.axes(d) for d in v.dims if d not in grown)
         available = any(x.sharding == needed for x in scope.versions[v])
-        sizes = scope.setting.extents.local_shape(v.shape, needed, scope.setting.mesh)
+        sizes = scope.setting.extents.local_shape(v.dims, needed, scope.setting.mesh)
         too_large = math.prod(sizes) * v.dtype.itemsize > limit
         if len(grown) == 1 and same and not available and too_large and set(stored.axes(grown[0])) <= used:
             return Ring(k, grown[0], stored.axes(grown[0]))
@@ -73,25 +73,25 @@ def multiply_around(
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, v = mesh.count(ring.axes), eqn.ins[ring.operand]
     x = scope.get(v, demanded.with_split(ring.dim.name, ring.axes), eqn)
-    x = scope.masked(x, tuple(d for d in v.shape if mask and d.name not in {e.name for e in out.shape}), 0, eqn)
+    x = scope.masked(x, tuple(d for d in v.dims if mask and d.name not in {e.name for e in out.dims}), 0, eqn)
     block = Dim(f"{ring.dim.name}__block", extents.padded(ring.dim))
-    shape = replaced(v.shape, ring.dim, block)
+    shape = replaced(v.dims, ring.dim, block)
     sharding = Sharding.of({**dict(demanded.split), block.name: ring.axes})
-    held, acc = Var(shape, v.dtype, "", sharding), Var(out.shape, out.dtype, "", out.sharding)
+    held, acc = Var(shape, v.dtype, "", sharding), Var(out.dims, out.dtype, "", out.sharding)
     turns = Var((Dim("turn", n - 1),), np.dtype(np.int32), "", Sharding())
 
     def equation(op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
         return Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward, cause)
 
-    turns_dim = turns.shape[0]
+    turns_dim = turns.dims[0]
     scope.eqns += [
         equation(RELABEL, [x], held, shape=shape, label=(ring.dim.name, block.name)),
-        equation(FULL, [], acc, value=0, shape=out.shape, dtype=out.dtype),
+        equation(FULL, [], acc, value=0, shape=out.dims, dtype=out.dtype),
         equation(IOTA, [], turns, dim=turns_dim, dtype=turns.dtype),
     ]
 
     def clone(var: Var) -> Var:
-        return Var(var.shape, var.dtype, "", var.sharding)
+        return Var(var.dims, var.dtype, "", var.sharding)
 
     def product(others: Sequence[Var], held: Var, acc: Var, turn: Var, result: Var) -> Eqn:
         operands = [*others[: ring.operand], held, *others[ring.operand :], acc, turn]
@@ -119,18 +119,18 @@ def _turn_kernel(c: Local, *xs: Any, operand: int, ring: Dim, block: Dim, axes: 
     *factors, acc, turn = xs
     n, size = c.count(axes), c.ins[operand].size(block)
     start = (c.xp.asarray(c.index(axes), np.int32) + turn) % n * size
-    shapes: list[Shape] = [replaced(b.shape, block, ring) for b in c.ins[: len(factors)]]
+    shapes: list[Shape] = [replaced(b.dims, block, ring) for b in c.ins[: len(factors)]]
     for k, shape in enumerate(shapes):
         if k != operand and ring in shape:
             factors[k] = c.xp.dynamic_slice(factors[k], start, size, shape.index(ring))
-    out = c.outs[0].shape
+    out = c.outs[0].dims
     part = c.xp.einsum(letters(shapes, out), *factors, dtype=dtype).astype(dtype)
     return c.xp.dynamic_update(acc, part, start, out.index(ring)) if ring in out else acc + part
 
 
 def _turn_rule(*types: Type, operand: int, ring: Dim, block: Dim, **_: Any) -> Labels:
-    names = [{d.name: None if d in (ring, block) else d.name for d in t.shape} for t in types]
-    return Labels(tuple(names), ({d.name: None if d == ring else d.name for d in types[-2].shape},))
+    names = [{d.name: None if d in (ring, block) else d.name for d in t.dims} for t in types]
+    return Labels(tuple(names), ({d.name: None if d == ring else d.name for d in types[-2].dims},))
 
 
 def _turn_flops(ins: Any, outs: Any, *, shapes: Any, ring: Dim, block: Dim, **_: Any) -> float:

@@ -85,7 +85,7 @@ class Scope:
 
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """Create the program variable for the first version of a graph value."""
-        first = self.once(("first", v, name, sharding), lambda: Var(v.shape, v.dtype, name or v.name, sharding))
+        first = self.once(("first", v, name, sharding), lambda: Var(v.dims, v.dtype, name or v.name, sharding))
         self.versions[v] = [first]
         self.default_sharding[v] = sharding
         return first
@@ -130,7 +130,7 @@ class Scope:
             if x.sharding == target:
                 return x
         source = min(self._sources(v, target), key=lambda x: self._cost(x, target))
-        steps = plan(source.sharding, target, v.shape, self.setting.mesh, self.setting.extents, v.dtype.itemsize)
+        steps = plan(source.sharding, target, v.dims, self.setting.mesh, self.setting.extents, v.dtype.itemsize)
         x = source
         for step in steps:
             x = self._step(v, x, step, eqn)
@@ -143,14 +143,14 @@ class Scope:
         return sources
 
     def _cost(self, x: Var, target: Sharding) -> int:
-        return cost(x.sharding, target, x.shape, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
+        return cost(x.sharding, target, x.dims, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
 
     def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader) -> Var:
         sharding = step.step(x.sharding, self.setting.mesh)
         for version in self.versions[v]:
             if version.sharding == sharding:
                 return version
-        resharded = Var(v.shape, v.dtype, v.name, sharding)
+        resharded = Var(v.dims, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
         if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
             cause, where, backward = self.reasons[v]
@@ -180,15 +180,15 @@ class Scope:
             if x.sharding == target:
                 return x
         eqn = self.unmaterialized.get(v) or self.demand.sums.unmade[v]
-        ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.shape})) for x in eqn.ins)
-        value = self.once(("made", v, target, *ins), lambda: Var(v.shape, v.dtype, v.name, target))
+        ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in eqn.ins)
+        value = self.once(("made", v, target, *ins), lambda: Var(v.dims, v.dtype, v.name, target))
         self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)
         return value
 
     def unmade_sharding(self, v: Var) -> Sharding:
         """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
-        axes_of = self.canonical(v.shape)
+        axes_of = self.canonical(v.dims)
         used = [axis for axes in axes_of.values() for axis in axes]
         return Sharding.of(axes_of) if len(used) == len(set(used)) else Sharding()
 
@@ -197,7 +197,7 @@ class Scope:
         over = tuple(d for d in over if self.setting.extents.is_padded(d))
         if not over:
             return x
-        masked_value = Var(x.shape, x.dtype, x.name, x.sharding)
+        masked_value = Var(x.dims, x.dtype, x.name, x.sharding)
         params = {"over": over, "fill": identity(fill, x.dtype)}
         self.eqns.append(Eqn(MASK, (x,), (masked_value,), params, eqn.where, eqn.backward))
         return masked_value
@@ -210,7 +210,7 @@ class Scope:
         home = self.default_sharding[v]
         split = dict(home.split)
         whole = self.setting.whole_dims.get(v, frozenset[str]())
-        for d in v.shape:
+        for d in v.dims:
             axes = self.setting.layout.axes(d.name)
             if d.name in split or d.name in whole:
                 continue

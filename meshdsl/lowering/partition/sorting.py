@@ -67,7 +67,7 @@ class _Job:
 
     def each(self, items: Items, op: Collective, cause: Cause) -> Items:
         """Apply the same collective to the elements and to their indices."""
-        results = [Var(v.shape, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
+        results = [Var(v.dims, v.dtype, "", op.step(v.sharding, self.scope.setting.mesh)) for v in items]
         for v, out in zip(items, results, strict=True):
             self.add(op, [v], [out], cause)
         return results
@@ -75,7 +75,7 @@ class _Job:
 
 def labels(scope: Scope, eqn: Eqn) -> Labels:
     """Every dim keeps its label, including the sorted one."""
-    names: dict[str, str | None] = {d.name: d.name for d in eqn.ins[0].shape}
+    names: dict[str, str | None] = {d.name: d.name for d in eqn.ins[0].dims}
     return Labels((names,), (names, names))
 
 
@@ -103,14 +103,14 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
         live.update(eqn.ins)
         if eqn.collective is not None:
             v = eqn.ins[0]
-            local = math.prod(extents.local_shape(v.shape, v.sharding, mesh)) * v.dtype.itemsize
+            local = math.prod(extents.local_shape(v.dims, v.sharding, mesh)) * v.dtype.itemsize
             total += eqn.collective.bytes_sent(local, mesh)
     return total
 
 
 def _by_gathering(job: _Job) -> bool:
     whole = job.x.sharding.with_split(job.over.name, ())
-    x, *gathered = (Var(v.shape, v.dtype, "", whole) for v in (job.x, *job.outs))
+    x, *gathered = (Var(v.dims, v.dtype, "", whole) for v in (job.x, *job.outs))
     cause = Cause(Because.WHOLE, "sort", (job.over.name,), what="; merging blocks would send more")
     job.add(AllGather(job.over.name, job.axes), [job.x], [x], cause)
     job.add(job.eqn.op, [x], gathered, **job.eqn.params)
@@ -121,14 +121,14 @@ def _by_gathering(job: _Job) -> bool:
 
 def _by_other_dim(job: _Job) -> bool:
     setting = job.scope.setting
-    local = setting.extents.local_shape(job.x.shape, job.x.sharding, setting.mesh)
-    others = (d for d, size in zip(job.x.shape, local, strict=True) if d != job.over and size and size % job.n == 0)
+    local = setting.extents.local_shape(job.x.dims, job.x.sharding, setting.mesh)
+    others = (d for d, size in zip(job.x.dims, local, strict=True) if d != job.over and size and size % job.n == 0)
     to = next(others, None)
     if to is None:
         return False
     out = AllToAll(job.over.name, to.name, job.axes)
     (x,) = job.each([job.x], out, Cause(Because.CUT_INSTEAD, "sort", (job.over.name, to.name)))
-    sorted_values = [Var(v.shape, v.dtype, "", x.sharding) for v in job.outs]
+    sorted_values = [Var(v.dims, v.dtype, "", x.sharding) for v in job.outs]
     job.add(job.eqn.op, [x], sorted_values, **job.eqn.params)
     for v, result in zip(sorted_values, job.outs, strict=True):
         job.add(
@@ -145,7 +145,7 @@ def _begin(job: _Job, run: Dim) -> Items:
     place = np.dtype(np.uint8 if run.size <= 1 << 8 else np.uint16 if run.size <= 1 << 16 else np.int32)
     kinds = [job.x.dtype, place] if job.places else [job.x.dtype]
     split = {**{d: cut for d, cut in job.x.sharding.split if d != job.over.name}, run.name: job.axes}
-    shape = replaced(job.x.shape, job.over, run)
+    shape = replaced(job.x.dims, job.over, run)
     items = [Var(shape, kind, "", Sharding.of(split)) for kind in kinds]
     job.add(blocks.BEGIN_SORT, [job.x], items, over=job.over, run=run, place=place if job.places else None)
     return items
@@ -154,7 +154,7 @@ def _begin(job: _Job, run: Dim) -> Items:
 def _finish(job: _Job, items: Items, run: Dim) -> None:
     """Move the elements of the sorted run to the blocks of the sorted dim."""
     for v, out in zip(items, job.outs, strict=False):
-        moved = out if v.dtype == out.dtype else Var(out.shape, v.dtype, "", out.sharding)
+        moved = out if v.dtype == out.dtype else Var(out.dims, v.dtype, "", out.sharding)
         moves = IndexMap((run,), job.over, (Piece(0, 0, 0, job.over.size),))
         lower_index_map(job.scope, job.eqn, [v], moves, job.axes, moved)
         if moved is not out:
@@ -192,7 +192,7 @@ def _by_merges(job: _Job) -> bool:
         exchange = Exchange(run.name, job.axes, routes)
         cause = Cause(Because.MERGE, "sort", (job.over.name,), amounts=(k + 1, len(rounds)))
         came = job.each(items, exchange, cause)
-        kept = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+        kept = [Var(v.dims, v.dtype, "", v.sharding) for v in items]
         job.add(blocks.KEEP_PART, [*items, *came], kept, run=run, part=tuple(part), axes=job.axes)
         items = kept
     _finish(job, items, run)
@@ -216,20 +216,20 @@ def _by_columns(job: _Job) -> bool:
 
 def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: Cause) -> Items:
     to, rest = Dim(f"{run.name}__to", job.n), Dim(f"{run.name}__rest", run.size // job.n)
-    at = items[0].shape.index(run)
-    shape = (*items[0].shape[:at], to, rest, *items[0].shape[at + 1 :])
+    at = items[0].dims.index(run)
+    shape = (*items[0].dims[:at], to, rest, *items[0].dims[at + 1 :])
     split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, rest.name: job.axes}
     dealt = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
     job.add(blocks.DEAL, items, dealt, run=run, to=to, rest=rest, cyclic=cyclic)
     came = job.each(dealt, AllToAll(rest.name, to.name, job.axes), cause)
-    collected = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    collected = [Var(v.dims, v.dtype, "", v.sharding) for v in items]
     job.add(blocks.COLLECT, came, collected, run=run, to=to, rest=rest)
     return collected
 
 
 def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
     n, half = job.n, Dim(f"{run.name}__half", run.size // 2)
-    shape = replaced(items[0].shape, run, half)
+    shape = replaced(items[0].dims, run, half)
     split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, half.name: job.axes}
 
     def neighbour(start: int, routes: tuple[tuple[int, int], ...]) -> Items:
@@ -240,6 +240,6 @@ def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
 
     before = neighbour(length // 2, tuple((i, i + 1) for i in range(n - 1)))
     after = neighbour(0, tuple((i + 1, i) for i in range(n - 1)))
-    joined = [Var(v.shape, v.dtype, "", v.sharding) for v in items]
+    joined = [Var(v.dims, v.dtype, "", v.sharding) for v in items]
     job.add(blocks.JOIN_HALVES, [*items, *before, *after], joined, run=run, half=half, axes=job.axes)
     return joined

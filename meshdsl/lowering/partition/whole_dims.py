@@ -63,7 +63,7 @@ def _read_by_loop(loop: Eqn, scan: Scan, i: int, whole: WholeDims) -> frozenset[
         n = scan.carries
         results = dict.fromkeys(body.outs[:n], NONE)
         for v, out in zip(body.outs[n:], loop.outs[n:], strict=True):
-            dims = whole.get(out, NONE) & {d.name for d in v.shape}  # the scanned dim is not a dim of the row
+            dims = whole.get(out, NONE) & {d.name for d in v.dims}  # the scanned dim is not a dim of the row
             results[v] = results.get(v, dims) & dims
         _collect(body, results, whole)
     inside = whole.get(body.ins[i], NONE)

@@ -59,13 +59,13 @@ def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
 def _labels(eqn: Eqn, sides: Sequence[str], read: int) -> Labels:
     window, kernels = eqn.params["window"], _kernels(eqn)
     shared = {v.dim: v.out_dim if side == "out" else f"{k}*" for v, side, k in zip(window, sides, kernels, strict=True)}
-    x: dict[str, str | None] = {d.name: shared.get(d.name, d.name) for d in eqn.ins[0].shape}
+    x: dict[str, str | None] = {d.name: shared.get(d.name, d.name) for d in eqn.ins[0].dims}
     rest: list[dict[str, str | None]] = []
     for v in eqn.ins[read:]:
-        names: dict[str, str | None] = {d.name: d.name for d in v.shape}
+        names: dict[str, str | None] = {d.name: d.name for d in v.dims}
         slid = {k: f"{k}*" if side == "kernel" else None for k, side in zip(kernels, sides, strict=True) if k}
         rest.append(names | slid)
-    out: dict[str, str | None] = {d.name: d.name for d in eqn.outs[0].shape}
+    out: dict[str, str | None] = {d.name: d.name for d in eqn.outs[0].dims}
     out.update({v.out_dim: None for v, side in zip(window, sides, strict=True) if side == "kernel"})
     return Labels((*[x] * read, *rest), (out,))
 
@@ -99,8 +99,8 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
     for v, side, kernel in _cases(scope, eqn):
         axes = _axes(eqn, v, side, kernel, assigned)
         if axes:
-            size = find(kernel, ins[1].shape) if side == "kernel" else None
-            run = _run(scope, eqn, v, find(v.dim, fetched[0].shape), find(v.out_dim, outs[0].shape), size, axes)
+            size = find(kernel, ins[1].dims) if side == "kernel" else None
+            run = _run(scope, eqn, v, find(v.dim, fetched[0].dims), find(v.out_dim, outs[0].dims), size, axes)
             fetched = [_fetched(scope, eqn, x, v, run, axes) for x in fetched]
             v = run.window
         window.append(dataclasses.replace(v, size=0) if kernel and _empty(eqn) else v)  # the result is zeros
@@ -160,15 +160,15 @@ def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | No
 
 def _empty(eqn: Eqn) -> bool:
     """True if an operand or the result has no elements: then the result is the fill, whatever another operand is."""
-    return not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.shape)
+    return not all(d.size for v in (*eqn.ins, *eqn.outs) for d in v.dims)
 
 
 def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, run: _Run, axes: Axes) -> Var:
     """Each device's run of one operand."""
-    dim = find(v.dim, x.shape)
+    dim = find(v.dim, x.dims)
     split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.dim.name: axes}
     sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    fetched = Var(replaced(x.shape, dim, run.dim), x.dtype, "", sharding)
+    fetched = Var(replaced(x.dims, dim, run.dim), x.dtype, "", sharding)
     fill = identity(eqn.operation.mask, x.dtype)
     lower_index_map(scope, eqn, [x], IndexMap((dim,), run.dim, run.pieces, fill, run.unread), axes, fetched)
     return fetched
@@ -192,7 +192,7 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
     for k, v, kernel in windows:
         at, place = c.ins[1].position(kernel), c.ins[0].position(v.dim)
         axes, size = c.ins[1].axes[at], w.shape[at]
-        real = _real_sizes(c.ins[1].shape[at], size, c.count(axes)) if axes else []
+        real = _real_sizes(c.ins[1].dims[at], size, c.count(axes)) if axes else []
         sizes = sorted({n for n in real if n})  # a device without elements has x of zeros, so any size is correct
         count = v.out_size(x.shape[place])
         if len(sizes) < 2 or count == 1:  # of a single window, x is zero too where the kernel is padded
@@ -234,8 +234,8 @@ def _alone(op: Op, read: int) -> Op:
         return op.flops(ins, outs, **params) if op.flops is not None else 0.0
 
     def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
-        ins = tuple(Var(t.shape, t.dtype) for t in types)
-        labels = _labels(Eqn(op, ins, (Var(result.shape, result.dtype),), params), sides, read)
+        ins = tuple(Var(t.dims, t.dtype) for t in types)
+        labels = _labels(Eqn(op, ins, (Var(result.dims, result.dtype),), params), sides, read)
         whole = {v.dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
         whole |= {v.out_dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
 

@@ -86,28 +86,28 @@ class Canonical:
 
     @property
     def batch(self) -> Shape:
-        return self.how.batch(self.blocks["k"].shape)
+        return self.how.batch(self.blocks["k"].dims)
 
     @property
     def rest(self) -> Shape:
         """Batch and group dims."""
-        return (*self.batch, *self.how.group(self.blocks["q"].shape, self.blocks["k"].shape))
+        return (*self.batch, *self.how.group(self.blocks["q"].dims, self.blocks["k"].dims))
 
     @property
     def length(self) -> Dim:
-        return next((d for d in self.blocks["q"].shape if d.name == self.how.length), QUERY)
+        return next((d for d in self.blocks["q"].dims if d.name == self.how.length), QUERY)
 
     @property
     def keys(self) -> Dim:
-        return next(d for d in self.blocks["k"].shape if d.name == self.how.keys)
+        return next(d for d in self.blocks["k"].dims if d.name == self.how.keys)
 
     @property
     def head(self) -> Dim:
-        return next(d for d in self.blocks["q"].shape if d.name == self.how.over)
+        return next(d for d in self.blocks["q"].dims if d.name == self.how.over)
 
     @property
     def value(self) -> Dim:
-        return value_dim(self.blocks["k"].shape, self.blocks["v"].shape, self.how)
+        return value_dim(self.blocks["k"].dims, self.blocks["v"].dims, self.how)
 
     @property
     def memory(self) -> Dim:
@@ -134,7 +134,7 @@ class Canonical:
 
     def restored(self, x: Any, dims: Shape, block: Block) -> Any:
         """An array with these dims, and axes of size 1 for those that the block lacks, in the order of the block."""
-        stored = names(block.shape)
+        stored = names(block.dims)
         kept = [d.name for d in dims if d.name in stored]
         x = x.reshape([block.size(name) for name in kept])
         order = [kept.index(name) for name in stored]
@@ -242,6 +242,6 @@ class Canonical:
         `stored` is the number of keys of all devices, padding included.
         """
         block = self.blocks["bias"]
-        if self.memory in block.shape:
+        if self.memory in block.dims:
             db = self.with_columns(self.spread(db, keys, stored), block.size(self.memory))
         return self.restored(db, (*self.rest, self.length, self.memory), block)

@@ -27,14 +27,14 @@ MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
 
 def _type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
     q, k, v = types[:3]
-    value = value_dim(k.shape, v.shape, how)
-    out = tuple(value if d.name == how.over else d for d in q.shape)
-    return Type(out, how.dtype(v.dtype)), Type(tuple(d for d in q.shape if d.name != how.over), wide_dtype(v.dtype))
+    value = value_dim(k.dims, v.dims, how)
+    out = tuple(value if d.name == how.over else d for d in q.dims)
+    return Type(out, how.dtype(v.dtype)), Type(tuple(d for d in q.dims if d.name != how.over), wide_dtype(v.dtype))
 
 
 def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
     roles = how.roles(types)
-    return tuple(Type(roles[r].shape, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
+    return tuple(Type(roles[r].dims, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
 
 
 def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: Kernel | None = None) -> Any:
@@ -140,13 +140,13 @@ def attention_labels(
 
 
 def _rule(*types: Type, how: Names, **_: Any) -> Labels:
-    outs = [t.shape for t in _type(*types, how=how)]
-    return attention_labels([t.shape for t in types], outs, how, None, gradient=False)
+    outs = [t.dims for t in _type(*types, how=how)]
+    return attention_labels([t.dims for t in types], outs, how, None, gradient=False)
 
 
 def _grad_rule(*types: Type, how: Names, **_: Any) -> Labels:
-    outs = [t.shape for t in _grad_type(*types, how=how)]
-    return attention_labels([t.shape for t in types], outs, how, None, gradient=True)
+    outs = [t.dims for t in _grad_type(*types, how=how)]
+    return attention_labels([t.dims for t in types], outs, how, None, gradient=True)
 
 
 def own_shardings(eqn: Eqn) -> list[Sharding]:

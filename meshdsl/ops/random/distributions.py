@@ -29,7 +29,7 @@ __all__ = ["bernoulli", "gumbel", "normal", "permutation", "randint", "truncated
 @functools.lru_cache(maxsize=1024)
 def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tuple[tuple[str, Any], ...]) -> Any:
     def run(*arrays: Any) -> Any:
-        ins = (Tensor(k.shape, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True))
+        ins = (Tensor(k.dims, k.dtype, array=a) for k, a in zip(kinds, arrays, strict=True))
         return function(*ins, **dict(options)).stored
 
     return jax.jit(run)

@@ -39,7 +39,7 @@ def as_key(key: Any) -> Tensor:
 
 def _check_key(key: Type, batch: Shape) -> None:
     """Raise `ShapeError` unless the type is that of a key, or of one key for each place of `batch`."""
-    if key.shape != (*batch, KEY_WORD) or key.dtype != np.uint32:
+    if key.dims != (*batch, KEY_WORD) or key.dtype != np.uint32:
         raise ShapeError(f"a random key is a uint32[{KEY_WORD}] tensor, got {key}\n  make one with md.random.key(seed)")
 
 
@@ -52,7 +52,7 @@ def _bits_type(key: Type, *, shape: Shape, dtype: np.dtype, batch: Shape = ()) -
 
 def _bits_kernel(c: Local, key: Any, *, shape: Shape, dtype: np.dtype, batch: Shape = ()) -> Any:
     out, n = c.outs[0], len(batch)
-    drawn = Block(out.shape[n:], out.sizes[n:], out.axes[n:])  # the numbers of one key depend on these dims only
+    drawn = Block(out.dims[n:], out.sizes[n:], out.axes[n:])  # the numbers of one key depend on these dims only
     a, b = random_words(c, key, max(1, len(shape)), *element_index(c, drawn))
     if dtype.itemsize == 8:
         word = (a.astype(dtype) << np.uint64(32)) | b.astype(dtype)
@@ -76,7 +76,7 @@ def _fold_in_type(key: Type, i: Type, *, batch: Shape = ()) -> Type:
     _check_key(key, batch)
     if i.dtype != np.uint32:
         raise ShapeError(f"md.random.fold_in takes an integer, got {i}")
-    return Type((*i.shape, KEY_WORD), np.dtype(np.uint32))
+    return Type((*i.dims, KEY_WORD), np.dtype(np.uint32))
 
 
 def _fold_in_kernel(c: Local, key: Any, i: Any, *, batch: Shape = ()) -> Any:

@@ -46,9 +46,9 @@ def _wide_product(p: Any, stride: int) -> tuple[Any, Any]:
 def element_index(c: Local, block: Block) -> tuple[Any, Any]:
     """The global row-major index of each element of a block, as a high and a low uint32 word."""
     high = low = c.xp.zeros((1,), np.uint32)
-    narrow = size_of(block.shape) <= 1 << 32
-    for i, dim in enumerate(block.shape):
-        stride = size_of(block.shape[i + 1 :])
+    narrow = size_of(block.dims) <= 1 << 32
+    for i, dim in enumerate(block.dims):
+        stride = size_of(block.dims[i + 1 :])
         index = c.xp.arange(block.sizes[i], dtype=np.uint32) + c.xp.asarray(c.start(block, dim), np.uint32)
         index = index.reshape((-1,) + (1,) * (len(block.sizes) - i - 1))
         if narrow:

@@ -38,7 +38,7 @@ class ShardedGraph:
 
     def bytes(self, v: Var) -> int:
         """The bytes of a value that one device stores."""
-        sizes = self.extents.local_shape(v.shape, self.shardings[v].whole(), self.mesh)
+        sizes = self.extents.local_shape(v.dims, self.shardings[v].whole(), self.mesh)
         return math.prod(sizes) * v.dtype.itemsize
 
 
@@ -87,7 +87,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
 
 def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
     """The operands with the dims of a result, or the one operand of a rename."""
-    return [x for x in dict.fromkeys(eqn.ins) if eqn.op is RENAME or set(x.shape) == set(v.shape)]
+    return [x for x in dict.fromkeys(eqn.ins) if eqn.op is RENAME or set(x.dims) == set(v.dims)]
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
@@ -106,7 +106,7 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
             continue
         out = eqn.outs[0]
         sharding = placed.shardings.get(out, Sharding())
-        if sharding.partial and sharding.kind == "sum" and set(out.shape) == set(sums[0].shape):
+        if sharding.partial and sharding.kind == "sum" and set(out.dims) == set(sums[0].dims):
             for x in dict.fromkeys(eqn.ins):
                 totals.pop(x, None)
             totals[out] = out if len(ours) > 1 else ours[0]

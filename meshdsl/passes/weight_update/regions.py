@@ -39,7 +39,7 @@ class Format:
 
     def cuts(self, v: Var) -> bool:
         """True if a value has one of the split dims."""
-        return any(old in v.shape for old, _, _ in self.dims)
+        return any(old in v.dims for old, _, _ in self.dims)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +153,8 @@ def renamed(eqn: Eqn, form: Format) -> Eqn:
     """The equation on private dims; raises `CannotShardError` if the operation's rule refuses them."""
     new = {old: to for old, to, _ in form.dims}
     params = {key: _substitute(value, new) for key, value in eqn.params.items()}
-    ins = [Type(form.renamed(v.shape), v.dtype) for v in eqn.ins]
-    outs = tuple(dataclasses.replace(v, shape=form.renamed(v.shape)) for v in eqn.outs)
+    ins = [Type(form.renamed(v.dims), v.dtype) for v in eqn.ins]
+    outs = tuple(dataclasses.replace(v, dims=form.renamed(v.dims)) for v in eqn.outs)
     try:
         inferred = eqn.operation.infer(ins, params)
     except (ShapeError, KeyError, ValueError) as error:

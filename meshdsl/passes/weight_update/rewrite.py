@@ -101,7 +101,7 @@ class _Rewrite:
     def define(self, v: Var) -> Var:
         """Split an input, or a loop's stacked result, under its private dims."""
         form = self.owner[v]
-        self.inside[v, form] = dataclasses.replace(v, shape=form.renamed(v.shape))
+        self.inside[v, form] = dataclasses.replace(v, dims=form.renamed(v.dims))
         return self.inside[v, form]
 
     def body(self, loop: Eqn) -> Graph:
@@ -116,8 +116,8 @@ class _Rewrite:
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
-            x, shape = self.leave(v, eqn), form.renamed(v.shape)
-            cause = update_cause(Because.UPDATE, v.name, v.shape, shape)
+            x, shape = self.leave(v, eqn), form.renamed(v.dims)
+            cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
             if self.sums.get(v) == form:
                 split = {to.name: axes for _, to, axes in form.dims}
                 split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
@@ -132,14 +132,14 @@ class _Rewrite:
         if self.regather and eqn.backward and v in self.owner:
             if v not in self.regathered:
                 source = self.inside[v, self.owner[v]]
-                copy = self.add(BARRIER, source, source.shape, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
-                cause = update_cause(Because.WEIGHT_AGAIN, v.name, v.shape, copy.shape)
-                self.regathered[v] = self.rename(copy, v.shape, eqn, cause)
+                copy = self.add(BARRIER, source, source.dims, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
+                cause = update_cause(Because.WEIGHT_AGAIN, v.name, v.dims, copy.dims)
+                self.regathered[v] = self.rename(copy, v.dims, eqn, cause)
             return self.regathered[v]
         if v in self.owner and v not in self.outside:
             source = self.inside[v, self.owner[v]]
-            cause = update_cause(Because.WEIGHT_READ, v.name, v.shape, source.shape)
-            self.outside[v] = self.rename(source, v.shape, eqn, cause)
+            cause = update_cause(Because.WEIGHT_READ, v.name, v.dims, source.dims)
+            self.outside[v] = self.rename(source, v.dims, eqn, cause)
         return self.outside.get(v, v)
 
     def by_layer(self, loop: Eqn, scan: Scan) -> dict[int, Var]:
@@ -149,7 +149,7 @@ class _Rewrite:
         return {
             i: self.inside[v, self.owner[v]]
             for i, v in stacks.items()
-            if dim in self.inside[v, self.owner[v]].shape  # the layer dim itself is not split
+            if dim in self.inside[v, self.owner[v]].dims  # the layer dim itself is not split
         }
 
     def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: Cause) -> Var:
@@ -177,8 +177,8 @@ def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:
     body = scan.body
     ins, eqns = list(body.ins), list[Eqn]()
     for i, stack in cut.items():
-        row = Var(tuple(d for d in stack.shape if d != scan.dim), stack.dtype, stack.name)
-        cause = update_cause(Because.WEIGHT_IN_LAYER, stack.name, ins[i].shape, row.shape)
-        eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].shape}, loop.where, loop.backward, cause))
+        row = Var(tuple(d for d in stack.dims if d != scan.dim), stack.dtype, stack.name)
+        cause = update_cause(Because.WEIGHT_IN_LAYER, stack.name, ins[i].dims, row.dims)
+        eqns.append(Eqn(RENAME, (row,), (ins[i],), {"shape": ins[i].dims}, loop.where, loop.backward, cause))
         ins[i] = row
     return body.replace(ins=tuple(ins), eqns=(*eqns, *body.eqns))

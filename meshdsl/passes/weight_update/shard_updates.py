@@ -35,7 +35,7 @@ class Decision:
     """The decision about one weight, and the reason. Bytes are per device, seconds per step."""
 
     weight: str
-    shape: Shape
+    dims: Shape
     group: Axes  # the axes over which the update is split, or, if it is not split, could be
     split: tuple[tuple[str, Axes], ...]  # the dims split for the update, and their axes
     sharded: bool
@@ -116,7 +116,7 @@ def _decide(
             owners = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
             update = find_update(placed, v, out, pairs, owners, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
         except CannotShardError as problem:
-            decisions.append(Decision(names[v], v.shape, (), (), False, str(problem)))
+            decisions.append(Decision(names[v], v.dims, (), (), False, str(problem)))
             continue
         sharded, seconds, reason = policy.worth(update)
         form = update.format
@@ -127,7 +127,7 @@ def _decide(
         )
         split = tuple((old.name, axes) for old, _, axes in form.dims)
         decisions.append(
-            Decision(names[v], v.shape, update.group, split, sharded, reason, saved, seconds, update.pending)
+            Decision(names[v], v.dims, update.group, split, sharded, reason, saved, seconds, update.pending)
         )
         if sharded:
             chosen.append(update)
@@ -153,7 +153,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         pairs = [
             (v, out)
             for v, out in zip(body.ins[consts : consts + n], body.outs[:n], strict=True)
-            if v.shape and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
+            if v.dims and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
@@ -183,14 +183,14 @@ def _cut_around(
     body, consts = rewrite_updates(inside, pairs, chosen), scan.consts
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
-        if not consts <= i < consts + scan.carries or v.shape == ins[i].shape:
+        if not consts <= i < consts + scan.carries or v.dims == ins[i].dims:
             continue
         private_in = dataclasses.replace(v, name=ins[i].name)
-        before.append(Eqn(RENAME, (ins[i],), (private_in,), {"shape": v.shape}, loop.where))
+        before.append(Eqn(RENAME, (ins[i],), (private_in,), {"shape": v.dims}, loop.where))
         ins[i], full_out = private_in, outs[i - consts]
-        outs[i - consts] = Var(v.shape, v.dtype, full_out.name)
-        cause = update_cause(Because.WEIGHT_OUT_OF_LOOP, private_in.name, full_out.shape, private_in.shape)
-        after.append(Eqn(RENAME, (outs[i - consts],), (full_out,), {"shape": full_out.shape}, loop.where, False, cause))
+        outs[i - consts] = Var(v.dims, v.dtype, full_out.name)
+        cause = update_cause(Because.WEIGHT_OUT_OF_LOOP, private_in.name, full_out.dims, private_in.dims)
+        after.append(Eqn(RENAME, (outs[i - consts],), (full_out,), {"shape": full_out.dims}, loop.where, False, cause))
     new_loop = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
     return [*before, new_loop, *after]
 
@@ -207,8 +207,8 @@ def _with_private(placed: ShardedGraph, chosen: Sequence[Update]) -> Layout:
     """The layout with rules for the private dims; overrides by path become rules of exactly those paths."""
     private = _private(chosen)
     named = [
-        *((v.name, v.shape) for v in placed.graph.ins),
-        *zip(placed.results, (v.shape for v in placed.graph.outs), strict=True),
+        *((v.name, v.dims) for v in placed.graph.ins),
+        *zip(placed.results, (v.dims for v in placed.graph.outs), strict=True),
     ]
     renamed = {v.name: update.format for update in chosen for v in update.carried}
     renamed |= {

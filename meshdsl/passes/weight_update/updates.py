@@ -50,7 +50,7 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     """
     results = list(zip(placed.results, placed.graph.outs, strict=True))
     arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
-    inputs = [v for v in placed.graph.ins if v.shape]
+    inputs = [v for v in placed.graph.ins if v.dims]
     matches: dict[Var, Var] = {}
     for v in inputs:
         argument, _, tail = v.name.partition("/")
@@ -117,7 +117,7 @@ def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
 
 def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     """The dims that can be split: without the layer dim, if the gradient is computed layer by layer."""
-    return tuple(d for d in weight.shape if all(d in g.shape for g in sums))
+    return tuple(d for d in weight.dims if all(d in g.dims for g in sums))
 
 
 def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) -> Format:

@@ -181,7 +181,7 @@ class Planner:
         if self.request.dim is not None:
             return [self.request.dim]
         data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
-        return list(dict.fromkeys([*(d.name for v in data for d in v.shape), *self.slot_dims()]))
+        return list(dict.fromkeys([*(d.name for v in data for d in v.dims), *self.slot_dims()]))
 
     def may_skip(self) -> bool:
         """True if plans in parts may be left out: the mode is "auto", and no option is about parts."""
@@ -189,11 +189,11 @@ class Planner:
 
     def slot_dims(self) -> Iterator[str]:
         """The dims of exchanged values that no input has and that the exchange neither splits nor joins."""
-        of_inputs = {d.name for v in self.unrolled.ins for d in v.shape}
+        of_inputs = {d.name for v in self.unrolled.ins for d in v.dims}
         for eqn in self.unrolled.eqns:
             if isinstance(eqn.op, AllToAll | RaggedAllToAll):
                 moved = {eqn.op.dim, eqn.op.to}
-                yield from (d.name for d in eqn.ins[0].shape if d.name not in of_inputs | moved)
+                yield from (d.name for d in eqn.ins[0].dims if d.name not in of_inputs | moved)
 
     def halves(self, mode: str, among: Sequence[Eqn]) -> Iterator[tuple[str, Program]]:
         n = self.request.parts

@@ -67,6 +67,6 @@ def _blocks(program: Program, dim: str) -> Iterator[int]:
     """The sizes of the dim on one device, of all values that have it."""
     values = [*program.ins, *(v for eqn in program.eqns for v in eqn.outs)]
     for v in values:
-        for d, size in zip(v.shape, program.local_shape(v), strict=True):
+        for d, size in zip(v.dims, program.local_shape(v), strict=True):
             if d.name == dim:
                 yield size

@@ -174,8 +174,8 @@ def test_a_model_trains_with_split_positions(method: str) -> None:
     )  # fmt: skip
     draw = np.random.default_rng(0)
     specs = jax.tree.leaves(tiny.specs())
-    numbers = [draw.integers(0, 5, [d.size for d in s.shape]) if s.dtype.kind == "i" else
-               draw.random([d.size for d in s.shape]) for s in specs]  # fmt: skip
+    numbers = [draw.integers(0, 5, [d.size for d in s.dims]) if s.dtype.kind == "i" else
+               draw.random([d.size for d in s.dims]) for s in specs]  # fmt: skip
 
     def run(workload: md.Workload, mesh: str, layout: str) -> Any:
         program = md.compile(workload.train_step(), mesh, layout).program(*workload.specs())

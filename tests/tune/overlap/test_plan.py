@@ -40,7 +40,7 @@ def arguments(program: md.Program) -> list[np.ndarray]:
     rng = np.random.default_rng(5)
 
     def draw(v: Any) -> np.ndarray:
-        sizes = [d.size for d in v.shape]
+        sizes = [d.size for d in v.dims]
         if v.dtype.kind in "iu":
             return rng.integers(0, 32, sizes).astype(v.dtype)
         values = 0.3 * rng.normal(size=sizes)
@@ -59,7 +59,7 @@ def test_overlap_modes_keep_loss_bitwise_and_gradients_close(router: str, modes:
         compiled, _ = step_of(mode, router)
         got = md.simulate(compiled.program(*types), *given)
         for v, a, b in zip(program.outs, wanted, got, strict=True):
-            if v.shape:
+            if v.dims:
                 np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6, err_msg=f"{mode}: {v}")
             else:
                 assert a.tobytes() == b.tobytes(), f"{mode}: loss, metrics and step are bitwise those of 'none'"
@@ -70,7 +70,7 @@ def test_overlap_halves_runs_on_devices_as_simulated() -> None:
     program = compiled.program(*types)
     given = arguments(program)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
-    tensors = [md.tensor(x, spec.shape) for x, spec in zip(given, leaves, strict=True)]
+    tensors = [md.tensor(x, spec.dims) for x, spec in zip(given, leaves, strict=True)]
     ran = jax.tree.leaves(compiled(*jax.tree.unflatten(structure, tensors)))
     for x, y in zip(ran, md.simulate(program, *given), strict=True):
         np.testing.assert_allclose(x.numpy(), y, rtol=1e-4, atol=1e-5)

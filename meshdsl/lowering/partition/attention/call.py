@@ -76,7 +76,7 @@ class AttentionCall:
 
     def dim(self, role: str, name: str) -> Dim:
         """A dim of an operand by its name."""
-        return next(d for d in self.roles[role].shape if d.name == name)
+        return next(d for d in self.roles[role].dims if d.name == name)
 
     def whole_keys(self, assigned: Assigned | None = None) -> AttentionCall:
         """The same call with keys and values gathered."""
@@ -102,7 +102,7 @@ class AttentionCall:
 
     def _summed(self, role: str) -> tuple[Dim, ...]:
         """The dims of an operand whose padding must be zero, because their elements are added."""
-        how, shapes = self.how, [v.shape for v in self.eqn.ins]
+        how, shapes = self.how, [v.dims for v in self.eqn.ins]
         over = {"q": {how.over}, "k": {how.over, how.keys}, "v": {how.keys}}
         if self.gradient and role not in ("mask", "segments", "memory_segments", "offset"):
             every = {how.over, how.length, how.keys, value_dim(shapes[1], shapes[2], how).name}
@@ -110,7 +110,7 @@ class AttentionCall:
             if "bias" in self.roles:
                 every.update(names(how.batch(shapes[1])))
             over = {role: every}
-        return tuple(d for d in self.roles[role].shape if d.name in over.get(role, ()))
+        return tuple(d for d in self.roles[role].dims if d.name in over.get(role, ()))
 
     def outs(self, ins: Sequence[Var]) -> list[Var]:
         """Define the results of the operation on these operands."""
@@ -124,7 +124,7 @@ class AttentionCall:
         for v, sharding, role in zip(eqn.outs, own_shardings(eqn.replace(ins=tuple(ins))), self.moving, strict=True):
             results.append(scope.define(v, sharding))
             if sharding.partial:
-                own = names(self.roles[role].shape)
+                own = names(self.roles[role].dims)
                 splits = [
                     d for s in self.shardings().values() for d, axes in s.split if set(axes) & set(sharding.partial)
                 ]
@@ -143,5 +143,5 @@ class AttentionCall:
 
 
 def _labels(eqn: Eqn, keys: str | None) -> Labels:
-    shapes, results = [v.shape for v in eqn.ins], [v.shape for v in eqn.outs]
+    shapes, results = [v.dims for v in eqn.ins], [v.dims for v in eqn.outs]
     return attention_labels(shapes, results, eqn.params["how"], keys, eqn.op is ATTENTION_GRAD)

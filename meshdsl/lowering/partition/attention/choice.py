@@ -54,13 +54,13 @@ def choose_method(call: AttentionCall) -> Choice:
 
 def _block_bytes(call: AttentionCall, role: str) -> int:
     setting, v = call.scope.setting, call.roles[role]
-    sizes = setting.extents.local_shape(v.shape, call.shardings()[role], setting.mesh)
+    sizes = setting.extents.local_shape(v.dims, call.shardings()[role], setting.mesh)
     return math.prod(sizes) * v.dtype.itemsize
 
 
 def _result_bytes(call: AttentionCall) -> int:
     """The bytes of a device's block of the result: the block of q, with the size of the values' own dim."""
-    head, value = (call.roles[r].shape for r in ("k", "v"))
+    head, value = (call.roles[r].dims for r in ("k", "v"))
     size = math.prod(d.size for d in head) or 1
     return _block_bytes(call, "q") * math.prod(d.size for d in value) // size
 
@@ -85,7 +85,7 @@ def exchange_bytes(call: AttentionCall) -> int:
 def _other_dim(call: AttentionCall) -> tuple[str, Mapping[str, Axes]] | None:
     """The last dim of queries, keys and values whose blocks the devices can divide, and the axes of all dims then."""
     setting, how, axes = call.scope.setting, call.how, call.keys
-    for d in reversed(how.batch(call.roles["k"].shape)):
+    for d in reversed(how.batch(call.roles["k"].dims)):
         own = call.assigned.get(d.name, ())
         if setting.extents.padded(d) and setting.extents.padded(d) % (setting.mesh.count(own) * call.count) == 0:
             return d.name, {**call.assigned, how.length: (), d.name: (*own, *axes)}
@@ -93,7 +93,7 @@ def _other_dim(call: AttentionCall) -> tuple[str, Mapping[str, Axes]] | None:
 
 
 def _report(call: AttentionCall) -> None:
-    shape, axes = show(call.roles["k"].shape), ", ".join(map(repr, call.keys))
+    shape, axes = show(call.roles["k"].dims), ", ".join(map(repr, call.keys))
     call.scope.setting.problems.setdefault(
         f"attention with method='all_to_all' cannot split another dim over mesh axis {axes} of {call.count} devices\n"
         f"  k has shape {shape}; no block of a dim that q, k and v share divides by {call.count}\n"

@@ -26,7 +26,7 @@ __all__ = ["merged"]
 
 
 def _part_type(*types: Type, how: Names, parts: Dim, **params: Any) -> tuple[Type, ...]:
-    return tuple(Type((*t.shape, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how, **params}))
+    return tuple(Type((*t.dims, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how, **params}))
 
 
 def _part_kernel(
@@ -35,7 +35,7 @@ def _part_kernel(
     """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
     form = Canonical.of(c, how, ins, kernel)
     out, lse = c.xp.attention(form.operands(causal, window))
-    blocks = [dataclasses.replace(b, shape=b.shape[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]
+    blocks = [dataclasses.replace(b, dims=b.dims[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]
     return tuple(x[..., None] for x in form.results(out, lse, blocks))
 
 
@@ -74,7 +74,7 @@ def _weigh_shardings(eqn: Eqn) -> list[Sharding]:
 
 
 def _weigh_type(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> tuple[Type, ...]:
-    return Type(out.shape[:-1], dtype), Type(lse.shape[:-1], lse.dtype)
+    return Type(out.dims[:-1], dtype), Type(lse.dims[:-1], lse.dtype)
 
 
 def _weigh_rule(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> Labels:
@@ -82,7 +82,7 @@ def _weigh_rule(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> 
         return {d.name: None if whole and d == parts else d.name for d in shape}
 
     results = _weigh_type(out, lse, parts=parts, axes=axes, dtype=dtype)
-    return Labels((named(out.shape), named(lse.shape, True)), tuple(named(t.shape) for t in results))
+    return Labels((named(out.dims), named(lse.dims, True)), tuple(named(t.dims) for t in results))
 
 
 WEIGH_PART = Op(
@@ -101,10 +101,10 @@ def merged(call: AttentionCall) -> None:
     ins, (out, lse) = call.ins(), eqn.outs
     parts = Dim(f"{call.how.keys}__parts", call.count)
     wide = {**eqn.params, "how": dataclasses.replace(call.how, wide=True), "parts": parts}
-    types = [Type((*v.shape, parts), wide_dtype(v.dtype)) for v in eqn.outs]
+    types = [Type((*v.dims, parts), wide_dtype(v.dtype)) for v in eqn.outs]
     part_eqn = Eqn(ATTENTION_PART, tuple(ins), (), wide, eqn.where, eqn.backward)
-    part, part_lse = (Var(t.shape, t.dtype, "", s) for t, s in zip(types, _part_shardings(part_eqn), strict=True))
-    every = Var(part_lse.shape, part_lse.dtype, "", part_lse.sharding.with_split(parts.name, ()))
+    part, part_lse = (Var(t.dims, t.dtype, "", s) for t, s in zip(types, _part_shardings(part_eqn), strict=True))
+    every = Var(part_lse.dims, part_lse.dtype, "", part_lse.sharding.with_split(parts.name, ()))
     split = {d: axes for d, axes in part.sharding.split if d != parts.name}
     results = (scope.define(out, Sharding.of(split, call.keys)), scope.define(lse, Sharding.of(split)))
     summary = Cause(Because.SUMMARY, eqn.operation.name, (call.how.keys,), what="a logarithm of the sum for")

@@ -50,7 +50,7 @@ def is_zigzag(call: AttentionCall) -> bool:
     setting, how, n = call.scope.setting, call.how, call.count
     length, keys = call.dim("q", how.length), call.dim("k", how.keys)
     size = setting.extents.padded(length) // n
-    rows = [r for r in ("bias", "mask") if r in call.roles and length in call.roles[r].shape]
+    rows = [r for r in ("bias", "mask") if r in call.roles and length in call.roles[r].dims]
     even = length.size == keys.size and size == setting.extents.padded(keys) // n and size % 2 == 0
     plain = call.eqn.params["causal"] and call.eqn.params["window"] is None and "offset" not in call.roles
     return plain and even and size > 0 and n > 1 and not rows
@@ -68,7 +68,7 @@ class _Ring:
         return Eqn(op, tuple(ins), (out,), params, self.eqn.where, self.eqn.backward, cause)
 
     def exchange(self, x: Var, out: Var, routes: tuple[tuple[int, int], ...], cause: Cause) -> Eqn:
-        name = next(d.name for d in x.shape if d.name == self.how.keys)
+        name = next(d.name for d in x.dims if d.name == self.how.keys)
         return self.equation(Exchange(name, self.call.keys, routes), [x], out, cause)
 
     def add(self) -> None:
@@ -89,14 +89,14 @@ class _Ring:
         if not self.zigzag:
             return ins
         moved = [
-            r in ALONG and {self.how.length, self.how.keys} & {d.name for d in v.shape}
+            r in ALONG and {self.how.length, self.how.keys} & {d.name for d in v.dims}
             for r, v in zip(self.call.roles, ins, strict=True)
         ]
         return [self.places(v, in_zigzag) if along else v for v, along in zip(ins, moved, strict=True)]
 
     def places(self, x: Var, change: Any) -> Var:
         """The value with its half blocks in another order, along the dim that the ring's axes split."""
-        dim = next(d for d in x.shape if x.sharding.axes(d) == self.call.keys)
+        dim = next(d for d in x.dims if x.sharding.axes(d) == self.call.keys)
         return change(self.scope, self.eqn, x, dim, self.call.keys)
 
     def moving(self) -> list[int]:
@@ -111,9 +111,9 @@ class _Ring:
         """The initial sums of the turns: results of attention without keys, or zero cotangents, in the wide dtype."""
         sums: list[Var] = []
         for k, v in enumerate(outs):
-            initial = Var(v.shape, wide_dtype(v.dtype), "", v.sharding)
+            initial = Var(v.dims, wide_dtype(v.dtype), "", v.sharding)
             value = -math.inf if k == 1 and not self.call.gradient else 0
-            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.shape, dtype=initial.dtype))
+            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.dims, dtype=initial.dtype))
             sums.append(initial)
         return sums
 
@@ -186,9 +186,9 @@ class _Ring:
     def finish(self, sums: Sequence[Var], outs: Sequence[Var]) -> None:
         """The results in their own dtypes, and in order."""
         for x, out in zip(sums, outs, strict=True):
-            along = self.zigzag and any(x.sharding.axes(d) == self.call.keys for d in x.shape)
+            along = self.zigzag and any(x.sharding.axes(d) == self.call.keys for d in x.dims)
             if x.dtype != out.dtype:
-                narrow = Var(x.shape, out.dtype, "", x.sharding)
+                narrow = Var(x.dims, out.dtype, "", x.sharding)
                 self.scope.eqns.append(self.equation(CAST, [x], narrow, dtype=out.dtype))
                 x = narrow
             if along:
@@ -203,7 +203,7 @@ def _define(eqns: list[Eqn], x: Var, out: Var) -> None:
 
 
 def _like(v: Var) -> Var:
-    return Var(v.shape, v.dtype, "", v.sharding)
+    return Var(v.dims, v.dtype, "", v.sharding)
 
 
 def around(call: AttentionCall, cause: Cause) -> None:

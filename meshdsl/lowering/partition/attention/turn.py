@@ -72,7 +72,7 @@ def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any
     a, b = c.xp.exp(lse - top), c.xp.exp(lse_more - top)
     total = a + b
     some = c.xp.where(total == 0, 1, total)
-    wide = Block(c.outs[0].shape, c.outs[0].sizes, c.outs[0].axes)
+    wide = Block(c.outs[0].dims, c.outs[0].sizes, c.outs[0].axes)
     left, right = (c.align(x / some, c.outs[1], wide) for x in (a, b))
     return out * left + more * right, c.xp.where(total == 0, -np.inf, top + c.xp.log(some))
 
@@ -125,7 +125,7 @@ def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int]
 
     def labels(*types: Type, how: Names, **_: Any) -> Labels:
         """Dims by name: every operand is this device's block of it."""
-        ins: list[dict[str, str | None]] = [{d.name: d.name for d in t.shape} for t in types]
+        ins: list[dict[str, str | None]] = [{d.name: d.name for d in t.dims} for t in types]
         return Labels(tuple(ins), tuple(ins[-1 - results(how) : -1]))
 
     def shardings(eqn: Eqn) -> list[Sharding]:

@@ -46,7 +46,7 @@ def _moved(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, routes: list[tu
     came: list[Var] = []
 
     def var() -> Var:
-        return Var(replaced(x.shape, dim, half), x.dtype, "", sharding)
+        return Var(replaced(x.dims, dim, half), x.dtype, "", sharding)
 
     for k, route in enumerate(routes):
         cut, moved = var(), var()
@@ -54,7 +54,7 @@ def _moved(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, routes: list[tu
         scope.eqns.append(Eqn(ROWS, (x,), (cut,), rows, eqn.where, eqn.backward))
         scope.eqns.append(Eqn(Exchange(half.name, axes, route), (cut,), (moved,), {}, eqn.where, eqn.backward, cause))
         came.append(moved)
-    out = Var(x.shape, x.dtype, x.name, x.sharding)
+    out = Var(x.dims, x.dtype, x.name, x.sharding)
     params = {
         "dims": (half, half),
         "whole": (False, False),
