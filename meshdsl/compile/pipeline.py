@@ -27,6 +27,7 @@ from ..passes.simplify import simplify
 from ..schedule.order_prints import order_prints
 from ..schedule.ragged_exchange import ragged_exchange
 from ..schedule.row_barriers import drop_row_barriers
+from ..schedule.stored_rows import read_stored_rows
 from ..schedule.unroll import unroll
 from ..tune.groups import RefinedMesh
 from ..tune.overlap.plan import plan_overlap
@@ -115,6 +116,10 @@ def _with_kernels(program: Program, options: Options) -> Program:
     return with_kernels(program, platform, kernel)
 
 
+def _read_stored_rows(program: Program, options: Options) -> Program:
+    return read_stored_rows(program, options.platform or jax.default_backend())
+
+
 def _unroll(program: Program, options: Options) -> Program:
     if not options.unroll:
         return program
@@ -166,6 +171,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
     Pass("drop row barriers", _on_program(lambda program, state, options: drop_row_barriers(program))),
+    Pass("read stored rows", _on_program(lambda program, state, options: _read_stored_rows(program, options))),
     Pass("order prints", _on_program(lambda program, state, options: order_prints(program))),
 )
 

@@ -31,6 +31,7 @@ from ..lowering import Program
 from ..lowering.asynchrony import Start
 from ..lowering.attention_kernels import with_kernels
 from ..lowering.emit import emit, partition_spec
+from ..schedule.stored_rows import read_stored_rows
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
 from .hlo import estimated_cycles, performed
@@ -94,7 +95,7 @@ def compile_for(
         raise CompilerError(f"{topology} needs the compiler for TPUs\n  {problem}")
     with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as scratch:
         directory = Path(scratch)
-        program = with_kernels(program, platform)
+        program = read_stored_rows(with_kernels(program, platform), platform)
         request = _request(program, frozenset(donated))
         options = EFFORTS[effort] | _flags(program)
         request |= {"platform": platform, "topology": name, "slices": slices, "options": options}

@@ -8,7 +8,8 @@ This module makes no decisions. `check_vma=True` stays on, so that JAX checks ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +19,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend import Block, Jax, Local, varying
+from ..control import BARRIER
+from ..control.host import host_values
 from ..dims import Shape
 from ..errors import LayoutError, at
 from ..ir import Cond, Eqn, Graph, Scan, Var, While, walk
@@ -57,8 +60,14 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
     return [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in vars]
 
 
-def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
-    """Run a program's equations on arrays (inside `shard_map`, one device's blocks) and return its results."""
+def run_equations(
+    program: Graph, ins: Sequence[Any], kernels: Mapping[Var, Callable[[Any], Any]] | None = None
+) -> list[Any]:
+    """Run a program's equations on arrays (inside `shard_map`, one device's blocks) and return its results.
+
+    `kernels` replaces the kernels of equations with one operand and these results.
+    """
+    kernels = kernels or {}
     assert isinstance(program, Program)
     env: Env = dict(zip(program.ins, ins, strict=True))
     planned = any(isinstance(eqn.op, Start) for eqn in program.eqns)
@@ -66,7 +75,8 @@ def run_equations(program: Graph, ins: Sequence[Any]) -> list[Any]:
         xs = [env[v] for v in eqn.ins]
         # the number identifies an equation of a plan in a compiler's text
         with jax.named_scope(f"eqn{number}") if planned else nullcontext():
-            env.update(zip(eqn.outs, _results(program, eqn, xs), strict=True))
+            results = [kernels[eqn.outs[0]](*xs)] if eqn.outs[0] in kernels else _results(program, eqn, xs)
+            env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
 
 
@@ -97,20 +107,63 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
 
 
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any]:
-    consts, first, stacks = loop.inputs(xs)
-    carries, _ = loop.results(loop.body.outs)
-    trips = loop.trips
+    """`lax.scan` with its stacks as carries: JAX starts stacks as zeros, which TPUs write before a reverse loop."""
+    consts, first, inputs = loop.inputs(xs)
+    carries, row_vars = loop.results(loop.body.outs)
+    stacks = dict(enumerate(loop.results(eqn.outs)[1]))
+    trips, on_host = loop.trips, host_values(loop.body)
+    # JAX has no arrays without values in the host's memory, and no writes into a stack without rows
+    own = {i: v for i, v in stacks.items() if trips and row_vars[i] not in on_host}
+    computed = {v for eqn in loop.body.eqns for v in eqn.outs}
+    barriers = {
+        eqn.outs[0]: row_vars.index(eqn.ins[0])
+        for eqn in loop.body.eqns
+        if eqn.op is BARRIER and eqn.ins[0] in computed.intersection(row_vars[i] for i in own)
+    }
 
-    def step(carry: Sequence[Any], rows: Sequence[Any]) -> Any:
-        carry, rows = loop.results(run_equations(loop.body, [*consts, *carry, *rows]))
-        return _varying(carry, carries), list(rows)
+    def step(state: tuple[Any, Sequence[Any], Mapping[int, Any]], rows: Sequence[Any]) -> Any:
+        at, carry, filled = state
+        filled = dict(filled)
+
+        def write(i: int, row: Any) -> None:
+            row = varying(row, stacks[i].sharding.varying)
+            filled[i] = lax.dynamic_update_index_in_dim(filled[i], row, at, 0, allow_negative_indices=False)
+
+        def write_and_read(i: int, row: Any) -> Any:
+            """The row as it is stored. Behind a barrier, its index is unknown, so compilers read and do not compute."""
+            write(i, row)
+            index = lax.optimization_barrier(at)
+            return lax.dynamic_index_in_dim(filled[i], index, 0, keepdims=False, allow_negative_indices=False)
+
+        kernels = {v: functools.partial(write_and_read, i) for v, i in barriers.items()}
+        carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], kernels))
+        for i in own:
+            if i not in barriers.values():
+                write(i, ys[i])
+        others = {i: y for i, y in enumerate(ys) if i not in own}
+        return (at + (-1 if loop.reverse else 1), _varying(carry, carries), filled), others
 
     # the stacked dim may be stored with padding
-    rows = [x if x.shape[0] == trips else x[:trips] for x in stacks]
-    carry, ys = lax.scan(step, _varying(first, carries), rows, length=trips, reverse=loop.reverse)
-    pads = [program.local_shape(v)[0] - trips for v in loop.results(eqn.outs)[1]]
-    ys = [jnp.pad(y, [(0, pad)] + [(0, 0)] * (y.ndim - 1)) if pad else y for y, pad in zip(ys, pads, strict=True)]
-    return [*carry, *ys]
+    rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]
+    unwritten = {i: _unwritten(program, v, trips) for i, v in own.items()}
+    state = jnp.int32(trips - 1 if loop.reverse else 0), _varying(first, carries), unwritten
+    (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
+    return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]
+
+
+def _unwritten(program: Program, v: Var, trips: int) -> Any:
+    """One device's block of a stack of `trips` rows before they are written: on TPUs and GPUs, memory as it is.
+
+    It is zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values.
+    """
+    create = lax.empty if program.mesh.axes else jnp.zeros
+    return varying(create((trips, *program.local_shape(v)[1:]), v.dtype), v.sharding.varying)
+
+
+def _padded(program: Program, v: Var, stack: Any) -> Any:
+    """The stack with the padding with which its first dim is stored."""
+    pad = program.local_shape(v)[0] - len(stack)
+    return jnp.pad(stack, [(0, pad)] + [(0, 0)] * (stack.ndim - 1)) if pad else stack
 
 
 def _while(loop: While, xs: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,87 @@
+"""Read a loop's large rows from where the loop stores them, on TPUs, so that they are computed once.
+
+A loop that stacks a row and also multiplies it has two readers of the row. If it does not fit into a TPU's vector
+memory, the compiler computes it once for the stack and again for the product, from a larger value that it stores before
+both: for attention weights in bfloat16, their float32 exponentials. A barrier on a row that is stacked is emitted as a
+write into the stack, and a read of what was written (`lowering/emit.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..control import BARRIER
+from ..control.host import host_values
+from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var
+from ..lowering.asynchrony import Start
+from ..lowering.program import Program
+from ..ops.dtypes import CAST
+
+__all__ = ["read_stored_rows"]
+
+LARGE = 2**24  # bytes of a row on one device; the vector memory of a TPU is 64 or 128 MiB, and has other values too
+
+
+def read_stored_rows(program: Program, platform: str, large: float = LARGE) -> Program:
+    """The program for a platform, with a barrier between large rows that a loop stacks and their readers in the loop.
+
+    Only elementwise results are computed twice, so others keep their readers, and so do loops with a planned overlap.
+    On platforms other than "tpu", the program itself.
+
+    >>> import meshdsl as md
+    >>> def f(x, w):
+    ...     def trip(h, row):
+    ...         p = md.softmax(md.dot(h, row, "io"), "out")
+    ...         return md.dot(p, row, "out"), p
+    ...     return md.scan(trip, x, w, over="layer")
+    >>> program = md.compile(f, "rows:2", "batch:rows").program(md.spec("batch:4 io:8"), md.spec("layer:3 io:8 out:8"))
+    >>> [str(read_stored_rows(program, name, large=0)).count(" = barrier ") for name in ("tpu", "gpu")]
+    [1, 0]
+    """
+    if platform != "tpu":
+        return program
+
+    def inside(graph: Graph) -> Graph:
+        return read_stored_rows(graph, platform, large) if isinstance(graph, Program) else graph
+
+    def read(eqn: Eqn) -> Eqn:
+        eqn, loop = eqn.map_graphs(inside), eqn.control
+        if not isinstance(loop, Scan) or loop.trips < 2:
+            return eqn
+        return eqn.map_graphs(lambda body: _with_barriers(program, body, loop, large))
+
+    eqns = tuple(map(read, program.eqns))
+    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
+    return program.replace(eqns=eqns) if changed else program
+
+
+def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> Graph:
+    """The body with a barrier behind each row that its other equations should read from the stack."""
+    if any(isinstance(eqn.op, Start) for eqn in body.eqns):
+        return body
+    carried, rows = loop.results(body.outs)
+    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
+    read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
+    on_host = host_values(body)
+    stored = {
+        v: dataclasses.replace(v)
+        for v in rows
+        if v in read and v not in carried and v not in on_host and _elementwise(v, makers)
+        if program.local_bytes(v) >= large
+    }
+    if not stored:
+        return body
+    eqns: list[Eqn] = []
+    for eqn in body.eqns:
+        eqns.append(eqn.replace(ins=tuple(stored.get(v, v) for v in eqn.ins)))
+        eqns += [Eqn(BARRIER, (v,), (stored[v],), {}, eqn.where, eqn.backward) for v in eqn.outs if v in stored]
+    return body.replace(eqns=tuple(eqns))
+
+
+def _elementwise(v: Var, makers: Mapping[Var, Eqn]) -> bool:
+    """True if an elementwise operation computes v; a cast of a product is computed with the product, once."""
+    eqn = makers.get(v)
+    while eqn is not None and isinstance(eqn.op, Op) and (eqn.op is CAST or eqn.op.fuses is Fuses.VIEW):
+        eqn = makers.get(eqn.ins[0])
+    return eqn is not None and isinstance(eqn.op, Op) and eqn.op.fuses is Fuses.MAP and eqn.op.product is Product.NONE
