@@ -35,6 +35,7 @@ from ..schedule.stored_rows import read_stored_rows
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
 from .hlo import estimated_cycles, performed
+from .tpu_options import plan_options
 from .windows import CompiledWindow, compiled_windows
 
 __all__ = ["available", "compile_for"]
@@ -47,9 +48,6 @@ ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 EFFORTS = {"": {}, "O1": {"xla_optimization_level": "EFFORT_O1"}}
-# The compiler starts a collective late once later kernels take as long as it. A plan has this decision already, so
-# kernels count almost nothing: every start directly follows its fence.
-PLANNED = {f"xla_lhs_{kind}_fusion_latency_multiplier": "0.001" for kind in ("output", "loop")}
 
 
 def available() -> str:
@@ -97,7 +95,8 @@ def compile_for(
         directory = Path(scratch)
         program = read_stored_rows(with_kernels(program, platform), platform)
         request = _request(program, frozenset(donated))
-        options = EFFORTS[effort] | _flags(program)
+        started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
+        options = EFFORTS[effort] | plan_options(name.partition(":")[0], started)
         request |= {"platform": platform, "topology": name, "slices": slices, "options": options}
         (directory / "request.json").write_text(json.dumps(request), encoding="utf-8")
         (directory / "program.bin").write_bytes(_exported(program))
@@ -128,13 +127,6 @@ def compile_for(
         seconds=record["seconds"],
         cycles=estimated_cycles(text),
     )
-
-
-def _flags(program: Program) -> dict[str, str]:
-    """Compiler options that keep the program's started collectives asynchronous and where the plan starts them."""
-    started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
-    exchange = {"xla_tpu_enable_async_all_to_all": "true"} if "all_to_all" in started else {}
-    return PLANNED | exchange if started else {}
 
 
 def _check_windows(topology: str, windows: Sequence[CompiledWindow]) -> None:

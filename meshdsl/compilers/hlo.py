@@ -157,7 +157,12 @@ def _close(code: str, start: int, last: str) -> int:
 
 
 def _performed(
-    bodies: dict[str, list[Instruction]], name: str, trips: int, bounded: bool, scattered: bool = False
+    bodies: dict[str, list[Instruction]],
+    name: str,
+    trips: int,
+    bounded: bool,
+    scattered: bool = False,
+    started: bool = False,  # by an instruction that calls this computation, and does not wait for it
 ) -> Iterator[Performed]:
     types = {instruction.name: instruction.type for instruction in bodies[name]}
     # the TPU compiler repeats a collective in every kernel that it overlaps; count it in the kernel that starts it
@@ -166,7 +171,8 @@ def _performed(
         kind = KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
             if "chain_id=" not in instruction.attributes or starts:
-                yield _collective("reduce_scatter" if scattered else kind, instruction, types, trips, bounded, starts)
+                kind = "reduce_scatter" if scattered else kind
+                yield _collective(kind, instruction, types, trips, bounded, starts or started)
             continue
         inner = trips, bounded
         if instruction.opcode == "while":
@@ -175,7 +181,8 @@ def _performed(
         for callee in called(instruction):
             if callee in bodies:  # the TPU compiler's name for an all-reduce fused with a slice
                 fused = scattered or "all-reduce-scatter" in callee
-                yield from _performed(bodies, callee, *inner, fused)
+                starting = started or instruction.opcode.endswith("-start")
+                yield from _performed(bodies, callee, *inner, fused, starting)
 
 
 def called(instruction: Instruction) -> list[str]:

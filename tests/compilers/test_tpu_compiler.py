@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,43 @@ def test_compile_for_keeps_planned_products_in_their_windows() -> None:
     assert windows and sum(window.planned for window in windows) > 0
     for window in windows:
         assert window.asynchronous and window.inside == window.planned, str(window)
+
+
+def gathered(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    return md.dot(x, w, "io"), md.shard(a, {})
+
+
+def reduced(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    return md.dot(x, w, "io"), md.shard(md.dot(a, b, "inner"), {})
+
+
+def scattered(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    return md.dot(x, w, "io"), md.shard(md.dot(a, b, "inner"), {"m": "rows"})
+
+
+@pytest.mark.parametrize(
+    ("chip", "function", "kind"),
+    [
+        ("v6e:2x4", reduced, "all_reduce"),
+        ("v6e:2x4", scattered, "reduce_scatter"),
+        ("v5p:2x2x2", gathered, "all_gather"),
+        ("v5p:2x2x2", scattered, "reduce_scatter"),
+        ("v4:2x2x1", gathered, "all_gather"),
+    ],
+)
+def test_kinds_that_a_machine_file_lists_run_beside_a_product(chip: str, function: Any, kind: str) -> None:
+    specs = (
+        md.spec("batch:65536 io:2048", "bfloat16"),
+        md.spec("io:2048 hidden:2048", "bfloat16"),
+        md.spec("m:2048 inner:4096", "bfloat16"),
+        md.spec("inner:4096 k:2048", "bfloat16"),
+    )
+    machine = f"tpu-{chip.partition(':')[0]}"
+    compiled = md.compile(function, "rows:8", "batch:rows; inner:rows", overlap="list", machine=machine)
+    windows = md.compile_for(f"tpu:{chip}", compiled.program(*specs)).windows
+    beside = [window for window in windows if window.planned]
+    assert beside and kind in beside[0].collective
+    assert [str(window) for window in beside if not window.asynchronous or window.inside < window.planned] == []
 
 
 def test_compile_for_keeps_every_product_of_experts_in_its_window() -> None:

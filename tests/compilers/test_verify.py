@@ -144,6 +144,31 @@ def test_a_collective_spread_over_kernels_counts_once() -> None:
     assert (found.kind, found.count, found.asynchronous, found.bytes) == ("all_gather", 1, True, 32)
 
 
+SPARSE_CORE = """HloModule m
+%called (a: f32[4]) -> f32[4] {
+  %a = f32[4] parameter(0)
+  ROOT %r = f32[4] all-reduce(%a), replica_groups={{0,1}}, to_apply=%add
+}
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4] parameter(0)
+  %s = ((f32[4]), f32[4]) call-start(%x), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %d = f32[4] call-done(%s)
+}
+"""
+
+
+def test_a_collective_on_a_sparse_core_is_asynchronous() -> None:
+    (found,) = performed(SPARSE_CORE)
+    assert (found.kind, found.count, found.asynchronous, found.bytes) == ("all_reduce", 1, True, 16)
+    (found,) = performed(SPARSE_CORE.replace("call-start", "call"))
+    assert not found.asynchronous
+
+
 def test_a_loop_of_unknown_trips_is_not_counted_silently() -> None:
     (found,) = [one for one in performed(HLO.replace("direction=LT", "direction=NE")) if one.kind == "all_gather"]
     assert (found.count, found.bounded) == (1, False)

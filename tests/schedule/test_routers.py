@@ -243,15 +243,16 @@ def test_parts_of_tokens_inside_a_group_are_refused_with_the_reason(router: str)
 
 @pytest.mark.slow
 def test_parts_of_slots_run_on_devices_as_simulated() -> None:
-    step, types = step_of("top_k", SINGLE, GROUP_PER_DEVICE, "padded")
+    """In float64: in float32, gradients of the router, whose terms cancel, have no four digits with any plan."""
+    step, types = step_of("top_k", DOUBLE, GROUP_PER_DEVICE, "padded")
     compiled = md.compile(step, *WHERE, overlap="halves", machine=MACHINE.name)
-    _, given, _ = plain("top_k", SINGLE, GROUP_PER_DEVICE)
+    _, given, _ = plain("top_k", DOUBLE, GROUP_PER_DEVICE)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
     tensors = [md.tensor(x, spec.dims) for x, spec in zip(given, leaves, strict=True)]
     ran = jax.tree.leaves(compiled(*jax.tree.unflatten(structure, tensors)))
     assert "of slot" in compiled.overlap.chosen
     for x, y in zip(ran, md.simulate(compiled.program(*types), *given), strict=True):
-        np.testing.assert_allclose(x.numpy(), y, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-10, atol=1e-11)
 
 
 EMITTED = [("batch_prioritised", "halves")]
