@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,13 +11,26 @@ import jax
 import meshdsl as md
 
 
-def simulated(f: Callable[..., Any], mesh: str, layout: str) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Simulated:
     """The compiled function as NumPy runs it on every device: no XLA, so many layouts cost little."""
 
-    def run(*args: Any) -> Any:
-        program = md.compile(f, md.Mesh(mesh), md.Layout(layout)).program(*args)
-        arrays = md.simulate(program, *jax.tree.leaves(args))
-        specs, structure = jax.tree.flatten(md.eval_shape(f, *args))
-        return structure.unflatten([md.tensor(x, spec.dims) for x, spec in zip(arrays, specs, strict=True)])
+    compiled: md.Compiled
+    specs: dict[Any, Any] = field(default_factory=dict)  # of the results, by the types of the arguments
 
-    return run
+    def __call__(self, *args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        signature = (structure, tuple(x.type for x in leaves))
+        if signature not in self.specs:
+            self.specs[signature] = md.eval_shape(self.compiled.function, *args)
+        specs, results = jax.tree.flatten(self.specs[signature])
+        arrays = md.simulate(self.compiled.program(*args), *leaves)
+        return results.unflatten([md.tensor(x, spec.dims) for x, spec in zip(arrays, specs, strict=True)])
+
+    def under(self, mesh: str, layout: str) -> Simulated:
+        """The same function under another layout; it is not traced again."""
+        return Simulated(self.compiled.under(mesh, layout), self.specs)
+
+
+def simulated(f: Callable[..., Any], mesh: str, layout: str) -> Simulated:
+    return Simulated(md.compile(f, mesh, layout))
