@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..display.markup import page_part
@@ -94,13 +95,18 @@ class Mesh:
         return " ".join(f"{name}:{size}" for name, size in self.axes.items())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mesh) and self._key() == other._key()
+        return self is other or (isinstance(other, Mesh) and self._key == other._key)
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
 
-    def _key(self):
+    @cached_property
+    def _key(self) -> tuple[Any, ...]:
         return (tuple(self.axes.items()), self.device_order, self.devices)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._key)
 
     def count(self, axes: Sequence[str]) -> int:
         """The product of the sizes of these axes.

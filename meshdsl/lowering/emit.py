@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..backend import Block, Jax, Local, varying
+from ..backend import Jax, Local, varying
 from ..control import BARRIER
 from ..control.host import host_values
 from ..dims import Shape
@@ -29,7 +29,7 @@ from .asynchrony import FENCE, Start, emit_fence
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["block", "check_platform", "emit", "partition_spec", "run_equations", "shardings"]
+__all__ = ["check_platform", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 
@@ -37,11 +37,6 @@ Env = dict[Var, Any]
 def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
     """A sharding as a JAX `PartitionSpec`, without pending axes."""
     return PartitionSpec(*(sharding.axes(d) or None for d in shape))
-
-
-def block(program: Program, v: Var) -> Block:
-    """The part of a value that one device stores."""
-    return Block(v.dims, program.local_shape(v), tuple(v.sharding.axes(d) for d in v.dims))
 
 
 def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Callable[..., Any]:
@@ -99,7 +94,7 @@ def _results(program: Program, eqn: Eqn, xs: list[Any]) -> Sequence[Any]:
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     mesh: Mesh = program.mesh
-    ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
+    ins, outs = (tuple(map(program.block, vs)) for vs in (eqn.ins, eqn.outs))
     local = Local(Jax, ins, outs, index=lambda axes: lax.axis_index(axes), count=mesh.count)
     with jax.named_scope(eqn.op.name):
         results = eqn.operation.kernel(local, *xs, **eqn.params)

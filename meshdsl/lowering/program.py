@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..backend import Block
 from ..backend.attention import Kernel
 from ..display.markup import page_part
 from ..display.units import show_bytes
@@ -61,8 +62,8 @@ class Program(Graph):
         return page_part(self._heading(), str(self), self.mesh.axes, opened=self.instructions <= SHORT)
 
     @cached_property
-    def _shapes(self) -> dict[Var, tuple[int, ...]]:
-        return {}  # the cost model asks for every value's shape several times
+    def _blocks(self) -> dict[Var, Block]:
+        return {}  # the cost model and the simulator ask for every value's block several times
 
     def show(self, var: Var) -> str:
         """A value's dtype, local sizes, and the axes that split each dim."""
@@ -84,10 +85,15 @@ class Program(Graph):
 
     def local_shape(self, var: Var) -> tuple[int, ...]:
         """The stored sizes of a value on one device."""
-        shape = self._shapes.get(var)
-        if shape is None:
-            shape = self._shapes[var] = self.extents.local_shape(var.dims, var.sharding, self.mesh)
-        return shape
+        return self.block(var).sizes
+
+    def block(self, var: Var) -> Block:
+        """The part of a value that one device stores."""
+        block = self._blocks.get(var)
+        if block is None:
+            sizes = self.extents.local_shape(var.dims, var.sharding, self.mesh)
+            block = self._blocks[var] = Block(var.dims, sizes, tuple(var.sharding.axes(d) for d in var.dims))
+        return block
 
     def local_bytes(self, var: Var) -> int:
         """The stored bytes of a value on one device."""

@@ -10,10 +10,10 @@ devices' blocks. `poison` fills padding with NaN (or a large integer), so that p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import product
-from typing import Any
+from itertools import product, repeat
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,6 @@ from ..dims import show
 from ..errors import InternalError, ShapeError
 from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh
-from .emit import block
 from .program import Program
 
 __all__ = ["lay_out", "read_back", "simulate"]
@@ -130,9 +129,9 @@ def _run(program: Graph, ins: Sequence[Blocks]) -> list[Blocks]:
         xs = [env[v] for v in eqn.ins]
         results = _results(program, eqn, xs)
         for v, blocks in zip(eqn.outs, results, strict=True):
-            shapes = {x.shape for x in blocks}
-            if shapes != {program.local_shape(v)}:
-                raise InternalError(f"{eqn.op} at {eqn.where} made blocks {shapes}, stored as {program.local_shape(v)}")
+            shapes, stored = {x.shape for x in blocks}, program.local_shape(v)
+            if shapes != {stored}:
+                raise InternalError(f"{eqn.op} at {eqn.where} made blocks {shapes}, stored as {stored}")
         env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
 
@@ -169,23 +168,37 @@ def _while(eqn: Eqn, loop: While, xs: Sequence[Blocks]) -> Sequence[Blocks]:
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
     """Run the kernel once for all devices with the same blocks and the same index along the axes that it asks about."""
-    ins, outs = (tuple(block(program, v) for v in vs) for vs in (eqn.ins, eqn.outs))
-    runs: dict[tuple[int, ...], list[tuple[dict[Axes, int], list[np.ndarray]]]] = {}
+    ins, outs = (tuple(map(program.block, vs)) for vs in (eqn.ins, eqn.outs))
+    devices = coordinates(program.mesh)
+    runs: dict[tuple[int, ...], list[_Run]] = {}  # by the identity of the operands
     results: list[Blocks] = [[] for _ in eqn.outs]
-    for i, coords in enumerate(coordinates(program.mesh)):
+    for coords, operands in zip(devices, zip(*xs, strict=True) if xs else repeat((), len(devices)), strict=True):
         index = partial(index_along, program.mesh, coords)
-        same_blocks = runs.setdefault(tuple(id(x[i]) for x in xs), [])
-        ys = next((ys for asked, ys in same_blocks if all(index(axes) == n for axes, n in asked.items())), None)
-        if ys is None:
+        same_blocks = runs.setdefault(tuple(map(id, operands)), [])
+        run = _run_for(index, same_blocks)
+        if run is None:
             asked: dict[Axes, int] = {}
             local = Local(NumPy, ins, outs, partial(_recorded, index, asked), program.mesh.count)
-            ys = eqn.operation.kernel(local, *(x[i] for x in xs), **eqn.params)
+            ys = eqn.operation.kernel(local, *operands, **eqn.params)
             ys = ys if isinstance(ys, tuple | list) else (ys,)
-            ys = [np.asarray(y, v.dtype) for y, v in zip(ys, eqn.outs, strict=True)]
-            same_blocks.append((asked, ys))
-        for blocks, y in zip(results, ys, strict=True):
+            run = _Run(asked, [np.asarray(y, v.dtype) for y, v in zip(ys, eqn.outs, strict=True)])
+            same_blocks.append(run)
+        for blocks, y in zip(results, run.results, strict=True):
             blocks.append(y)
     return results
+
+
+class _Run(NamedTuple):
+    asked: Mapping[Axes, int]  # the device's index along the axes that the kernel asked about
+    results: list[np.ndarray]
+
+
+def _run_for(index: Callable[[Axes], int], runs: Sequence[_Run]) -> _Run | None:
+    """The run on a device with the same index along every axis that was asked about."""
+    for run in runs:
+        if not run.asked or all(index(axes) == n for axes, n in run.asked.items()):
+            return run
+    return None
 
 
 def _recorded(index: Callable[[Axes], int], asked: dict[Axes, int], axes: Axes) -> int:
