@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import meshdsl as md
@@ -205,17 +205,13 @@ def _grouped(
     precision: Precision,
 ) -> md.Tensor:
     """The weighted sum of the experts that each token chose; `index` and `weights` are [groups, token, choice]."""
-    act = ACTIVATIONS[activation]
 
     def product(y: md.Tensor, name: str) -> md.Tensor:
         expert, gone, _ = matrices[name].dims
         y = precision.grouped_dot(y, matrices[name], index, expert, gone)
         return md.cast(md.prefer(y, *index.dims), precision.compute)
 
-    y = product(x, "wi")
-    y = act(product(x, "wi_gate")) * y if "wi_gate" in matrices else act(y)
-    y = y * md.cast(weights, y.dtype) if weigh == "hidden" else y
-    y = product(y, "wo")
+    y = _feed_forward(x, product, "wi_gate" in matrices, activation, weights if weigh == "hidden" else None)
     y = md.cast(y, precision.reduce)
     y = y * md.cast(weights, y.dtype) if weigh == "output" else y
     return md.cast(md.sum(y, index.dims[-1]), precision.compute)
@@ -230,7 +226,6 @@ def _experts(
     precision: Precision,
 ) -> md.Tensor:
     """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
-    act = ACTIVATIONS[activation]
 
     def product(y: md.Tensor, name: str) -> md.Tensor:
         _, gone, new = matrices[name].dims
@@ -238,8 +233,19 @@ def _experts(
         y = precision.einsum(y, matrices[name], out=[*outer, new])
         return md.cast(md.prefer(y, experts, *outer), precision.compute)
 
+    return md.transpose(_feed_forward(x, product, "wi_gate" in matrices, activation, weights), x.dims)
+
+
+def _feed_forward(
+    x: md.Tensor,
+    product: Callable[[md.Tensor, str], md.Tensor],
+    gated: bool,
+    activation: str,
+    weights: md.Tensor | None,
+) -> md.Tensor:
+    """`product(y, name)` multiplies y by each element's expert's matrix; `weights` multiply the hidden values."""
+    act = ACTIVATIONS[activation]
     y = product(x, "wi")
-    y = act(product(x, "wi_gate")) * y if "wi_gate" in matrices else act(y)
-    if weights is not None:
-        y = y * md.cast(weights, y.dtype)
-    return md.transpose(product(y, "wo"), x.dims)
+    y = act(product(x, "wi_gate")) * y if gated else act(y)
+    y = y if weights is None else y * md.cast(weights, y.dtype)
+    return product(y, "wo")
