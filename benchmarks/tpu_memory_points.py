@@ -3,7 +3,7 @@
 The fusion model was developed on FITTED. KNOWN were compiled later, and are known to the model's authors: the rules
 for long sequences, experts and loops were written with them. EARLIER were predicted before they were compiled, and
 the rules for softmaxes and loops were developed after that, so they are known too. TESTED were predicted, and the
-predictions written down, before any of them was compiled; no rule is newer.
+predictions committed, before any of them was compiled; no rule is newer.
 """
 
 from __future__ import annotations
@@ -109,8 +109,6 @@ EARLIER = {
         "v5p:2x2x2", MODERN.replace(batch=64), LAYOUTS["data"], weight_update=REGATHER, microbatches=2
     ),
     "lm wide sharded update": _point("v4:2x2x1", WIDE, LAYOUTS["data_model"], weight_update="sharded"),
-}
-TESTED = {
     "lm 768 sharded update": _point("v5e:2x4", SMALL, LAYOUTS["data"], weight_update="sharded"),
     "lm 768 modern regather": _point(
         "v6e:2x4", SMALL.replace(norm="rms", gated=True, remat=True), LAYOUTS["data"], weight_update=REGATHER
@@ -129,5 +127,21 @@ TESTED = {
     "8192 blockwise": _point("v6e:2x4", LONG.replace(length=8192), LAYOUTS["data"], attention_kernel="blockwise"),
     "32768 data": _point("v5e:2x4", LONG.replace(length=32768), LAYOUTS["data"]),
     "32768 context": _point("v5p:2x2x2", LONG.replace(length=32768), LAYOUTS["context"]),
+}
+TESTED = {
+    "lm tied": _point("v5e:2x4", LM.replace(layers=6, tied=True, batch=64), LAYOUTS["data"]),
+    "lm modern tied, heads of 64, remat": _point(
+        "v6e:2x4", MODERN.replace(tied=True, heads=16, d_head=64, batch=64), LAYOUTS["data_model"]
+    ),
+    "lm one key head, regather": _point(
+        "v5p:2x2x2", LM.replace(heads=1, queries_per_key=8, gated=True), LAYOUTS["data"], weight_update=REGATHER
+    ),
+    "2048 products kept": _point(
+        "v4:2x2x1", LM.replace(layers=3, length=2048, batch=16, remat="products"), LAYOUTS["data_model"]
+    ),
+    "4096 grouped queries, sequence": _point("v5e:2x4", GQA.replace(heads=4, gated=False), LAYOUTS["sequence"]),
+    "switch 6 layers, length 256": _point(
+        "v6e:2x4", SWITCH.replace(layers=6, length=256, batch=128), EXPERT_LAYOUTS["data"]
+    ),
 }
 PARTS = {"fitted": FITTED, "known": KNOWN, "earlier": EARLIER, "tested": TESTED}

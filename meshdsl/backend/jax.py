@@ -20,6 +20,8 @@ from .varying import alike
 
 __all__ = ["Jax"]
 
+LANES = 128  # columns of a tile of the TPU's memory
+
 
 def _at_least(dtype: Any, *xs: Any) -> Any:
     """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""
@@ -30,6 +32,24 @@ def _widens(of: Any, dtype: Any) -> bool:
     if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
         return jnp.issubdtype(dtype, jnp.floating)
     return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
+
+
+def _narrow_first(formula: str, x: Sequence[int], y: Sequence[int]) -> str:
+    """The formula with its operands exchanged if the first is wide and the second narrow; else "".
+
+    It is for products that sum over the leading dims, as gradients of weights do. If the result has at most 128 columns
+    (one tile), the TPU compiler transposes the first operand in memory: that is a copy, so the narrow one comes first.
+    """
+    (left, right), out = formula.partition("->")[0].split(","), formula.partition("->")[2]
+    summed = [n for n in left if n in right and n not in out]
+    if left[:1] != right[:1] or left[:1] not in summed or any(n in left and n in right for n in out):
+        return ""
+    rows, columns = [n for n in out if n in left], [n for n in out if n in right]
+    wide, narrow = (
+        math.prod(dict(zip(names, shape, strict=True))[n] for n in kept)
+        for names, shape, kept in ((left, x, rows), (right, y, columns))
+    )
+    return f"{right},{left}->{''.join(columns + rows)}" if narrow <= LANES < wide else ""
 
 
 class _Jax:
@@ -52,6 +72,10 @@ class _Jax:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
+        narrow = len(xs) == 2 and _narrow_first(formula, xs[0].shape, xs[1].shape)
+        if narrow:
+            y = jnp.einsum(narrow, *reversed(xs), preferred_element_type=_at_least(dtype, *xs))
+            return jnp.einsum(f"{narrow.partition('->')[2]}->{formula.partition('->')[2]}", y)
         return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
 
     grouped_dot = staticmethod(grouped.grouped_dot)

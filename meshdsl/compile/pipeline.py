@@ -24,6 +24,7 @@ from ..lowering.attention_kernels import with_kernels
 from ..lowering.check import check
 from ..lowering.partition import partition
 from ..passes.simplify import simplify
+from ..schedule.before_loops import products_before_loops
 from ..schedule.order_prints import order_prints
 from ..schedule.ragged_exchange import ragged_exchange
 from ..schedule.row_barriers import drop_row_barriers
@@ -171,6 +172,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
     Pass("drop row barriers", _on_program(lambda program, state, options: drop_row_barriers(program))),
+    Pass("products before loops", _on_program(lambda program, state, options: products_before_loops(program))),
     Pass("read stored rows", _on_program(lambda program, state, options: _read_stored_rows(program, options))),
     Pass("order prints", _on_program(lambda program, state, options: order_prints(program))),
 )

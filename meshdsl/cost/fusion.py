@@ -3,7 +3,7 @@
 A compiler does not store every value. It computes elementwise chains inside the kernel that reads them, and it
 recomputes constants and masks in each reader. `steps` models this from each operation's `fuses`: a value between two
 equations of one kernel never reaches memory. Memory, traffic and time all use this model; they differ in which
-scores of a softmax are stored (see `scores`).
+scores of a softmax are stored, and in what products recompute (see `scores`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
-from .scores import Scores, kind, long_scores, names
+from .scores import Scores, is_matmul, kind, long_scores, names
 
 __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "holders", "steps"]
 
@@ -168,8 +168,12 @@ class _Fusion:
         if chain.smallest not in (None, v) and (chain.reduces or reader is None):
             self.cut(chain)
             chain, roots = self.chain(eqn, v), self.reads(eqn)
-        if reader is not None or self.cheap(v, roots):
+        if reader is not None or self.cheap(v, roots) or self.for_products(v, readers):
             self.roots[v], self.chains[v] = roots, chain
+
+    def for_products(self, v: Var, readers: Sequence[Eqn]) -> bool:
+        """True for a value, not of scores, that only products read: each computes it again, whatever that reads."""
+        return self.scores.recomputed_by_products and names(v) not in self.scores.dims and all(map(is_matmul, readers))
 
     def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
         """True if recomputing a value reads little more than reading it; of attention scores, no more bytes."""

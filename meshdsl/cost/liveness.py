@@ -12,8 +12,9 @@ Arrays of convolutions are padded to tiles, and an argument is copied into such 
 
 A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
 runs: the clock passes through the body once. If the body has collectives, what the next trip needs is computed first,
-and gradients of weights after it, so their operands wait (`carry_first`). Each arm of a conditional has its own
-moments.
+and gradients of weights after it, so their operands wait; but not in a backward loop that recomputes a sum over devices
+of the forward pass. An elementwise kernel runs with its first reader if that is no product. Each arm of a conditional
+has its own moments.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..control.host import host_values
 from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
-from ..ir import Eqn, Graph, Scan, Var, While
+from ..ir import Eqn, Fuses, Graph, Scan, Var, While
 from ..lowering import Program
-from ..lowering.collectives import AllReduce
+from ..lowering.collectives import AllReduce, ReduceScatter
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from .scores import softmaxes
+from .scores import kind, names, softmaxes
 from .tiles import padding, read_by_convolutions
 
-__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes", "sends_in_loops"]
+__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
 
 Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (
@@ -79,11 +80,9 @@ class Lives:
         donated: frozenset[Var],
         categories: Mapping[Var, str],
         stored: Sizes,
-        carry_first: bool = False,
     ):
         self.program = program
         self.stored = stored
-        self.carry_first = carry_first
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
         self.offloaded = host_values(program)
@@ -212,13 +211,15 @@ class Lives:
         n = loop.carries if isinstance(loop, Scan) else len(body.outs)
         outs = [source.get(v, v) for v in body.outs]
         read = {v for inner in step.body for v in inner.reads}
-        rows = set(outs[n:]) - read  # read by the stack only, so written into it directly
+        scores = softmaxes(cast(Program, body)).dims
+        rows = {v for v in outs[n:] if v not in read or names(v) in scores}  # written into the stack, and read there
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = inputs | rows | set(outs[:n])
         order = self.reordered(step.body, placed, {})
-        if self.carry_first and _sends(order):
+        if _sends(order) and not (step.eqn.backward and _recomputes_sums(body, body.ins[consts : consts + n])):
             order = _carry_first(order, set(outs[:n]))
+        order = _with_readers(order)
         births, deaths = self.hold_graph(body, order, placed)
         end = len(self.moments) - 1
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
@@ -250,13 +251,15 @@ def _sends(order: Sequence[Step]) -> bool:
     return any(isinstance(step, Send) for step in order)
 
 
-def sends_in_loops(program: Program) -> bool:
-    """True if the body of a loop has a collective."""
-
-    def inside(step: Step) -> bool:
-        return isinstance(step, Loop) and (_sends(step.body) or any(map(inside, step.body)))
-
-    return any(map(inside, steps(program, softmaxes)))
+def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
+    """True if a body sums across devices what does not depend on its carry: a value of the forward pass."""
+    dependent = set(carry)
+    for eqn in body.eqns:
+        if not dependent.isdisjoint(eqn.ins):
+            dependent.update(eqn.outs)
+        elif isinstance(eqn.op, AllReduce | ReduceScatter):
+            return True
+    return False
 
 
 def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
@@ -268,6 +271,26 @@ def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
             first.add(step)
             needed.update(step.reads)
     return [*(step for step in order if step in first), *(step for step in order if step not in first)]
+
+
+def _with_readers(order: Sequence[Step]) -> list[Step]:
+    """The steps of a body with each elementwise kernel directly before its first reader, if that is no product.
+
+    Compilers run the two in one kernel.
+    """
+    result: list[Step] = []  # from the last step to the first
+    for step in reversed(order):
+        readers = (i for i in range(len(result) - 1, -1, -1) if not set(step.writes).isdisjoint(result[i].reads))
+        first = next(readers, None) if _consists_of(step, Fuses.MAP, Fuses.VIEW) else None
+        if first is not None and _consists_of(result[first], Fuses.MAP, Fuses.VIEW, Fuses.REDUCE):
+            result.insert(first + 1, step)
+        else:
+            result.append(step)
+    return result[::-1]
+
+
+def _consists_of(step: Step, *kinds: Fuses) -> bool:
+    return isinstance(step, Kernel) and all(kind(eqn) in kinds for eqn in step.eqns)
 
 
 def _last(step: Step) -> Eqn:

@@ -16,12 +16,9 @@ from ..errors.deadline import check_deadline
 from ..ir import Var
 from ..lowering import Program
 from ..schedule.unroll import unroll
-from .liveness import CATEGORIES, Lives, LiveTensor, Sizes, sends_in_loops
+from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
 
 __all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]
-
-
-EAGER = 1.1  # the compiler computes the carry of a loop first if that needs at most this times the least memory
 
 
 @dataclass(frozen=True)
@@ -101,19 +98,8 @@ def memory(
     that pads arrays; by default there is no padding.
     """
     program = unroll(program, math.inf, most=1)  # compilers inline loops of one trip
-    least = _memory(program, frozenset(donated), categories or {}, stored or _plain, False)
-    if not sends_in_loops(program):
-        return least
-    eager = _memory(program, frozenset(donated), categories or {}, stored or _plain, True)
-    return eager if eager.peak <= EAGER * least.peak else least
-
-
-def _memory(
-    program: Program, donated: frozenset[Var], categories: Mapping[Var, str], stored: Sizes, carry_first: bool
-) -> Memory:
-    """The memory of one order of the steps in loops."""
     check_deadline()
-    lives = Lives(program, donated, categories, stored, carry_first)
+    lives = Lives(program, frozenset(donated), categories or {}, stored or _plain)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:
         row = change[CATEGORIES.index(tensor.category)]

@@ -10,7 +10,7 @@ from ..lowering import Program
 from ..ops.dtypes import CAST
 from ..ops.joining import INDEX, STACK
 
-__all__ = ["Scores", "batches", "kind", "long_scores", "names", "softmaxes"]
+__all__ = ["Scores", "batches", "is_matmul", "kind", "long_scores", "names", "softmaxes"]
 
 LONG = 2048  # elements of a softmax that the TPU compiler computes in the kernel of the product (2,048 yes, 4,096 no)
 LARGEST = 8192  # elements of a softmax for which it has a kernel (8,192 yes, 12,288 no)
@@ -39,7 +39,7 @@ def batches(graph: Graph) -> dict[Eqn, set[Var]]:
         ins = [source.get(v, v) for v in eqn.ins]
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
             source[eqn.outs[0]] = ins[0]
-        elif _is_matmul(eqn):
+        elif is_matmul(eqn):
             names = [{d.name for d in v.dims} for v in (*eqn.ins, eqn.outs[0])]
             if set.intersection(*names):
                 operands[eqn] = set(ins)
@@ -51,6 +51,7 @@ class Scores(NamedTuple):
 
     dims: set[frozenset[str]]  # of scores that a kernel reads rather than computes again, if that reads fewer bytes
     stored: set[Var]  # scores, and values of their size, that are stored because a reduction reads them
+    recomputed_by_products: bool  # products recompute elementwise operands, also if several products read one
 
 
 def long_scores(program: Program) -> Scores:
@@ -62,7 +63,7 @@ def long_scores(program: Program) -> Scores:
     products = {names(eqn.outs[0]) for eqn in batches(program)}
     reduced = [(v, eqn.outs[0]) for eqn in program.eqns if kind(eqn) is Fuses.REDUCE for v in eqn.ins[:1]]
     dims = {names(v) for v, out in reduced if names(v) in products and _elements(program, v, out) > LONG}
-    return Scores(dims, {v for v, _ in reduced if names(v) in dims})
+    return Scores(dims, {v for v, _ in reduced if names(v) in dims}, False)
 
 
 def _elements(program: Program, v: Var, out: Var) -> int:
@@ -80,7 +81,7 @@ def softmaxes(program: Program) -> Scores:
     (five dims), nor that of a product without batch dims in which a dim has size 1.
     """
     batched = set(batches(program))
-    products = {names(eqn.outs[0]): eqn in batched for eqn in program.eqns if _is_matmul(eqn)}
+    products = {names(eqn.outs[0]): eqn in batched for eqn in program.eqns if is_matmul(eqn)}
     makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
     reductions = [eqn for eqn in program.eqns if kind(eqn) is Fuses.REDUCE and names(eqn.ins[0]) in products]
     dims: set[frozenset[str]] = set()
@@ -97,14 +98,15 @@ def softmaxes(program: Program) -> Scores:
             exponentials.add(v)
     long = set(map(names, exponentials))
     scores = {eqn.ins[0] for eqn in reductions if eqn.operation.reduce is Reduce.MAX and names(eqn.ins[0]) in long}
-    return Scores(dims, scores | exponentials)
+    return Scores(dims, scores | exponentials, True)
 
 
 def _is_transcendental(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and bool(eqn.op.transcendental)
 
 
-def _is_matmul(eqn: Eqn) -> bool:
+def is_matmul(eqn: Eqn) -> bool:
+    """True for a matrix product of two or more operands."""
     return isinstance(eqn.op, Op) and eqn.op.product is Product.MATMUL and len(eqn.ins) > 1
 
 

@@ -33,6 +33,7 @@ from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import add_input, assemble, extents_of, lower_graph, preferences, shard_splits
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
+from ..schedule.before_loops import products_before_loops
 from ..schedule.bucket_collectives import bucket_collectives
 from .clock import Clock
 from .flops import loops
@@ -179,7 +180,7 @@ class Screen:
             least = self._serial(program)
             if least >= enough:
                 return least
-        program = bucket_collectives(program)
+        program = products_before_loops(bucket_collectives(program))
         return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
     def _serial(self, program: Program) -> float:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.liveness import sends_in_loops
 from meshdsl.cost.memory import CATEGORIES, Memory
 from models.mlp import mlp
 from models.transformer import lm
@@ -144,16 +144,92 @@ def gradients(model: str, trips: int = 8) -> Memory:
 
 def test_the_carry_of_a_loop_with_collectives_is_computed_first() -> None:
     """The operand of the other product is then held beside the collective's."""
-    assert not sends_in_loops(md.compile(twice, "x:1", "").program(X, W))
     moments = [moment.op for moment in gradients("c:x").profile]
     body = moments[moments.index("cumsum") :]
     assert body[:4] == ["cumsum", "einsum", "all_reduce", "einsum"], body
+
+
+@pytest.mark.parametrize(
+    ("layout", "remat", "carry_first"),
+    [
+        pytest.param("data", True, True, id="sums of gradients only"),
+        pytest.param("data_model", False, True, id="a sum of the forward pass is stored"),
+        pytest.param("data_model", True, False, id="a sum of the forward pass runs again"),
+    ],
+)
+def test_gradients_of_weights_wait_unless_a_sum_runs_again(layout: str, remat: bool, carry_first: bool) -> None:
+    """The carry of the backward loop ends with the residual sum of a layer; gradients end with a reduce_scatter."""
+    mesh, rules = lm.layouts[layout]
+    workload = LM.replace(remat=remat, heads=8, d_head=8)
+    step = md.compile(workload.train_step(), mesh, rules, weight_update=md.WeightUpdate("sharded", regather=True))
+    profile = md.memory(step.program(*workload.specs())).profile
+    body = [moment.op for moment in profile if moment.backward and "transformer.py:7" in str(moment.where)]
+    carry = len(body) - body[::-1].index("add")
+    assert ("reduce_scatter" not in body[:carry]) == carry_first, body
+
+
+def test_an_elementwise_kernel_of_a_loop_runs_with_its_first_reader() -> None:
+    """Its operands are held until then: compilers make one kernel of the two."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
+        def body(carry: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            both = md.cumsum(carry, "a") * md.cumsum(carry, "b")
+            other = md.cumsum(md.einsum(carry, row, out="a c"), "c")
+            total = md.sum(both * md.rename(other, c="b"), "b")
+            return md.cumsum(md.rename(md.einsum(both, row, out="a c"), c="b"), "b"), total
+
+        return md.scan(body, x, w, over="t")
+
+    moments = [moment.op for moment in of(f, X, md.spec("t:8 b:16 c:16")).profile]
+    at = moments.index("multiply")
+    assert moments[at - 1 : at + 2] == ["cumsum", "multiply", "sum"] and "einsum" in moments[:at], moments
 
 
 def test_a_loop_of_one_trip_is_inlined() -> None:
     """Its results are no stacks, and need no buffers before the loop begins."""
     moments = [moment.op for moment in gradients("", trips=1).profile]
     assert "scan" not in moments and moments.count("cumsum") == 1
+
+
+def gated(x: md.Tensor, w: md.Tensor, v: md.Tensor, keep: bool) -> tuple[md.Tensor, ...]:
+    """A product of two factors that two products read, and, if it is a result, memory as well."""
+    left, right = md.cumsum(md.einsum(x, w, out="a c"), "a"), md.cumsum(md.einsum(x, v, out="a c"), "a")
+    both = left * right
+    results = md.einsum(both, w, out="a b"), md.einsum(both, x, out="c b")
+    return (*results, both) if keep else results
+
+
+def test_products_compute_their_elementwise_operands_again() -> None:
+    """What two products read, and nothing else, is not stored: its operands are, until both have run."""
+    specs = md.spec("a:16 b:16"), W, W
+    moments = {keep: of(partial(gated, keep=keep), *specs) for keep in (False, True)}
+    assert [moment.op for moment in moments[False].profile].count("multiply") == 0
+    assert [moment.op for moment in moments[True].profile].count("multiply") == 1
+    last = [moment for moment in moments[False].profile if moment.op == "einsum"][-1]
+    assert last.bytes == 3 * KB + 2 * KB + 2 * KB  # arguments, results, the two factors
+
+
+def saved_weights(layers: int) -> Memory:
+    """A loop over layers of attention, whose weights a later loop may read."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
+        def body(h: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            k = md.rename(md.einsum(h, row, out="batch length out"), length="memory", out="io")
+            weights = md.cast(md.softmax(md.einsum(k, h, out="batch memory length"), "memory"), "bfloat16")
+            return md.cast(md.einsum(weights, k, out="batch length io"), "float32"), weights
+
+        return md.scan(body, x, w, over="t")
+
+    w = md.spec([md.Dim("t", layers), *md.spec("io:4 out:4").dims])
+    return of(f, md.spec("batch:2 length:64 io:4"), w)
+
+
+def test_a_loop_writes_the_weights_of_attention_into_their_stack() -> None:
+    """The products of a trip read them there."""
+    weights, found = 2 * 64 * 64 * 2, saved_weights(4)
+    assert [held.bytes for held in found.by_tensor].count(4 * weights) == 1
+    held = {moment.op: moment.bytes for moment in found.profile}
+    assert held["cast"] - held["results"] < 3 * weights, "the exponentials take 2"
 
 
 def test_of_a_conditional_the_larger_arm_counts() -> None:

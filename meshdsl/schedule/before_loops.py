@@ -1,0 +1,112 @@
+"""Products run before a loop if that frees memory, although their results are added to results of the loop.
+
+The gradient of the last product of a model is computed before the loop of the backward pass, where it frees the
+logits. If it is added to a gradient that the loop computes, as for an embedding that is also the last product,
+compilers may delay it until after the loop. A fence ties such a product to what the loop carries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from ..cost.fusion import Kernel, Step, holders, steps
+from ..cost.scores import is_matmul, kind, softmaxes
+from ..ir import Eqn, Fuses, Graph, Scan, Var
+from ..lowering.asynchrony import FENCE, Start
+from ..lowering.program import Program
+
+__all__ = ["products_before_loops"]
+
+
+def products_before_loops(program: Program) -> Program:
+    """The program with a fence before each loop that a product should not wait for; itself if there is none.
+
+    A program with started collectives keeps the order of its plan.
+
+    >>> import meshdsl as md
+    >>> def loss(table, w, x):
+    ...     h = md.einsum(x, table, out="batch model")
+    ...     h, _ = md.scan(lambda h, row: (md.tanh(h * row), None), h, w, over="layer")
+    ...     return md.sum(md.square(md.softmax(md.einsum(h, table, out="batch vocab"), "vocab")))
+    >>> step = md.compile(md.grad(loss, (0, 1)), "rows:2", "batch:rows")
+    >>> arguments = md.spec("vocab:64 model:4"), md.spec("layer:3 model:4"), md.spec("batch:256 vocab:64")
+    >>> [eqn.op.name for eqn in step.program(*arguments).eqns].count("fence")
+    1
+    """
+    eqns = tuple(eqn.map_graphs(_inside) for eqn in program.eqns)
+    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
+    program = program.replace(eqns=eqns) if changed else program
+    if any(isinstance(eqn.op, Start) for eqn in eqns):
+        return program
+    for loop in [eqn for eqn in eqns if isinstance(eqn.control, Scan) and eqn.trips > 1]:
+        program = _fenced(program, loop)
+    return program
+
+
+def _inside(graph: Graph) -> Graph:
+    return products_before_loops(graph) if isinstance(graph, Program) else graph
+
+
+def _fenced(program: Program, loop: Eqn) -> Program:
+    """The program with the products that free memory before one of its loops tied to the loop."""
+    place = next(i for i, eqn in enumerate(program.eqns) if eqn.outs == loop.outs)
+    loop = program.eqns[place]  # as other fences changed it
+    assert isinstance(loop.control, Scan)
+    _, carry, _ = loop.control.inputs(loop.ins)
+    computed = [v for v in carry if v not in program.ins]
+    delayed = _delayed(program, place)
+    results = [v for v in delayed if _frees(program, place, v)] if computed else []
+    if not results:
+        return program
+    tied = (max(computed, key=program.local_bytes), *results)
+    new = {v: dataclasses.replace(v) for v in tied}
+    fence = Eqn(FENCE, tied, tuple(new.values()), {}, loop.where, loop.backward)
+    later = [eqn.replace(ins=tuple(new.get(v, v) for v in eqn.ins)) for eqn in program.eqns[place:]]
+    outs = tuple(new.get(v, v) for v in program.outs)
+    return program.replace(eqns=(*program.eqns[:place], fence, *later), outs=outs)
+
+
+def _delayed(program: Program, place: int) -> list[Var]:
+    """Results of products before a loop that elementwise equations combine with something that depends on the loop."""
+    readers: dict[Var, list[Eqn]] = defaultdict(list)
+    dependent: set[Var] = set()
+    for i, eqn in enumerate(program.eqns):
+        for v in dict.fromkeys(eqn.ins):
+            readers[v].append(eqn)
+        if i == place or not dependent.isdisjoint(eqn.ins):
+            dependent.update(eqn.outs)
+    products = filter(is_matmul, program.eqns[:place])
+    return [eqn.outs[0] for eqn in products if _is_combined(eqn.outs[0], readers, dependent, program.outs)]
+
+
+def _is_combined(v: Var, readers: Mapping[Var, Sequence[Eqn]], dependent: set[Var], outs: Collection[Var]) -> bool:
+    while v not in outs and len(readers[v]) == 1:
+        (reader,) = readers[v]
+        if reader.sends or kind(reader) not in (Fuses.MAP, Fuses.VIEW):
+            return False
+        if not dependent.isdisjoint(reader.ins):
+            return True
+        match reader.outs:
+            case (out,):
+                v = out
+            case _:
+                return False
+    return False
+
+
+def _frees(program: Program, place: int, v: Var) -> bool:
+    """True if a product takes less memory than the values that, from the loop on, only it reads."""
+    order, source = steps(program, softmaxes), holders(program)
+    begin = next(i for i, step in enumerate(order) if program.eqns[place] in _eqns(step))
+    product = next(step for step in order if any(v in eqn.outs for eqn in _eqns(step)))
+    needed = {source.get(v, v) for v in program.outs}
+    needed.update(read for step in order[begin:] if step is not product for read in step.reads)
+    computed = {v for step in order[:begin] for v in step.writes}
+    freed = computed.intersection(product.reads) - needed
+    return sum(map(program.local_bytes, freed)) > program.local_bytes(v)
+
+
+def _eqns(step: Step) -> Sequence[Eqn]:
+    return step.eqns if isinstance(step, Kernel) else (step.eqn,)
