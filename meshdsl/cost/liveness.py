@@ -29,7 +29,7 @@ import numpy as np
 from ..control.host import host_values
 from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
-from ..ir import Eqn, Fuses, Graph, Scan, Var, While
+from ..ir import Eqn, Fuses, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..lowering.collectives import AllReduce, ReduceScatter
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
@@ -165,6 +165,8 @@ class Lives:
                     saved.add(v)
             for v in step.writes:
                 births[v], makers[v] = first, step
+            if isinstance(step, Kernel):
+                self.hold_scratch(step, first)
             if isinstance(step, Send):
                 communicated.update(step.reads, step.writes)
         overwritten = self.overwritten(order, births, deaths, placed)
@@ -176,6 +178,13 @@ class Lives:
                 category = "saved activations" if v in saved else unsaved_category
                 self.hold(v, category, *_origin(eqn, v), first, last)
         return births, deaths
+
+    def hold_scratch(self, step: Kernel, moment: int) -> None:
+        """Hold what the kernel needs besides its operands and results."""
+        for eqn in step.eqns:
+            if n := scratch_bytes(eqn, self.program.local_shape):
+                name, kind_of = f"scratch of {_label(eqn)}", np.dtype(np.uint8)
+                self.tensors.append(LiveTensor(name, "temporaries", kind_of, (n,), n, eqn.where, moment, moment))
 
     def reordered(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
         """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.

@@ -4,12 +4,13 @@ from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, silent
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs
-from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, walk
+from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, scratch_bytes, walk
 from .op import Bounded, Fuses, Labels, Linear, Op, Product, Reduce, Type
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Product", "Reduce", "Scan", "Type", "Var",
-    "While", "acts", "borders", "cse", "dce", "format_graph", "operations", "predicates", "silent", "verify", "walk",
+    "While", "acts", "borders", "cse", "dce", "format_graph", "operations", "predicates", "scratch_bytes",
+    "silent", "verify", "walk",
 ]  # fmt: skip

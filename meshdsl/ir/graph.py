@@ -274,12 +274,21 @@ def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
 
 def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     """The floating-point operations of one equation without inner graphs; `sizes` gives the sizes of each value."""
+    if eqn.operation.flops is None:
+        return float(sum(math.prod(sizes(v)) for v in eqn.outs))
+    return _of_sizes(eqn, eqn.operation.flops, sizes)
+
+
+def scratch_bytes(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> int:
+    """The bytes that the kernel of an equation needs besides its operands and results."""
+    scratch = eqn.op.scratch if isinstance(eqn.op, Op) else None
+    return 0 if scratch is None else round(_of_sizes(eqn, scratch, sizes))
+
+
+def _of_sizes(eqn: Eqn, count: Callable[..., float], sizes: Callable[[Var], tuple[int, ...]]) -> float:
     ins, outs = [sizes(v) for v in eqn.ins], [sizes(v) for v in eqn.outs]
-    op = eqn.operation
-    if op.flops is None:
-        return float(sum(math.prod(n) for n in outs))
     params = {**eqn.params, "shapes": [v.dims for v in eqn.ins], "dtypes": [v.dtype for v in eqn.ins]}
-    return float(op.flops(ins, outs, **op.keywords(op.flops, params)))
+    return float(count(ins, outs, **eqn.operation.keywords(count, params)))
 
 
 def format_graph(

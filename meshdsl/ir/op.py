@@ -129,6 +129,8 @@ class Op:
     # (input sizes, output sizes[, shapes, dtypes of inputs], **params) -> floating-point operations on one device;
     # default: one per element of the outputs; see `operations`
     flops: Callable[..., float] | None = None
+    # as `flops` -> bytes on one device that the kernel needs besides its operands and results
+    scratch: Callable[..., float] | None = None
     fuses: Fuses = Fuses.KERNEL
     linear: Linear = Linear.NONE
     reduce: Reduce = Reduce.NONE

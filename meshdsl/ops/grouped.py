@@ -134,6 +134,20 @@ def _outer_flops(ins: Any, outs: Any, **_: Any) -> float:
     return 2.0 * math.prod(ins[2]) * math.prod(outs[0][1:])
 
 
+def _dot_scratch(
+    ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[np.dtype], over: Dim, dtype: np.dtype
+) -> float:
+    """Sorted vectors and sorted results: the smaller of the two takes the place of the result until that is written."""
+    sizes = dict(zip(names(shapes[1]), ins[1], strict=True))
+    vectors = math.prod(ins[2]) * sizes[over.name] * dtypes[0].itemsize
+    return max(vectors, math.prod(outs[0]) * dtype.itemsize)
+
+
+def _outer_scratch(ins: Any, outs: Any, *, dtype: np.dtype) -> float:
+    """Sums have at least four bytes. Sorted vectors take the places of the operands and of the result."""
+    return math.prod(outs[0]) * max(4 - dtype.itemsize, 0)
+
+
 GROUPED_DOT = Op(
     "grouped_dot",
     type=_dot_type,
@@ -141,6 +155,7 @@ GROUPED_DOT = Op(
     vjp=_dot_vjp,
     vmap=_dot_vmap,
     flops=_dot_flops,
+    scratch=_dot_scratch,
     rule=_dot_rule,
     reduce=Reduce.SUM,
     product=Product.MATMUL,
@@ -153,6 +168,7 @@ GROUPED_OUTER = Op(
     vjp=_outer_vjp,
     vmap=_outer_vmap,
     flops=_outer_flops,
+    scratch=_outer_scratch,
     rule=_outer_rule,
     reduce=Reduce.SUM,
     product=Product.MATMUL,
