@@ -232,6 +232,19 @@ def test_a_loop_writes_the_weights_of_attention_into_their_stack() -> None:
     assert held["cast"] - held["results"] < 3 * weights, "the exponentials take 2"
 
 
+@pytest.mark.parametrize("out", [16, 64])
+def test_a_grouped_product_needs_sorted_rows_or_results(out: int) -> None:
+    """Whichever are larger: the other ones take the place of the result until it is written."""
+
+    def f(x: md.Tensor, w: md.Tensor, i: md.Tensor) -> md.Tensor:
+        return md.grouped_dot(x, w, i, by="expert", over="io")
+
+    w = md.spec([*md.spec("expert:4 io:32").dims, md.Dim("out", out)])
+    found = of(f, md.spec("token:64 io:32"), w, md.spec("token:64", "int32"))
+    arguments, result = 64 * 32 * 4 + 4 * 32 * out * 4 + 64 * 4, 64 * out * 4
+    assert found.peak == arguments + result + max(64 * 32 * 4, result)
+
+
 def test_of_a_conditional_the_larger_arm_counts() -> None:
     def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
         def small(x: md.Tensor) -> md.Tensor:
