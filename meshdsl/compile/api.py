@@ -69,9 +69,9 @@ def compile(
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
-    `plan` is a `md.Plan`, which has mesh, layout, `weight_update` and `overlap`, and sets rematerialisation and
-    micro-batches of a step that takes them (`workload.train_step()` does). `plan.machine` is used if no `machine` is
-    given.
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel` and `unroll`, and sets
+    rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does). `plan.machine` is used
+    if no `machine` is given.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
@@ -85,9 +85,9 @@ def compile(
             raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         step, unplanned = plan or Plan(), f
         if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap, attention_kernel)
+            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
-            attention_kernel = plan.attention_kernel
+            attention_kernel, unroll = plan.attention_kernel, plan.unroll
             machine, f = machine or plan.machine, planned(f, plan)
         if mesh is None:
             raise LayoutError(
@@ -113,10 +113,10 @@ def compile(
     return compiled
 
 
-def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str) -> None:
+def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str, unroll: bool) -> None:
     """Raise `LayoutError` for options that a plan already has."""
     is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
-    is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto"}
+    is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto", "unroll": unroll}
     twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(

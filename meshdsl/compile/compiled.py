@@ -235,6 +235,7 @@ class Compiled:
             weight_update=self.options.weight_update,
             overlap=self.options.overlap,
             attention_kernel=self.options.attention_kernel,
+            unroll=self.options.unroll,
         )
         machine = self.options.machine
         return plan if machine is None or not plan.needs_machine else plan.replace(machine=machine_text(machine))

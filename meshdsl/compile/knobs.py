@@ -14,7 +14,9 @@ from ..tune.groups import GroupSpec
 from ..tune.overlap.values import NO_OVERLAP, Overlap
 from ..tune.weight_update import WeightUpdate
 
-__all__ = ["KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "toml"]
+__all__ = [
+    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "check_unroll", "toml",
+]  # fmt: skip
 
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
 
@@ -53,6 +55,12 @@ def check_kernel(name: Any) -> str:
     if name not in KERNELS:
         raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, KERNELS))}")
     return name
+
+
+def check_unroll(unroll: Any) -> bool:
+    if not isinstance(unroll, bool):
+        raise LayoutError(f"unroll={unroll!r}: loops are unrolled (True) or not (False)")
+    return unroll
 
 
 def check_pipeline(axes: Any) -> tuple[str, ...]:
@@ -181,6 +189,7 @@ KNOBS = (
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
+    Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, lambda x: x),
     Knob("pipeline", "pipeline", (), " ".join, list, lambda x: tuple(x) if isinstance(x, list) else x),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

@@ -28,6 +28,7 @@ VALUES: dict[str, list[Any]] = {
     "microbatches": [1, 4],
     "overlap": ["none", "list", md.Overlap("halves", dim="batch", parts=4, memory_limit=1e9)],
     "attention_kernel": ["auto", "blockwise", "pallas"],
+    "unroll": [False, True],
     "pipeline": [()],
     "machine": [None, "tpu-v5e"],
 }
@@ -71,6 +72,7 @@ def test_plan_diff_names_the_knobs_that_differ(seed: int):
         ("mesh = ", "not TOML"),
         ("mush = 'rows:2'", "no key 'mush'; did you mean 'mesh'"),
         ("microbatches = 0", "1 part or more"),
+        ("unroll = 2", "True) or not"),
         ("microbatches = 'two'", "1 part or more"),
         ("remat = 'everything'", "not available"),
         ("remat = 1", "is a text"),
@@ -117,8 +119,19 @@ def test_compile_takes_a_plan_alone():
     assert md.compile(md.exp, plan=plan).plan == plan
     with pytest.raises(md.LayoutError, match="also layout, which the plan decides"):
         md.compile(md.exp, layout="batch:rows", plan=plan)
+    with pytest.raises(md.LayoutError, match="also unroll, which the plan decides"):
+        md.compile(md.exp, plan=plan, unroll=True)
     with pytest.raises(md.LayoutError, match="needs a mesh, or a plan"):
         md.compile(md.exp)
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_compile_unrolls_loops_as_the_plan_says(unroll: bool):
+    plan = md.Plan("rows:2", "batch:rows", unroll=unroll)
+    compiled = md.compile(LM.train_step(), plan=plan)
+    loops = [eqn for eqn in compiled.program(*LM.specs()).eqns if eqn.control is not None]
+    assert bool(loops) is not unroll
+    assert compiled.plan == plan
 
 
 def test_compile_with_a_plan_returns_the_plan():
@@ -155,6 +168,7 @@ LM = transformer.lm.replace(**SMALL)
 MOE = gpt_moe.gpt_moe.replace(**SMALL, expert_hidden=32, optimizer="momentum")
 PLANS = [
     {"microbatches": 2},
+    {"unroll": True},
     {"remat": "full", "weight_update": "sharded"},
     {"remat": "products", "microbatches": 2, "weight_update": md.WeightUpdate("sharded", regather=True)},
     {"remat": "collectives", "overlap": "list", "machine": "h100"},
