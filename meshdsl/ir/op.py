@@ -146,6 +146,7 @@ class Op:
     bounded: Bounded = Bounded.NO
     literal: bool = False  # every element of the result equals the parameter `value`
     stops_gradient: bool = False  # differentiation treats its results as constants
+    by_name: bool = False  # the kernel knows dims by their names only: its blocks may lack dims of local size 1
     effects: bool = False  # `cse` never merges it with an equal equation
     acts: bool = False  # does something besides computing its result: `dce` keeps it, and its order is kept
 

@@ -9,7 +9,8 @@ This module makes no decisions. `check_vma=True` stays on, so that JAX checks ou
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..backend import Jax, Local, varying
+from ..backend import Block, Jax, Local, varying
 from ..control import BARRIER
 from ..control.host import host_values
-from ..dims import Shape
+from ..dims import Dim, Shape
 from ..errors import LayoutError, at
 from ..ir import Cond, Eqn, Graph, Scan, Var, While, walk
 from ..layouts import Mesh, Sharding
@@ -32,6 +33,8 @@ from .ragged import RaggedAllToAll
 __all__ = ["check_platform", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
+
+WIDE = 2**22  # elements; a smaller kernel takes about as long with dims of local size 1
 
 
 def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
@@ -95,10 +98,31 @@ def _results(program: Program, eqn: Eqn, xs: list[Any]) -> Sequence[Any]:
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     mesh: Mesh = program.mesh
     ins, outs = (tuple(map(program.block, vs)) for vs in (eqn.ins, eqn.outs))
+    left_out = _left_out(eqn, (*ins, *outs))
+    if left_out:
+        ins, outs = (tuple(_without(one, left_out) for one in blocks) for blocks in (ins, outs))
+        xs = [Jax.reshape(x, one.sizes) for x, one in zip(xs, ins, strict=True)]
     local = Local(Jax, ins, outs, index=lambda axes: lax.axis_index(axes), count=mesh.count)
     with jax.named_scope(eqn.op.name):
         results = eqn.operation.kernel(local, *xs, **eqn.params)
-    return list(results) if isinstance(results, tuple | list) else [results]
+    results = list(results) if isinstance(results, tuple | list) else [results]
+    if not left_out:
+        return results
+    return [Jax.reshape(y, program.local_shape(v)) for y, v in zip(results, eqn.outs, strict=True)]
+
+
+def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
+    """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them."""
+    if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
+        return frozenset()
+    sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
+    return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}
+
+
+def _without(of: Block, dims: Set[Dim]) -> Block:
+    """The block without these dims."""
+    kept = [i for i, dim in enumerate(of.dims) if dim not in dims]
+    return Block(tuple(of.dims[i] for i in kept), tuple(of.sizes[i] for i in kept), tuple(of.axes[i] for i in kept))
 
 
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any]:

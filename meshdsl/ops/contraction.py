@@ -75,6 +75,7 @@ EINSUM = Op(
     product=Product.MATMUL,
     mask=0,
     fuses=Fuses.REDUCE,
+    by_name=True,
 )
 
 

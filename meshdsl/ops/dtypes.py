@@ -69,6 +69,7 @@ CAST = Op(
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
     linear=Linear.WIDENING,
     fuses=Fuses.MAP,
+    by_name=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

@@ -92,6 +92,7 @@ def _unary(
         linear=linear,
         flops=cost,
         fuses=Fuses.MAP,
+        by_name=True,
         transcendental=slow,
         stops_gradient=stops_gradient,
         bounded=bounded,
@@ -221,6 +222,7 @@ def _binary(
         vjp,
         linear=linear,
         fuses=Fuses.MAP,
+        by_name=True,
         transcendental=slow,
         bounded=bounded,
     )
@@ -328,6 +330,7 @@ _INTEGER_POWER = Op(
     kernel=lambda c, x, *, n: x**n,
     vjp=lambda ct, x, n: (ct * (n * _integer_power(x, n - 1)) if n else None,),
     fuses=Fuses.MAP,
+    by_name=True,
 )
 
 
@@ -354,6 +357,7 @@ WHERE = Op(
     vjp=lambda ct, c, a, b: (None, where(c, ct, 0), where(c, 0, ct)),
     linear=Linear.BRANCHES,
     fuses=Fuses.MAP,
+    by_name=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

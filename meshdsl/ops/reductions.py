@@ -56,7 +56,17 @@ def _reduction(
         return float(math.prod(ins[0]))
 
     return Op(
-        name, infer, run, vjp, flops=flops, reduce=reduce, mask=mask, linear=linear, blocked=blocked, fuses=Fuses.REDUCE
+        name,
+        infer,
+        run,
+        vjp,
+        flops=flops,
+        reduce=reduce,
+        mask=mask,
+        linear=linear,
+        blocked=blocked,
+        fuses=Fuses.REDUCE,
+        by_name=True,
     )
 
 
@@ -227,6 +237,7 @@ BROADCAST = Op(
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
+    by_name=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

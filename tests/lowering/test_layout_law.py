@@ -220,6 +220,7 @@ def odd(row: Row) -> bool:
     return row.odd and not row.name.startswith(("max", "min", "conv_stride"))
 
 
+@pytest.mark.usefixtures("every_size")
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_devices_compute_what_is_simulated(group: int) -> None:
     """Every sixth operation of the table in one program, on eight real devices or fewer; padding poisoned."""
@@ -248,6 +249,7 @@ def test_devices_compute_what_is_simulated(group: int) -> None:
     assert not wrong, f"results {wrong} differ on {mesh} under {layout}"
 
 
+@pytest.mark.usefixtures("every_size")
 @pytest.mark.parametrize("seed", range(700, 712))
 def test_devices_compute_what_is_simulated_of_random_programs(seed: int) -> None:
     case = draw(seed)

@@ -1,0 +1,55 @@
+"""Kernels do not see dims of local size 1 that they have no use for, and give the same values."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.lowering.emit import emit
+
+pytestmark = pytest.mark.usefixtures("every_size")
+
+SPECS = md.spec("batch:1 heads:4 length:8 head:16"), md.spec("batch:1 heads:4 memory:8 head:16")
+
+
+def weights(q: md.Tensor, k: md.Tensor) -> Any:
+    """Attention weights, whose batch has size 1, and whose heads do so on each of four devices."""
+    return md.softmax(md.einsum(q, k, out="batch heads length memory"), "memory")
+
+
+def reductions(q: md.Tensor, k: md.Tensor) -> Any:
+    """Reductions over dims of local size 1, and values that have no other dims."""
+    alone = md.sum(q * q, ["length", "head"])
+    return md.sum(q, "heads"), md.max(k, ["batch", "heads"]), md.sqrt(alone), md.einsum(alone, q, out="length head")
+
+
+def repeated(q: md.Tensor, k: md.Tensor) -> Any:
+    """Broadcasts to dims of local size 1 and from them, choices, casts and powers."""
+    wide = md.broadcast(md.sum(q, ["batch", "heads", "length"]), q.dims)
+    return md.where(wide > 0, q, 0.0), md.cast(wide, "int32"), (wide**3) * q
+
+
+@pytest.mark.parametrize("f", [weights, reductions, repeated], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("layout", ["heads:cols", "memory:cols", "head:cols", ""])
+def test_emit_without_dims_of_local_size_1_keeps_the_values(f: Any, layout: str) -> None:
+    program = md.compile(f, "cols:4", layout).program(*SPECS)
+    draw = np.random.default_rng(0)
+    arrays = [draw.integers(-3, 4, [d.size for d in spec.dims]).astype(np.float32) for spec in SPECS]
+    results = jax.jit(emit(program, program.mesh.bind()))(*arrays)
+    results = results if isinstance(results, tuple | list) else [results]
+    simulated = md.simulate(program, *arrays)
+    for result, expected in zip(results, simulated, strict=True):
+        np.testing.assert_allclose(result, expected, rtol=3e-7)  # NumPy's exponential is another one
+
+
+@pytest.mark.parametrize(("layout", "rank"), [("heads:cols", 2), ("", 3)])
+def test_emitted_softmax_has_no_dims_of_local_size_1(layout: str, rank: int) -> None:
+    text = md.compile(weights, "cols:4", layout).lower(*SPECS).as_text()
+    for name in ("exponential", "divide", "subtract"):
+        (shape,) = re.findall(rf"stablehlo\.{name} .*: tensor<([\dx]+)xf32>", text)
+        assert len(shape.split("x")) == rank, f"{name} of {shape}"
