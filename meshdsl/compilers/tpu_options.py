@@ -31,7 +31,12 @@ ASYNCHRONOUS = {
         "all_reduce": _sparse_core("all_reduce"),
         "reduce_scatter": _sparse_core("all_reduce", "reduce_scatter", "nd_reduce_scatter"),
     },
-    "v6e": {kind: _sparse_core(kind) for kind in ("all_gather", "all_reduce", "reduce_scatter")},
+    "v6e": {
+        "all_gather": _sparse_core("all_gather"),
+        # sparse cores cannot cast: the compiler would let a sum in float32 give the bfloat16 that its reader casts to
+        "all_reduce": _sparse_core("all_reduce") | {"xla_jf_bf16_propagation": "false"},
+        "reduce_scatter": _sparse_core("reduce_scatter"),
+    },
 }
 
 

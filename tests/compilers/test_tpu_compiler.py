@@ -103,6 +103,11 @@ def reduced(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.
     return md.dot(x, w, "io"), md.shard(md.dot(a, b, "inner"), {})
 
 
+def reduced_in_float32(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    total = md.dot(md.cast(a, "float32"), md.cast(b, "float32"), "inner")
+    return md.dot(x, w, "io"), md.cast(md.shard(total, {}), "bfloat16")
+
+
 def scattered(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
     return md.dot(x, w, "io"), md.shard(md.dot(a, b, "inner"), {"m": "rows"})
 
@@ -111,6 +116,7 @@ def scattered(x: md.Tensor, w: md.Tensor, a: md.Tensor, b: md.Tensor) -> tuple[m
     ("chip", "function", "kind"),
     [
         ("v6e:2x4", reduced, "all_reduce"),
+        ("v6e:2x4", reduced_in_float32, "all_reduce"),
         ("v6e:2x4", scattered, "reduce_scatter"),
         ("v5p:2x2x2", gathered, "all_gather"),
         ("v5p:2x2x2", scattered, "reduce_scatter"),
