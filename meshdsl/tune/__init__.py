@@ -1,1 +1,1 @@
-"""Decisions that need a machine model: how to shard weight updates, and how to overlap collectives with computation."""
+"""Decisions that need a cost model: sharding of weight updates, overlap of collectives, products before loops."""
