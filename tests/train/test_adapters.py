@@ -20,6 +20,7 @@ from tests.train.tiny import tiny
 
 datasets.disable_progress_bars()
 ROWS = 11  # a batch of 4 crosses epochs
+EPOCHS = 4  # Grain reads 500 batches ahead if there are as many
 
 
 def values(n: int) -> list[float]:
@@ -38,12 +39,12 @@ def file(folder: Path) -> str:
 
 def mapped(folder: Path) -> Any:
     rows = grain.MapDataset.source([{"x": values(n)} for n in range(ROWS)]).seed(3)
-    return from_grain(rows.shuffle().repeat().map(as_array).batch(4), rows.map(as_array).batch(4))
+    return from_grain(rows.shuffle().repeat(EPOCHS).map(as_array).batch(4), rows.map(as_array).batch(4))
 
 
 def loader(folder: Path) -> Any:
     sampler = grain.samplers.IndexSampler(
-        num_records=ROWS, shuffle=True, seed=3, num_epochs=None, shard_options=grain.sharding.NoSharding()
+        num_records=ROWS, shuffle=True, seed=3, num_epochs=EPOCHS, shard_options=grain.sharding.NoSharding()
     )
 
     class Read(grain.transforms.Map):
