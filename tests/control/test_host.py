@@ -90,7 +90,7 @@ def test_offload_of_layers_in_python_keeps_parameters_on_the_device() -> None:
 
 def test_unrolled_loops_offload_every_layer() -> None:
     mesh, rules = TINY.layouts["data"]
-    step = md.compile(TINY.train_step(), plan=md.Plan(mesh, rules, remat="offload"), unroll=True)
+    step = md.compile(TINY.train_step(), plan=md.Plan(mesh, rules, remat="offload", unroll=True))
     program = step.program(*TINY.specs())
     assert count(program) == (3, 3)
     assert md.memory(program).host == 3 * 8 * 8 * 16 * 4 // md.Mesh(mesh).size

@@ -17,8 +17,8 @@ MODEL = lm.replace(
 )
 REGATHER = md.WeightUpdate("sharded", regather=True)
 CASES: dict[str, tuple[int, str, str, Any, str]] = {  # layers, mesh, layout, weight update, overlap
-    "weight gradients": (4, "rows:2 cols:8", "batch:rows; vocab:cols; d_ff:cols; heads:cols", "replicated", "halves"),
-    "gathered weights": (12, "rows:16", "batch:rows", REGATHER, "list"),
+    "weight gradients": (3, "rows:2 cols:8", "batch:rows; vocab:cols; d_ff:cols; heads:cols", "replicated", "halves"),
+    "gathered weights": (6, "rows:16", "batch:rows", REGATHER, "list"),
 }
 UNLIMITED = 1e15
 
