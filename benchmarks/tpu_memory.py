@@ -22,6 +22,7 @@ from typing import Any
 
 import meshdsl as md
 from benchmarks.tpu_memory_points import PARTS, Point
+from meshdsl.compilers.aot import tpu_program
 
 Line = dict[str, Any]
 
@@ -30,7 +31,7 @@ def predicted(name: str, part: str, point: Point) -> tuple[Line, md.Program, lis
     """The predicted memory of one train step, its program and the donated inputs."""
     step = md.compile(point.workload.train_step(), plan=point.plan, donate=(0, 1))
     specs = point.workload.specs()
-    program, donated = step.program(*specs), list(step.donated(*specs))
+    program, donated = tpu_program(step.program(*specs)), list(step.donated(*specs))
     start = time.perf_counter()
     ours = md.memory(program, donated=donated)
     line = {

@@ -38,7 +38,7 @@ from .hlo import estimated_cycles, performed
 from .tpu_options import plan_options
 from .windows import CompiledWindow, compiled_windows
 
-__all__ = ["available", "compile_for"]
+__all__ = ["available", "compile_for", "tpu_program"]
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -54,6 +54,11 @@ def available() -> str:
     """The reason why this installation cannot compile for TPUs; "" if it can."""
     missing = [name for name in ("libtpu", "flatbuffers") if importlib.util.find_spec(name) is None]
     return f'{" and ".join(missing)} not installed: pip install "meshdsl[aot]"' if missing else ""
+
+
+def tpu_program(program: Program) -> Program:
+    """The program as TPUs run it: with their kernels for attention, and large rows of loops read from their stacks."""
+    return read_stored_rows(with_kernels(program, "tpu"), "tpu")
 
 
 def compile_for(
@@ -93,7 +98,7 @@ def compile_for(
         raise CompilerError(f"{topology} needs the compiler for TPUs\n  {problem}")
     with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as scratch:
         directory = Path(scratch)
-        program = read_stored_rows(with_kernels(program, platform), platform)
+        program = tpu_program(program)
         request = _request(program, frozenset(donated))
         started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
         options = EFFORTS[effort] | plan_options(name.partition(":")[0], started)

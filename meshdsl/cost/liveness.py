@@ -11,10 +11,8 @@ compilers:
 Arrays of convolutions are padded to tiles, and an argument is copied into such a layout (see `tiles`).
 
 A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
-runs: the clock passes through the body once. If the body has collectives, what the next trip needs is computed first,
-and gradients of weights after it, so their operands wait; but not in a backward loop that recomputes a sum over devices
-of the forward pass. An elementwise kernel runs with its first reader if that is no product. Each arm of a conditional
-has its own moments.
+runs: the clock passes through the body once, in the order of `body_order`. Each arm of a conditional has its own
+moments.
 """
 
 from __future__ import annotations
@@ -29,11 +27,12 @@ import numpy as np
 from ..control.host import host_values
 from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
-from ..ir import Eqn, Fuses, Graph, Scan, Var, While, scratch_bytes
+from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
-from ..lowering.collectives import AllReduce, ReduceScatter
+from ..lowering.collectives import AllReduce
+from .body_order import body_order
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from .scores import kind, names, softmaxes
+from .scores import names, softmaxes
 from .tiles import padding, read_by_convolutions
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
@@ -225,10 +224,7 @@ class Lives:
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
         placed = inputs | rows | set(outs[:n])
-        order = self.reordered(step.body, placed, {})
-        if _sends(order) and not (step.eqn.backward and _recomputes_sums(body, body.ins[consts : consts + n])):
-            order = _carry_first(order, set(outs[:n]))
-        order = _with_readers(order)
+        order = body_order(step.eqn, self.reordered(step.body, placed, {}), set(outs[:n]))
         births, deaths = self.hold_graph(body, order, placed)
         end = len(self.moments) - 1
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
@@ -254,52 +250,6 @@ class Lives:
                         overwritten.add(v)
                         break
         return overwritten
-
-
-def _sends(order: Sequence[Step]) -> bool:
-    return any(isinstance(step, Send) for step in order)
-
-
-def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
-    """True if a body sums across devices what does not depend on its carry: a value of the forward pass."""
-    dependent = set(carry)
-    for eqn in body.eqns:
-        if not dependent.isdisjoint(eqn.ins):
-            dependent.update(eqn.outs)
-        elif isinstance(eqn.op, AllReduce | ReduceScatter):
-            return True
-    return False
-
-
-def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
-    """The steps of a loop's body that its carry needs, then the other ones."""
-    needed = set(carry)
-    first: set[Step] = set()
-    for step in reversed(order):
-        if not needed.isdisjoint(step.writes):
-            first.add(step)
-            needed.update(step.reads)
-    return [*(step for step in order if step in first), *(step for step in order if step not in first)]
-
-
-def _with_readers(order: Sequence[Step]) -> list[Step]:
-    """The steps of a body with each elementwise kernel directly before its first reader, if that is no product.
-
-    Compilers run the two in one kernel.
-    """
-    result: list[Step] = []  # from the last step to the first
-    for step in reversed(order):
-        readers = (i for i in range(len(result) - 1, -1, -1) if not set(step.writes).isdisjoint(result[i].reads))
-        first = next(readers, None) if _consists_of(step, Fuses.MAP, Fuses.VIEW) else None
-        if first is not None and _consists_of(result[first], Fuses.MAP, Fuses.VIEW, Fuses.REDUCE):
-            result.insert(first + 1, step)
-        else:
-            result.append(step)
-    return result[::-1]
-
-
-def _consists_of(step: Step, *kinds: Fuses) -> bool:
-    return isinstance(step, Kernel) and all(kind(eqn) in kinds for eqn in step.eqns)
 
 
 def _last(step: Step) -> Eqn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from ..control import BARRIER
 from ..ir import Eqn, Fuses, Graph, Op, Product, Reduce, Var
 from ..lowering import Program
 from ..ops.dtypes import CAST
@@ -76,9 +77,10 @@ def softmaxes(program: Program) -> Scores:
 
     It stores the weights of attention once, instead of computing them in each reader. A softmax of at most `LONG`
     elements runs in the kernel of the product. One of at most `LARGEST` elements is a kernel of its own, which reads
-    the scores and stores them less their maximum. Of more elements, or if the compiler does not recognise the softmax,
-    only the scores are stored. It recognises neither one that other devices have a part of, nor that of grouped queries
-    (five dims), nor that of a product without batch dims in which a dim has size 1.
+    the scores and stores them less their maximum, unless its readers read a loop's stack: then it writes the weights
+    there. Of more elements, or if the compiler does not recognise the softmax, only the scores are stored. It
+    recognises neither one that other devices have a part of, nor that of grouped queries (five dims), nor that of a
+    product without batch dims in which a dim has size 1.
     """
     batched = set(batches(program))
     products = {names(eqn.outs[0]): eqn in batched for eqn in program.eqns if is_matmul(eqn)}
@@ -94,11 +96,23 @@ def softmaxes(program: Program) -> Scores:
             dims.add(names(v))
         shape = program.local_shape(v)
         recognised = not out.sharding.partial and (len(shape) < 5 if products[names(v)] else 1 not in shape)
-        if recognised and LONG < _elements(program, v, out) <= LARGEST:
+        if recognised and LONG < _elements(program, v, out) <= LARGEST and not _read_from_stack(v, program):
             exponentials.add(v)
     long = set(map(names, exponentials))
     scores = {eqn.ins[0] for eqn in reductions if eqn.operation.reduce is Reduce.MAX and names(eqn.ins[0]) in long}
     return Scores(dims, scores | exponentials, True)
+
+
+def _read_from_stack(v: Var, program: Program) -> bool:
+    """True if v, after elementwise operations, is a row that its readers read from a loop's stack."""
+    derived = {v}
+    for eqn in program.eqns:
+        if not derived.isdisjoint(eqn.ins):
+            if eqn.op is BARRIER:
+                return True
+            if kind(eqn) in (Fuses.MAP, Fuses.VIEW) and names(eqn.outs[0]) == names(v):
+                derived.update(eqn.outs)
+    return False
 
 
 def _is_transcendental(eqn: Eqn) -> bool:

@@ -1,6 +1,7 @@
 """Emit a program as one function for `jax.shard_map`: kernels for operations, JAX calls for collectives.
 
-This module makes no decisions. `check_vma=True` stays on, so that JAX checks our shardings by its own type system.
+It decides one thing: which dims of local size 1 a large kernel leaves out. `check_vma=True` stays on, so that JAX
+checks our shardings by its own type system.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

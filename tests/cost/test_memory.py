@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.compilers.aot import tpu_program
 from meshdsl.cost.memory import CATEGORIES, Memory
 from models.mlp import mlp
 from models.transformer import lm
@@ -230,6 +231,23 @@ def test_a_loop_writes_the_weights_of_attention_into_their_stack() -> None:
     assert [held.bytes for held in found.by_tensor].count(4 * weights) == 1
     held = {moment.op: moment.bytes for moment in found.profile}
     assert held["cast"] - held["results"] < 3 * weights, "the exponentials take 2"
+
+
+def test_a_softmax_whose_readers_read_the_stack_stores_no_exponentials() -> None:
+    """Its kernel writes the weights into the stack."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
+        def body(h: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            k = md.rename(h * row, length="memory")
+            weights = md.cast(md.softmax(md.einsum(k, h, out="batch memory length"), "memory"), "bfloat16")
+            return md.cast(md.einsum(weights, k, out="batch length io"), "float32"), weights
+
+        return md.scan(body, x, w, over="t")
+
+    program = md.compile(f, "x:1", "").program(md.spec("batch:2 length:4096 io:4"), md.spec("t:2 io:4"))
+    scores = 2 * 4096 * 4096 * 4
+    sizes = [[held.bytes for held in md.memory(p).by_tensor] for p in (program, tpu_program(program))]
+    assert [tensors.count(scores) for tensors in sizes] == [3, 2], "the stack and the scores; exponentials before"
 
 
 @pytest.mark.parametrize("out", [16, 64])

@@ -1,0 +1,69 @@
+"""The order in which compilers run the steps of a loop's body.
+
+If the body has collectives, what the next trip needs is computed first, and gradients of weights after it, so their
+operands wait; but not in a backward loop that recomputes a sum over devices of the forward pass. An elementwise kernel
+runs with its first reader if that is no product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ir import Eqn, Fuses, Graph, Scan, Var, While
+from ..lowering.collectives import AllReduce, ReduceScatter
+from .fusion import Kernel, Send, Step
+from .scores import kind
+
+__all__ = ["body_order"]
+
+
+def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]:
+    """The steps of the body of loop `eqn` in a compiler's order; `carried`: the results of the body that it carries."""
+    loop = eqn.control
+    assert isinstance(loop, Scan | While)
+    sends = any(isinstance(step, Send) for step in steps)
+    if sends and not (eqn.backward and _recomputes_sums(loop.body, loop.inputs(loop.body.ins)[1])):
+        steps = _carry_first(steps, carried)
+    return _with_readers(steps)
+
+
+def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
+    """True if a body sums across devices what does not depend on its carry: a value of the forward pass."""
+    dependent = set(carry)
+    for eqn in body.eqns:
+        if not dependent.isdisjoint(eqn.ins):
+            dependent.update(eqn.outs)
+        elif isinstance(eqn.op, AllReduce | ReduceScatter):
+            return True
+    return False
+
+
+def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
+    """The steps of a loop's body that its carry needs, then the other ones."""
+    needed = set(carry)
+    first: set[Step] = set()
+    for step in reversed(order):
+        if not needed.isdisjoint(step.writes):
+            first.add(step)
+            needed.update(step.reads)
+    return [*(step for step in order if step in first), *(step for step in order if step not in first)]
+
+
+def _with_readers(order: Sequence[Step]) -> list[Step]:
+    """The steps of a body with each elementwise kernel directly before its first reader, if that is no product.
+
+    Compilers run the two in one kernel.
+    """
+    result: list[Step] = []  # from the last step to the first
+    for step in reversed(order):
+        readers = (i for i in range(len(result) - 1, -1, -1) if not set(step.writes).isdisjoint(result[i].reads))
+        first = next(readers, None) if _consists_of(step, Fuses.MAP, Fuses.VIEW) else None
+        if first is not None and _consists_of(result[first], Fuses.MAP, Fuses.VIEW, Fuses.REDUCE):
+            result.insert(first + 1, step)
+        else:
+            result.append(step)
+    return result[::-1]
+
+
+def _consists_of(step: Step, *kinds: Fuses) -> bool:
+    return isinstance(step, Kernel) and all(kind(eqn) in kinds for eqn in step.eqns)
