@@ -113,8 +113,13 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
 
 
 def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
-    """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them."""
+    """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them.
+
+    Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax.
+    """
     if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
+        return frozenset()
+    if eqn.operation.product and not frozenset.intersection(*(frozenset(one.dims) for one in blocks)):
         return frozenset()
     sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
     return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}

@@ -53,3 +53,11 @@ def test_emitted_softmax_has_no_dims_of_local_size_1(layout: str, rank: int) -> 
     for name in ("exponential", "divide", "subtract"):
         (shape,) = re.findall(rf"stablehlo\.{name} .*: tensor<([\dx]+)xf32>", text)
         assert len(shape.split("x")) == rank, f"{name} of {shape}"
+
+
+def test_emitted_products_outside_a_softmax_keep_dims_of_local_size_1() -> None:
+    """The TPU compiler copies a larger operand otherwise (`backend/jax.py`)."""
+    x, ct = md.spec("batch:2 length:8 model:16"), md.spec("batch:2 length:8 heads:4 head:8")
+    step = md.compile(lambda x, ct: md.einsum(x, ct, out="model heads head"), "cols:4", "heads:cols")
+    (shape,) = re.findall(r"dot_general .*-> tensor<([\dx]+)xf32>", step.lower(x, ct).as_text())
+    assert sorted(shape.split("x")) == ["1", "16", "8"]
