@@ -8,12 +8,12 @@ from typing import NamedTuple
 from ..control import BARRIER
 from ..ir import Eqn, Fuses, Graph, Op, Product, Reduce, Var
 from ..lowering import Program
+from ..lowering.emit import LONG
 from ..ops.dtypes import CAST
 from ..ops.joining import INDEX, STACK
 
 __all__ = ["Scores", "batches", "is_matmul", "kind", "long_scores", "names", "softmaxes"]
 
-LONG = 2048  # elements of a softmax that the TPU compiler computes in the kernel of the product (2,048 yes, 4,096 no)
 LARGEST = 8192  # elements of a softmax for which it has a kernel (8,192 yes, 12,288 no)
 
 

@@ -36,6 +36,7 @@ __all__ = ["check_platform", "emit", "partition_spec", "run_equations", "shardin
 Env = dict[Var, Any]
 
 WIDE = 2**22  # elements; a smaller kernel takes about as long with dims of local size 1
+LONG = 2048  # elements of a softmax that the TPU compiler computes in the kernel of the product (2,048 yes, 4,096 no)
 
 
 def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
@@ -116,12 +117,15 @@ def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
     """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them.
 
     Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax.
+    Of a longer softmax than `LONG` that it recognises, the compiler stores the exponentials (see `cost/scores.py`).
     """
     if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
         return frozenset()
     if eqn.operation.product and not frozenset.intersection(*(frozenset(one.dims) for one in blocks)):
         return frozenset()
     sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
+    if max(n for _, n in sizes) > LONG:
+        return frozenset()
     return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}
 
 

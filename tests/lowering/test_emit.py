@@ -61,3 +61,11 @@ def test_emitted_products_outside_a_softmax_keep_dims_of_local_size_1() -> None:
     step = md.compile(lambda x, ct: md.einsum(x, ct, out="model heads head"), "cols:4", "heads:cols")
     (shape,) = re.findall(r"dot_general .*-> tensor<([\dx]+)xf32>", step.lower(x, ct).as_text())
     assert sorted(shape.split("x")) == ["1", "16", "8"]
+
+
+def test_emitted_softmax_of_many_elements_keeps_dims_of_local_size_1() -> None:
+    """The TPU compiler would store its exponentials."""
+    specs = SPECS[0], md.spec("batch:1 heads:4 memory:4096 head:16")
+    text = md.compile(weights, "cols:4", "heads:cols").lower(*specs).as_text()
+    (shape,) = re.findall(r"stablehlo\.exponential .*: tensor<([\dx]+)xf32>", text)
+    assert len(shape.split("x")) == 4
