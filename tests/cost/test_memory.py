@@ -201,7 +201,7 @@ def gated(x: md.Tensor, w: md.Tensor, v: md.Tensor, keep: bool) -> tuple[md.Tens
 
 
 def test_products_compute_their_elementwise_operands_again() -> None:
-    """What two products read, and nothing else, is not stored: its operands are, until both have run."""
+    """Two products that alone read a value both compute it, so its operands stay in memory until both have run."""
     specs = md.spec("a:16 b:16"), W, W
     moments = {keep: of(partial(gated, keep=keep), *specs) for keep in (False, True)}
     assert [moment.op for moment in moments[False].profile].count("multiply") == 0
