@@ -124,7 +124,7 @@ def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
     if eqn.operation.product and not frozenset.intersection(*(frozenset(one.dims) for one in blocks)):
         return frozenset()
     sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
-    if max(n for _, n in sizes) > LONG:
+    if max((n for _, n in sizes), default=1) > LONG:
         return frozenset()
     return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}
 
