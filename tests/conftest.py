@@ -36,7 +36,9 @@ jax.config.update("jax_enable_x64", True)
 import hypothesis
 import pytest
 
+from meshdsl import backend
 from meshdsl.compilers.aot import available
+from tests.sums import einsum_in_order
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -95,6 +97,12 @@ def optimizing() -> Iterator[None]:
 def optimized() -> Iterator[None]:
     with optimizing():
         yield
+
+
+@pytest.fixture
+def fixed_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator adds the terms of a product one after another."""
+    monkeypatch.setattr(backend.NumPy, "einsum", staticmethod(einsum_in_order))
 
 
 @pytest.fixture

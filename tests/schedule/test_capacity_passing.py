@@ -18,10 +18,9 @@ from meshdsl.lowering.program import Program
 from meshdsl.nn import moe
 from meshdsl.schedule.parts import JOIN_PARTS, PART
 from meshdsl.schedule.split import split
-from tests.schedule import test_routers
 from tests.schedule.test_routers import DOUBLE, EXPERT, HIDDEN, ROUTERS, SINGLE, ids_of, planned, same
 
-fixed_order_of_sums = test_routers.fixed_order_of_sums  # of this module too
+pytestmark = pytest.mark.usefixtures("fixed_order_of_sums")
 
 WHERE = ("rows:4", "batch:rows; group:rows; expert:rows")
 SEQUENCES, LENGTH = 4, 4  # of a group; there is one group for each device

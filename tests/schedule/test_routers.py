@@ -4,16 +4,11 @@ A plan in parts runs the same operations on the same elements, so the loss, the 
 experts have the same bits. Gradients of weights are sums over tokens in another order. Two such sums of n terms differ
 by up to n eps times the sum of the terms' sizes, so a bound relative to each element means nothing where terms cancel:
 the bound is relative to the largest element of the gradient, 1e-6 in float32 (8 eps) and 1e-12 in float64.
-
-BLAS adds the terms of an element in an order that depends on the sizes of the product, so the law's own einsum adds
-them one after another.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,13 +18,14 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl import backend
 from meshdsl.cost.network import place
 from meshdsl.lowering.program import Program
 from meshdsl.nn import moe
 from meshdsl.schedule.parts import FILLED_PART, PART
 from meshdsl.tune.overlap.plan import plan_overlap
 from meshdsl.tune.overlap.values import Overlap
+
+pytestmark = pytest.mark.usefixtures("fixed_order_of_sums")
 
 EXPERT, HIDDEN = md.dims("expert:4 expert_hidden:16")
 SINGLE, DOUBLE = md.nn.Precision(), md.nn.Precision("float64", "float64", "float64")
@@ -50,29 +46,6 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "hash": {},
     "random": {},
 }
-
-
-def einsum_in_order(formula: str, *xs: np.ndarray, dtype: Any) -> np.ndarray:
-    """An einsum that adds the terms of each element in index order, whatever the sizes of the result."""
-    ins, out = formula.split("->")
-    letters = ins.split(",")
-    gone = sorted(set("".join(letters)) - set(out))
-    sizes = {c: n for names, x in zip(letters, xs, strict=True) for c, n in zip(names, x.shape, strict=True)}
-    terms: Any = 1
-    for names, x in zip(letters, xs, strict=True):
-        order = [names.index(c) for c in (*gone, *out) if c in names]
-        terms = terms * x.transpose(order).reshape([sizes[c] if c in names else 1 for c in (*gone, *out)])
-    total = np.zeros([sizes[c] for c in out], dtype)
-    for one in terms.reshape(math.prod(sizes[c] for c in gone), *total.shape):
-        total += one
-    return total
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fixed_order_of_sums() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend.NumPy, "einsum", staticmethod(einsum_in_order))
-        yield
 
 
 def ids_of(router: str, tokens: md.Tensor) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def arguments(program: md.Program) -> list[np.ndarray]:
     return [draw(v) for v in program.ins]
 
 
+@pytest.mark.usefixtures("fixed_order_of_sums")
 @pytest.mark.parametrize(("router", "modes"), [("switch", MODES), ("batch_prioritised", ("halves",))])
 def test_overlap_modes_keep_loss_bitwise_and_gradients_close(router: str, modes: tuple[str, ...]) -> None:
     plain, types = step_of("none", router)
