@@ -77,9 +77,10 @@ def _compile(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
 
 
 def _memory(compiled: Any, arguments: Any) -> Any:
+    from ..compilers.aot import tpu_program
     from ..cost.memory import memory
 
-    return memory(compiled.program(*arguments), donated=compiled.donated(*arguments))
+    return memory(tpu_program(compiled.program(*arguments)), donated=compiled.donated(*arguments))
 
 
 def _aot_text(built: Any, memory: Any) -> str:

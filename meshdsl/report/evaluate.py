@@ -14,6 +14,7 @@ from ..cost.timeline import timeline
 from ..ir import Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..schedule.stored_rows import read_stored_rows
 from .report import Report
 from .show import analysis
 
@@ -34,11 +35,14 @@ def cost(
 ) -> Report:
     """Compute the cost of a program on a machine, without devices and without arrays.
 
+    It is the program that the machine's platform runs: on TPUs, large rows of loops are read from their stacks.
     `donated` are inputs whose buffers results may reuse. `limit` is the memory of one device in bytes (default: the
     machine's). `mesh` is the requested mesh, if it differs from the program's. Raises `LayoutError` if the mesh is
     larger than the machine, `MachineError` for an unknown machine.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
+    mesh = program.mesh if mesh is None else mesh
+    program = read_stored_rows(program, machine.platform)
     costs = ledger(program)
     return Report(
         title=title,
@@ -48,6 +52,6 @@ def cost(
         memory=memory(program, donated=donated, categories=categories),
         timeline=timeline(costs, machine, placement),
         limit=machine.hbm if limit is None else limit,
-        mesh=program.mesh if mesh is None else mesh,
+        mesh=mesh,
         text=analysis,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
+from meshdsl.compilers.aot import tpu_program
 from meshdsl.cost.comm_groups import dims_of
 from meshdsl.report.evaluate import cost
 from meshdsl.report.report import PARTS, Report
@@ -149,3 +150,22 @@ def test_what_a_loop_stacks_is_named_by_what_makes_it(found: Report):
     saved = {(held.name, held.where.line) for held in found.memory.by_tensor if held.category == "saved activations"}
     assert saved and "scan" not in {name for name, _ in saved}
     assert len({line for _, line in saved}) > 1, "each by its own line of the model"
+
+
+def test_cost_reads_the_program_of_the_machine() -> None:
+    """On TPUs the large rows of a loop are read from its stack, whichever computer makes the report."""
+
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        def body(h: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            k = md.rename(h * row, length="memory")
+            weights = md.cast(md.softmax(md.einsum(k, h, out="batch memory length"), "memory"), "bfloat16")
+            return md.cast(md.einsum(weights, k, out="batch length io"), "float32"), weights
+
+        return md.scan(body, x, w, over="t")
+
+    compiled = md.compile(f, "x:1", "")
+    types = md.spec("batch:2 length:4096 io:4"), md.spec("t:2 io:4")
+    on_tpu, on_gpu = (compiled.cost(*types, machine=name) for name in ("tpu-v5e", "h100"))
+    assert [str(r.program).count(" = barrier ") for r in (on_tpu, on_gpu)] == [1, 0]
+    assert on_gpu.program is compiled.program(*types)
+    assert on_tpu.peak_bytes == md.memory(tpu_program(on_gpu.program)).peak < on_gpu.peak_bytes
