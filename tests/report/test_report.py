@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,7 +156,7 @@ def test_what_a_loop_stacks_is_named_by_what_makes_it(found: Report):
 def test_cost_reads_the_program_of_the_machine() -> None:
     """On TPUs the large rows of a loop are read from its stack, whichever computer makes the report."""
 
-    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+    def f(x: md.Tensor, w: md.Tensor) -> Any:
         def body(h: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
             k = md.rename(h * row, length="memory")
             weights = md.cast(md.softmax(md.einsum(k, h, out="batch memory length"), "memory"), "bfloat16")
