@@ -16,14 +16,13 @@ import numpy as np
 
 import meshdsl as md
 
-from .programs import Array, Programs, Work, mean, solve
+from .programs import PLAIN, Array, Programs, Work, beside, mean, solve
 from .runs import Run
 
 __all__ = ["FAMILIES", "Family", "leave_out"]
 
 EFFICIENCY = (0.7, 0.2, 1.0)  # of large products
 ATTENTION = (0.3, 0.05, 1.0)
-PLAIN = 7 / 12  # FLOPs of a fused causal attention over those of the plain formula
 BANDWIDTH = (0.6, 0.3, 1.0)  # of the data sheet's
 OPERATION = (15e-6, 1e-6, 6e-5)  # seconds
 
@@ -79,7 +78,8 @@ class Estimate:
         bandwidth = figures["bandwidth"] * DATA_SHEET[self.base] if "bandwidth" in figures else on.hbm_bandwidth
         host = figures.get("operation", on.operation) * work.operations
         kernels = work.trips * np.maximum(np.maximum(computing, self.moved / bandwidth) + on.launch, host)
-        once = float(kernels[work.once].sum()) + work.sending_once
+        backward = float(kernels[work.backward & ~work.once].sum())
+        once = float(kernels[work.once].sum()) + beside(work.sending_once, backward, on)
         busy = float(kernels[~work.once].sum())
         micro = max(busy, work.gathered) + (on.overlap_slowdown - 1) * min(busy, work.gathered) + work.sending
         return self.run.micro * micro + once
