@@ -32,7 +32,7 @@ from ..lowering import Program
 from ..lowering.collectives import AllReduce
 from .body_order import body_order
 from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from .scores import names, softmaxes
+from .scores import inside_softmaxes, names, softmaxes
 from .tiles import padding, read_by_convolutions
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
@@ -223,7 +223,7 @@ class Lives:
         rows = {v for v in outs[n:] if v not in read or names(v) in scores}  # written into the stack, and read there
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
-        placed = inputs | rows | set(outs[:n])
+        placed = inputs | rows | set(outs[:n]) | inside_softmaxes(cast(Program, body))
         order = body_order(step.eqn, self.reordered(step.body, placed, {}), set(outs[:n]))
         births, deaths = self.hold_graph(body, order, placed)
         end = len(self.moments) - 1
