@@ -1,7 +1,7 @@
 """Emit a program as one function for `jax.shard_map`: kernels for operations, JAX calls for collectives.
 
-It decides one thing: which dims of local size 1 a large kernel leaves out. `check_vma=True` stays on, so that JAX
-checks our shardings by its own type system.
+It decides two things: which dims of local size 1 a large kernel leaves out, and when large stacks of a backward loop
+are allocated. `check_vma=True` stays on, so that JAX checks our shardings by its own type system.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from typing import Any
@@ -174,19 +175,30 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
 
     # the stacked dim may be stored with padding
     rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]
-    unwritten = {i: _unwritten(program, v, trips) for i, v in own.items()}
+    unwritten = _unwritten(program, own, trips, first if eqn.backward else ())
     state = jnp.int32(trips - 1 if loop.reverse else 0), _varying(first, carries), unwritten
     (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
     return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]
 
 
-def _unwritten(program: Program, v: Var, trips: int) -> Any:
-    """One device's block of a stack of `trips` rows before they are written: on TPUs and GPUs, memory as it is.
+def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: Sequence[Any]) -> Mapping[int, Any]:
+    """One device's blocks of stacks of `trips` rows before they are written: on TPUs and GPUs, memory as it is.
 
-    It is zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values.
+    They are zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values.
+
+    Large ones are not allocated before the arrays `after` are computed, which the TPU compiler would do. They come from
+    a conditional on these arrays, whose branches are the same.
     """
     create = lax.empty if program.mesh.axes else jnp.zeros
-    return varying(create((trips, *program.local_shape(v)[1:]), v.dtype), v.sharding.varying)
+    shapes = {i: (trips, *program.local_shape(v)[1:]) for i, v in stacks.items()}
+
+    def allocate() -> dict[int, Any]:
+        return {i: varying(create(shapes[i], v.dtype), v.sharding.varying) for i, v in stacks.items()}
+
+    elements = [lax.slice(x, [0] * x.ndim, [1] * x.ndim).reshape(()) for x in after if x.size]
+    if not elements or not program.mesh.axes or max(map(math.prod, shapes.values()), default=0) < WIDE:
+        return allocate()
+    return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
 
 
 def _padded(program: Program, v: Var, stack: Any) -> Any:
