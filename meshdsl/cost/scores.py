@@ -79,9 +79,9 @@ def softmaxes(program: Program) -> Scores:
     It stores the weights of attention once, instead of computing them in each reader. A softmax of at most `LONG`
     elements runs in the kernel of the product. One of at most `LARGEST` elements is a kernel of its own, which reads
     the scores and stores them less their maximum, unless its readers read a loop's stack: then it computes the scores
-    too (`inside_softmaxes`) and writes the weights there. Of more elements, or if the compiler does not recognise the softmax, only the scores are stored. It
-    recognises neither one that other devices have a part of, nor that of grouped queries (five dims), nor that of a
-    product without batch dims in which a dim has size 1.
+    too (`inside_softmaxes`) and writes the weights there. Of more elements, or if the compiler does not recognise the
+    softmax, only the scores are stored. It recognises neither one that other devices have a part of, nor that of
+    grouped queries (five dims), nor that of a product without batch dims in which a dim has size 1.
     """
     sums = list(_softmax_sums(program))
     exponentials = {each.v for each in sums if each.in_kernel and not _stacked_from(each.v, program)}
