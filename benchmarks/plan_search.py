@@ -41,6 +41,7 @@ CASES = {
     "llama-v5p": Case(llama2_7b.replace(batch=256, **BF16), 64, "tpu-v5p:flash,overlap"),
     "mixtral-v5p": Case(mixtral_8x7b.replace(batch=512, capacity_factor=1.0, **BF16), 64, "tpu-v5p:flash,overlap"),
     "gshard-128": Case(preset(128, 12), 128, "tpu-v4"),
+    "gshard-2048": Case(preset(2048, 36), 2048, "tpu-v4"),
 }
 
 
