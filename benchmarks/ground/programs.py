@@ -139,8 +139,8 @@ def _work(report: md.Report, run: Run) -> Work:
             kernels.setdefault(line.step, []).append(line)
             continue
         once = _runs_once(line, backward, run)
-        beside = run.sharded and bool(REPLICAS & set(line.collective.axes))
-        sends["once" if once else "gathered" if beside else "micro"] += each.seconds
+        gathered = run.sharded and bool(REPLICAS & set(line.collective.axes))
+        sends["once" if once else "gathered" if gathered else "micro"] += each.seconds
     columns: dict[str, list[float]] = {field.name: [] for field in fields(Work)[:9]}
     for number, lines in enumerate(kernels.values()):
         columns["trips"].append(lines[0].trips)

@@ -186,8 +186,8 @@ def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: S
 
     They are zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values.
 
-    Large ones are not allocated before the arrays `after` are computed, which the TPU compiler would do. They come from
-    a conditional on these arrays, whose branches are the same.
+    The TPU compiler would allocate large ones before the arrays `after` are computed. There they come from a
+    conditional on these arrays, whose branches are the same.
     """
     create = lax.empty if program.mesh.axes else jnp.zeros
     shapes = {i: (trips, *program.local_shape(v)[1:]) for i, v in stacks.items()}
@@ -198,7 +198,11 @@ def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: S
     elements = [lax.slice(x, [0] * x.ndim, [1] * x.ndim).reshape(()) for x in after if x.size]
     if not elements or not program.mesh.axes or max(map(math.prod, shapes.values()), default=0) < WIDE:
         return allocate()
-    return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
+
+    def allocate_after(*elements: Any) -> dict[int, Any]:
+        return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
+
+    return lax.platform_dependent(*elements, tpu=allocate_after, default=lambda *_: allocate())
 
 
 def _padded(program: Program, v: Var, stack: Any) -> Any:
