@@ -1,15 +1,12 @@
-"""Sort along a split dim, so that each device stores its block of the sorted dim, by the cheapest of four methods.
+"""Sort along a split dim, so that each device stores its block of the sorted dim, by the cheapest of three methods.
 
 * `other dim`: an all_to_all moves the split to another dim; each device sorts, and a second
   all_to_all moves the split back.
 * `merge`: Batcher's merge exchange on sorted blocks (Knuth, The Art of Computer Programming 3, 5.2.2,
   algorithm M), correct for any number of blocks; of two merged blocks, one device keeps the lower half.
-* `columns`: Leighton's columnsort (Tight Bounds on the Complexity of Parallel Sorting, 1985, section 3): two
-  all-to-alls of every block, then a merge with the neighbours' halves. Each device sends about three blocks,
-  regardless of the number of devices.
 * `gather`: all_gather, then every device sorts everything.
 
-The first three methods store at most two blocks per device. Ties are broken in this order.
+The first two methods store at most two blocks per device. Ties are broken in this order.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.dtypes import CAST
-from ...ops.index_map import ROWS, IndexMap, Piece, replaced
+from ...ops.index_map import IndexMap, Piece, replaced
 from .. import sorted_blocks as blocks
 from ..collectives import AllGather, AllToAll, Slice
 from .index_map import Exchange, lower_index_map
@@ -84,7 +81,7 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axe
     users = [scope.demand.sums.users.get(v, []) or [v for out in scope.graph.outs if out is v] for v in eqn.outs]
     job = _Job(scope, eqn, ins[0], outs, assigned[eqn.params["over"].name], bool(users[0]), bool(users[1]))
     kept, offers = scope.eqns, list[tuple[int, list[Eqn]]]()
-    for method in (_by_other_dim, _by_merges, _by_columns, _by_gathering):
+    for method in (_by_other_dim, _by_merges, _by_gathering):
         scope.eqns = []
         if method(job):
             offers.append((_bytes_sent(job, scope.eqns), scope.eqns))
@@ -197,49 +194,3 @@ def _by_merges(job: _Job) -> bool:
         items = kept
     _finish(job, items, run)
     return True
-
-
-def _by_columns(job: _Job) -> bool:
-    n = job.n
-    even = math.lcm(n, 2)
-    length = -(-max(job.length, 2 * (n - 1) ** 2) // even) * even
-    if length > 2 * job.length:
-        return False
-    run = Dim(f"{job.over.name}__run", n * length)
-    items = _begin(job, run)
-    for k, cyclic in enumerate((True, False)):
-        cause = Cause(Because.DEAL, "sort", (job.over.name,), amounts=(k + 1, 2))
-        items = _dealt(job, items, run, cyclic, cause)
-    _finish(job, _joined(job, items, run, length), run)
-    return True
-
-
-def _dealt(job: _Job, items: Items, run: Dim, cyclic: bool, cause: Cause) -> Items:
-    to, rest = Dim(f"{run.name}__to", job.n), Dim(f"{run.name}__rest", run.size // job.n)
-    at = items[0].dims.index(run)
-    shape = (*items[0].dims[:at], to, rest, *items[0].dims[at + 1 :])
-    split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, rest.name: job.axes}
-    dealt = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
-    job.add(blocks.DEAL, items, dealt, run=run, to=to, rest=rest, cyclic=cyclic)
-    came = job.each(dealt, AllToAll(rest.name, to.name, job.axes), cause)
-    collected = [Var(v.dims, v.dtype, "", v.sharding) for v in items]
-    job.add(blocks.COLLECT, came, collected, run=run, to=to, rest=rest)
-    return collected
-
-
-def _joined(job: _Job, items: Items, run: Dim, length: int) -> Items:
-    n, half = job.n, Dim(f"{run.name}__half", run.size // 2)
-    shape = replaced(items[0].dims, run, half)
-    split = {**{d: cut for d, cut in items[0].sharding.split if d != run.name}, half.name: job.axes}
-
-    def neighbour(start: int, routes: tuple[tuple[int, int], ...]) -> Items:
-        cut = [Var(shape, v.dtype, "", Sharding.of(split)) for v in items]
-        for v, out in zip(items, cut, strict=True):
-            job.add(ROWS, [v], [out], dim=run, rows=half, starts=(start,) * n, axes=job.axes)
-        return job.each(cut, Exchange(half.name, job.axes, routes), Cause(Because.HALF, "sort", (job.over.name,)))
-
-    before = neighbour(length // 2, tuple((i, i + 1) for i in range(n - 1)))
-    after = neighbour(0, tuple((i + 1, i) for i in range(n - 1)))
-    joined = [Var(v.dims, v.dtype, "", v.sharding) for v in items]
-    job.add(blocks.JOIN_HALVES, [*items, *before, *after], joined, run=run, half=half, axes=job.axes)
-    return joined
