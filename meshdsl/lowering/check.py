@@ -1,5 +1,6 @@
 """Check a program: the stored sharding of every value must be the one that its equation's rule infers.
 
+The stored size of a sharded dim is a multiple of its blocks, and so equal blocks hold all of it.
 A loop or a branch is valid if its operands have the shardings of its bodies' inputs, its results those of the bodies'
 results, and its bodies are valid too. A body reads a stacked value row by row, so the stacked dim must be replicated. A
 predicate must be replicated and complete, so that all devices take the same branch. Only `fetch` and loops read values
@@ -42,13 +43,13 @@ def check(program: Program, made_by: str) -> Program:
 
 
 def _check(program: Program, made_by: str) -> None:
-    for var in (*program.ins, *(v for eqn in program.eqns for v in eqn.outs)):
+    variables = (*program.ins, *(v for eqn in program.eqns for v in eqn.outs))
+    for var in variables:
         missing = [dim for dim, _ in var.sharding.split if dim not in names(var.dims)]
         if missing:
             raise InternalError(
                 f"{made_by}: {var} is stored as {var.sharding}: split by {missing[0]!r}, which it lacks"
             )
-        program.local_shape(var)
     for eqn in program.eqns:
         if _checked.get(eqn) is not program.mesh:
             for problem in _problems(eqn, program):
@@ -57,6 +58,11 @@ def _check(program: Program, made_by: str) -> None:
         for body in eqn.graphs().values():
             assert isinstance(body, Program)
             _check(body, made_by)
+    for var in variables:
+        for dim, axes in ((d, var.sharding.axes(d)) for d in var.dims):
+            stored, blocks = program.extents.padded(dim), program.mesh.count(axes)
+            if stored % blocks:
+                raise InternalError(f"{made_by}: {var} stores {stored} of {dim.name!r} in {blocks} equal blocks")
 
 
 def _problems(eqn: Eqn, program: Program) -> Iterator[str]:

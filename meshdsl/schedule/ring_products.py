@@ -57,7 +57,7 @@ def rings(program: Program) -> tuple[Ring, ...]:
     """The gathers of the program's body that can become rings.
 
     All readers are products of two operands whose results are sharded over the gather's axes, the dim is gathered
-    completely, and it is stored without padding.
+    completely, and it is stored without padding under both its names.
     """
     readers: dict[Var, list[Eqn]] = {v: [] for eqn in program.eqns for v in (*eqn.ins, *eqn.outs)}
     for eqn in program.eqns:
@@ -81,8 +81,10 @@ def _named(gather: Eqn, readers: Sequence[Eqn]) -> Ring:
 def _fits(program: Program, ring: Ring, readers: Sequence[Eqn]) -> bool:
     (x,), op = ring.gather.ins, ring.gather.op
     assert isinstance(op, AllGather)
-    stored = program.extents.padded(ring.dim) == ring.dim.size > 0 and not x.sharding.partial
-    return bool(readers) and stored and x.sharding.axes(op.dim) == op.axes and all(_turns_fit(r, ring) for r in readers)
+    gathered = next(d for d in x.dims if d.name == op.dim)
+    stored = {program.extents.padded(d) for d in (gathered, ring.dim)} == {ring.dim.size} != {0}
+    complete = x.sharding.axes(op.dim) == op.axes and not x.sharding.partial
+    return bool(readers) and stored and complete and all(_turns_fit(r, ring) for r in readers)
 
 
 def _turns_fit(product: Eqn, ring: Ring) -> bool:

@@ -186,6 +186,14 @@ def test_a_sharding_that_splits_a_dim_which_the_value_lacks_is_refused() -> None
         check(program.replace(ins=(wrong,), outs=(wrong,)), "mutant")
 
 
+def test_blocks_that_do_not_hold_all_of_a_dim_are_refused() -> None:
+    program = md.compile(lambda x: x, "r:2", "").program(md.spec("a:5"))
+    (x,) = program.ins
+    wrong = Var(x.dims, x.dtype, "x", Sharding.of({"a": ("r",)}))
+    with pytest.raises(md.InternalError, match="stores 5 of 'a' in 2 equal blocks"):
+        check(program.replace(ins=(wrong,), outs=(wrong,)), "mutant")
+
+
 def changed(eqn: Eqn, loop: Eqn, old: Var, new: Var) -> Eqn:
     outs = tuple(new if v is old else v for v in eqn.outs) if eqn is loop else eqn.outs
     return dataclasses.replace(with_ins(eqn, {old: new}), outs=outs)

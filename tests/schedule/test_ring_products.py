@@ -30,6 +30,7 @@ def draw(seed: int) -> tuple[Program, list[np.ndarray]]:
     stored = rng.choice("bc")  # the dim of the weights that is stored sharded: a summed one, or one of the result
     outs = rng.sample("ac", 2), rng.sample("abd", rng.choice([2, 3]))
     looped, gradient = rng.random() < 0.4, rng.random() < 0.5
+    size[stored] += rng.choice([0, 0, 1])  # `own` is padded then, and `stored` is not
     numbers = np.random.default_rng(seed)
     shapes = [
         f"a:{size['a']} b:{size['b']}",
@@ -74,12 +75,13 @@ def law(seeds: range) -> Counter[str]:
         assert sent(ring) == sent(flat), f"seed {seed}"
         counts["programs"] += 1
         counts["rings"] += len(gathers)
+        counts["padded"] += flat.extents.is_padded(next(d for d in flat.ins[1].dims if d.name == "own"))
     return counts
 
 
 def test_ring_products_keep_bits_and_bytes_of_random_programs() -> None:
     counts = law(range(60))
-    assert counts["rings"] > 20, counts
+    assert counts["rings"] > 20 and counts["padded"] > 10, counts
 
 
 @pytest.mark.slow

@@ -38,7 +38,8 @@ def no_rings(program: Program, machine: Machine) -> str:
         return f"{machine.name} cannot send beside computation (permute)\n  use overlap='list'"
     shown = ", ".join(dict.fromkeys(f"'{eqn.op}' at {eqn.where}" for eqn in gathers[:SHOWN]))
     return (
-        f"none of {len(gathers)} gathers is read only by products whose results are sharded over its axes ({shown})\n"
+        f"none of {len(gathers)} gathers has a dim stored without padding and is read only by products whose results "
+        f"are sharded over its axes ({shown})\n"
         "  use overlap='list', which moves gathers as they are"
     )
 
