@@ -8,6 +8,7 @@ A step goes through these folders, in this order:
     params, transforms      models and their parameters; gradients and md.vmap, as graphs of the same operations
     passes                  graph to graph
     lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
+    targets                 what each compiler does with kernels, loops and collectives, and its kernels of attention
     schedule                program to program: buckets, overlap, order
     compile                 the pipeline of these passes, md.compile and what it returns
 

@@ -36,6 +36,7 @@ ORDER = [
     ["control"],
     ["passes"],
     ["lowering"],
+    ["targets"],
     ["schedule"],
     ["cost"],
     ["report"],

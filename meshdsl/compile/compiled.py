@@ -21,9 +21,9 @@ from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, call
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.attention_kernels import is_attention
 from ..report.evaluate import cost as report
 from ..report.report import Report
+from ..targets.attention import is_attention
 from ..trace import Tensor, tree
 from ..tune.overlap.values import OverlapPlan
 from ..tune.weight_update import UpdateTable

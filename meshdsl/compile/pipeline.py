@@ -20,16 +20,16 @@ from ..errors.deadline import check_deadline
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.attention_kernels import with_kernels
 from ..lowering.check import check
 from ..lowering.partition import partition
 from ..passes.simplify import simplify
 from ..schedule.order_prints import order_prints
 from ..schedule.ragged_exchange import ragged_exchange
-from ..schedule.row_barriers import drop_row_barriers
-from ..schedule.stored_rows import read_stored_rows
 from ..schedule.unroll import unroll
-from ..tune.before_loops import products_before_loops
+from ..targets.attention import with_kernels
+from ..targets.tpu.before_loops import products_before_loops
+from ..targets.tpu.row_barriers import drop_row_barriers
+from ..targets.tpu.stored_rows import read_stored_rows
 from ..tune.groups import RefinedMesh
 from ..tune.overlap.plan import plan_overlap
 from ..tune.overlap.values import NO_OVERLAP, Overlap, OverlapPlan

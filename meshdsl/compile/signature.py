@@ -16,8 +16,8 @@ from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
 from ..ir import Graph, Type, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.attention_kernels import platform_of, with_kernels
 from ..lowering.emit import check_platform, emit, partition_spec
+from ..targets.attention import platform_of, with_kernels
 from ..trace import Tensor, spec_of, trace, tree
 from ..trace.platform import Target, tracing_for
 from .pipeline import Options, Stage, State, begin, run

@@ -29,9 +29,9 @@ from ..errors import LayoutError
 from ..ir import Var, walk
 from ..lowering import Program
 from ..lowering.asynchrony import Start
-from ..lowering.attention_kernels import with_kernels
 from ..lowering.emit import emit, partition_spec
-from ..schedule.stored_rows import read_stored_rows
+from ..targets.attention import with_kernels
+from ..targets.tpu.stored_rows import read_stored_rows
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
 from .hlo import estimated_cycles, performed

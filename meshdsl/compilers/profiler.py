@@ -24,14 +24,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..cost.fusion import Kernel
 from ..cost.kernel_form import form_of, work_of
 from ..cost.ledger import ledger
 from ..cost.profile import Form, Point, Profile
-from ..cost.scores import kind
 from ..ir import Eqn, Fuses, Var, walk
 from ..lowering.emit import run_equations
 from ..lowering.program import Program
+from ..targets.fusion import Kernel
+from ..targets.scores import kind
 from .bench import BenchPlan, per_trip
 
 __all__ = ["measure"]

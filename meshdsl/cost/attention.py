@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ..backend.attention import BLOCKWISE, Case, Kernel, choose
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
-from ..lowering.attention_kernels import case_of, is_attention
 from ..lowering.partition.attention import ATTENTION_TURN_GRAD
 from ..ops.attention.blocks import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
+from ..targets.attention import case_of, is_attention
 
 __all__ = ["PLAIN", "AttentionWork", "is_attention", "is_scores", "work_of_attention"]
 

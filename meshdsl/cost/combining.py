@@ -13,7 +13,7 @@ from typing import Any
 
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
-from .fusion import Send
+from ..targets.fusion import Send
 from .network import Placement, full_bytes
 
 __all__ = ["combine"]

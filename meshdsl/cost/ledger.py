@@ -20,8 +20,8 @@ from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
+from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 from .attention import AttentionWork, is_scores, work_of_attention
-from .fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
 

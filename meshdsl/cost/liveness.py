@@ -30,10 +30,10 @@ from ..errors import NOWHERE, Where
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
-from .body_order import body_order
-from .fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from .scores import inside_softmaxes, names, softmaxes
-from .tiles import padding, read_by_convolutions
+from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
+from ..targets.scores import inside_softmaxes, names, softmaxes
+from ..targets.tpu.body_order import body_order
+from ..targets.tpu.tiles import padding, read_by_convolutions
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
 

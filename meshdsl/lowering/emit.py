@@ -118,7 +118,7 @@ def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
     """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them.
 
     Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax.
-    Of a longer softmax than `LONG` that it recognises, the compiler stores the exponentials (see `cost/scores.py`).
+    Of a longer softmax than `LONG` that it recognises, the compiler stores the exponentials (see `targets/scores.py`).
     """
     if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
         return frozenset()

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..cost.fusion import Kernel
 from ..cost.lanes import COMPUTE
 from ..cost.memory import CATEGORIES, Moment
 from ..display.units import number, percent, seconds, show_bytes
+from ..targets.fusion import Kernel
 from .report import PARTS, Report
 from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text

@@ -14,7 +14,7 @@ from ..cost.timeline import timeline
 from ..ir import Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..schedule.stored_rows import read_stored_rows
+from ..targets.tpu.stored_rows import read_stored_rows
 from .report import Report
 from .show import analysis
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from ..cost.comm_groups import CommGroup, dims_of, record_of
-from ..cost.fusion import Kernel, Step
 from ..cost.ledger import Ledger, Line
 from ..cost.machine import Machine
 from ..cost.memory import Memory
@@ -23,6 +22,7 @@ from ..display.units import seconds as show_seconds
 from ..display.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..targets.fusion import Kernel, Step
 from .rates import Budget, Rates, Work
 from .schema import SCHEMA_VERSION, plain
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..cost.fusion import Loop
 from ..cost.lanes import COMPUTE, Event
 from ..cost.timeline import Timeline
 from ..lowering.program import Program
+from ..targets.fusion import Loop
 
 __all__ = ["trace_events"]
 

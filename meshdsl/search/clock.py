@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cost.fusion import Loop
 from ..cost.lanes import Schedule, Span
 from ..cost.ledger import LazyLedger, ledger
 from ..cost.machine import Machine
@@ -12,6 +11,7 @@ from ..cost.network import Placement
 from ..dims import Dim
 from ..ir import Scan, walk
 from ..lowering import Program
+from ..targets.fusion import Loop
 
 __all__ = ["Clock"]
 

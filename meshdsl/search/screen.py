@@ -34,7 +34,7 @@ from ..lowering.partition.partition import add_input, assemble, extents_of, lowe
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
 from ..schedule.bucket_collectives import bucket_collectives
-from ..tune.before_loops import products_before_loops
+from ..targets.tpu.before_loops import products_before_loops
 from .clock import Clock
 from .flops import loops
 

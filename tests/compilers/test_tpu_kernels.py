@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding
 
 import meshdsl as md
-from meshdsl.lowering.attention_kernels import with_kernels
 from meshdsl.lowering.emit import emit, partition_spec
+from meshdsl.targets.attention import with_kernels
 
 pytestmark = pytest.mark.aot
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ...cost.fusion import holders
+from ...targets.fusion import holders
 from .tasks import Task, Tasks
 
 __all__ = ["Footprint"]

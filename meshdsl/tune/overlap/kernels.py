@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...cost.fusion import Kernel, holders, steps
 from ...lowering.program import Program
 from ...schedule.fences import Kernels, is_product
+from ...targets.fusion import Kernel, holders, steps
 
 __all__ = ["kernels_with_products"]
 

@@ -7,7 +7,6 @@ one's wait is placed where the timeline says that it is complete, and the second
 
 from __future__ import annotations
 
-from ...cost.fusion import Kernel, Send, Wait
 from ...cost.lanes import Schedule
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
@@ -15,6 +14,7 @@ from ...cost.network import Placement
 from ...ir import Eqn
 from ...lowering.asynchrony import WAIT, Start, pairs
 from ...lowering.program import Program
+from ...targets.fusion import Kernel, Send, Wait
 
 __all__ = ["one_in_flight"]
 

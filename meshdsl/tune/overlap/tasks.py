@@ -1,6 +1,6 @@
 """The steps of a program as tasks, with times on one machine and the dependencies between them.
 
-A task is a kernel, loop, branch or collective of `cost.fusion`, with the seconds that the timeline gives it. The
+A task is a kernel, loop, branch or collective of `targets.fusion`, with the seconds that the timeline gives it. The
 schedulers of this package order tasks; `ordered` builds the program with that order.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...cost.fusion import Kernel, Send, Step
 from ...cost.lanes import COMPUTE, Schedule, lane_of
 from ...cost.ledger import ledger
 from ...cost.machine import Machine
@@ -18,6 +17,7 @@ from ...errors.deadline import check_deadline
 from ...ir import Eqn
 from ...lowering.program import Program
 from ...schedule.reorder import Begin, End, Instruction, reorder
+from ...targets.fusion import Kernel, Send, Step
 
 __all__ = ["Task", "Tasks", "ordered", "tasks_of"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...cost.fusion import Send
 from ...lowering.collectives import AllToAll
 from ...lowering.ragged import RaggedAllToAll
+from ...targets.fusion import Send
 from .tasks import Task, Tasks
 
 __all__ = ["dw_schedule", "weight_gradients"]

@@ -10,7 +10,6 @@ import pytest
 
 import meshdsl as md
 from meshdsl.control.host import FETCH, OFFLOAD
-from meshdsl.cost.fusion import Kernel, Send, Wait
 from meshdsl.cost.lanes import COMPUTE, Schedule
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import place
@@ -18,6 +17,7 @@ from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.program import Program
 from meshdsl.schedule.unroll import unroll
+from meshdsl.targets.fusion import Kernel, Send, Wait
 from meshdsl.tune.overlap.insertion import improved_schedule, insertion_moves
 from meshdsl.tune.overlap.insertion import length as length_of
 from meshdsl.tune.overlap.list_schedule import list_schedule

@@ -12,9 +12,9 @@ from typing import Any
 from ..backend.attention import Case, Kernel, choose
 from ..errors import LayoutError, at
 from ..ir import Eqn, Graph, Op, Product
+from ..lowering.program import Program
 from ..ops.attention.blocks import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
-from .program import Program
 
 __all__ = ["case_of", "is_attention", "platform_of", "with_kernels"]
 

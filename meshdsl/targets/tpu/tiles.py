@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..ir import Eqn, Op, Product, Var, walk
-from ..lowering import Program
-from .scores import names
+from ...ir import Eqn, Op, Product, Var, walk
+from ...lowering import Program
+from ..scores import names
 
 __all__ = ["padding", "read_by_convolutions"]
 

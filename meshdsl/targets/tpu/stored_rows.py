@@ -11,12 +11,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from ..control import BARRIER
-from ..control.host import host_values
-from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var
-from ..lowering.asynchrony import Start
-from ..lowering.program import Program
-from ..ops.dtypes import CAST
+from ...control import BARRIER
+from ...control.host import host_values
+from ...ir import Eqn, Fuses, Graph, Op, Product, Scan, Var
+from ...lowering.asynchrony import Start
+from ...lowering.program import Program
+from ...ops.dtypes import CAST
 
 __all__ = ["read_stored_rows"]
 

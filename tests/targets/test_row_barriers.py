@@ -8,7 +8,7 @@ import pytest
 import meshdsl as md
 from meshdsl.ir import Graph
 from meshdsl.lowering.program import Program
-from meshdsl.schedule.row_barriers import drop_row_barriers
+from meshdsl.targets.tpu.row_barriers import drop_row_barriers
 from tests.lowering.programs import same_bits
 
 

@@ -16,7 +16,7 @@ from meshdsl.backend import NumPy
 from meshdsl.backend.attention import Arrays, Case, Kernel, Sees, Span, choose, fused, plain
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
-from meshdsl.lowering.attention_kernels import is_attention, platform_of, with_kernels
+from meshdsl.targets.attention import is_attention, platform_of, with_kernels
 from tests.ops.test_attention import assert_close, random
 
 CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), 512)
@@ -183,7 +183,7 @@ def test_a_kernel_that_cannot_be_is_an_error() -> None:
     asked = md.compile(attend(), "rows:2", "heads:rows", attention_kernel="pallas")
     with pytest.raises(md.LayoutError, match="cannot compute this attention: pallas takes multiples") as error:
         asked.program(odd, odd, odd)
-    assert "test_attention_kernels.py" in str(error.value)
+    assert "test_attention.py" in str(error.value)
     with pytest.raises(md.LayoutError, match="pallas runs on tpu, not on cpu"):
         asked(*(md.zeros(X.dims, "bfloat16") for _ in range(3)))
     with pytest.raises(md.LayoutError, match="attention_kernel='splash' is not available; there are: 'auto'"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..control import BARRIER
-from ..ir import Eqn, Graph, Scan, Var
-from ..lowering.program import Program
+from ...control import BARRIER
+from ...ir import Eqn, Graph, Scan, Var
+from ...lowering.program import Program
 
 __all__ = ["drop_row_barriers"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
-from meshdsl.cost.tiles import padding
 from meshdsl.lowering import Program
+from meshdsl.targets.tpu.tiles import padding
 
 
 def convolve(image: md.Tensor, w: md.Tensor, head: md.Tensor) -> md.Tensor:

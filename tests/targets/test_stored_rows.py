@@ -11,7 +11,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.emit import emit, run_equations
 from meshdsl.lowering.program import Program
-from meshdsl.schedule.stored_rows import read_stored_rows
+from meshdsl.targets.tpu.stored_rows import read_stored_rows
 from tests.lowering.programs import same_bits
 
 SPECS = md.spec("batch:4 io:8"), md.spec("layer:3 io:8 out:8")

@@ -11,11 +11,11 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..cost.fusion import Kernel, Step, holders, steps
-from ..cost.scores import is_matmul, kind, softmaxes
-from ..ir import Eqn, Fuses, Graph, Scan, Var
-from ..lowering.asynchrony import FENCE, Start
-from ..lowering.program import Program
+from ...ir import Eqn, Fuses, Graph, Scan, Var
+from ...lowering.asynchrony import FENCE, Start
+from ...lowering.program import Program
+from ..fusion import Kernel, Step, holders, steps
+from ..scores import is_matmul, kind, softmaxes
 
 __all__ = ["products_before_loops"]
 

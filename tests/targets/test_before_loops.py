@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl.ir import Graph
 from meshdsl.lowering.program import Program
-from meshdsl.tune.before_loops import products_before_loops
+from meshdsl.targets.tpu.before_loops import products_before_loops
 from models.transformer import lm
 from tests.lowering.programs import same_bits
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir import Eqn, Fuses, Graph, Scan, Var, While
-from ..lowering.collectives import AllReduce, ReduceScatter
-from .fusion import Kernel, Send, Step
-from .scores import kind
+from ...ir import Eqn, Fuses, Graph, Scan, Var, While
+from ...lowering.collectives import AllReduce, ReduceScatter
+from ..fusion import Kernel, Send, Step
+from ..scores import kind
 
 __all__ = ["body_order"]
 

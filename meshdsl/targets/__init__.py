@@ -1,0 +1,1 @@
+"""What each compiler does with a kernel, a loop's stack and a collective: one file or folder for each platform."""
