@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import meshdsl as md
 
 from .precision import dim_of
 
-__all__ = ["softmax_cross_entropy"]
+__all__ = ["softmax_cross_entropy", "targets_seen"]
+
+Targets = list[tuple[md.Tensor, md.Dim]]
+_seen: contextvars.ContextVar[Targets | None] = contextvars.ContextVar("targets", default=None)
+
+
+@contextlib.contextmanager
+def targets_seen() -> Iterator[Targets]:
+    """The targets of the losses that are traced in this context, each with the dim of its classes."""
+    seen: Targets = []
+    token = _seen.set(seen)
+    try:
+        yield seen
+    finally:
+        _seen.reset(token)
 
 
 def softmax_cross_entropy(
@@ -31,7 +49,9 @@ def softmax_cross_entropy(
     `z_loss` is the weight of an added term log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent,
     2016). Computed in float32, or in the dtype of the logits if that is wider. Where a layout maps `over` and another
     dim to one axis, `over` is sharded, or `prefer` if it is given: the batch, where weights are stored sharded and
-    gathered for use.
+    gathered for use. A target without a class, below 0 or from the size of `over`, has a loss of log(sum(exp(logits)))
+    minus the largest logit, and a gradient as if it were masked out; `meshdsl train` and `meshdsl.train.train` refuse
+    batches with targets from the size of `over`.
     """
     classes = dim_of(logits, over)
     if targets.dtype.kind not in "iu":
@@ -39,6 +59,8 @@ def softmax_cross_entropy(
             f"the targets of softmax_cross_entropy are integers, the numbers of the classes; got {targets.type}\n"
             f"  for probabilities: -md.sum(targets * md.log_softmax(logits, {classes.name!r}), {classes.name!r})"
         )
+    if (seen := _seen.get()) is not None:
+        seen.append((targets, classes))
     if not 0 <= label_smoothing <= 1:
         raise md.ShapeError(f"label_smoothing is from 0 to 1, got {label_smoothing}")
     if logits.dtype.itemsize < 4:

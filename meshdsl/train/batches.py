@@ -13,7 +13,7 @@ import meshdsl as md
 from .data import SPLITS, VOCABULARY, corpus
 from .values import as_json
 
-__all__ = ["Batches", "Text", "data_for", "described", "tensors", "tokens_of"]
+__all__ = ["Batches", "Text", "classes_of", "data_for", "described", "tensors", "tokens_of"]
 
 Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arrays by input name
 
@@ -81,10 +81,31 @@ def described(batches: Batches) -> dict[str, Any] | None:
     return as_json(describe()) if describe is not None else None
 
 
-def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[str, md.Tensor]:
+def classes_of(loss: Callable[..., Any], *args: Any) -> dict[str, md.Dim]:
+    """The inputs of a loss that are targets of `md.nn.softmax_cross_entropy`, with the dim of their classes.
+
+    `args` are specs of its parameters, batch and key. Inputs that the loss changes first, such as by a shift, are not
+    found.
+    """
+    classes: dict[str, md.Dim] = {}
+
+    def traced(params: Any, batch: Mapping[str, md.Tensor], *key: md.Tensor) -> Any:
+        with md.nn.losses.targets_seen() as seen:
+            loss(params, batch, *key)
+        classes.update({name: dim for targets, dim in seen for name, x in batch.items() if x is targets})
+        return ()
+
+    md.eval_shape(traced, *args)
+    return classes
+
+
+def tensors(
+    batch: Mapping[str, np.ndarray], specs: Mapping[str, Any], classes: Mapping[str, md.Dim]
+) -> dict[str, md.Tensor]:
     """Converts a batch of arrays to tensors with the dims and dtypes of the workload's inputs.
 
-    Raises `MeshdslError` if an input is missing, or if its shape or dtype does not match.
+    Raises `MeshdslError` if an input is missing, if its shape or dtype does not match, or if it has a target that is
+    no position of its dim in `classes`. Negative targets are accepted: they mark places that the loss masks out.
     """
     if not isinstance(batch, Mapping):
         raise md.MeshdslError(
@@ -96,6 +117,14 @@ def tensors(batch: Mapping[str, np.ndarray], specs: Mapping[str, Any]) -> dict[s
             f"the batch has no array {missing[0]!r}; it has: {', '.join(batch) or 'none'}\n"
             f"  return one array for each of the workload's inputs: {', '.join(specs)}"
         )
+    for name, dim in classes.items():
+        largest = int(np.max(batch[name], initial=0))
+        if largest >= dim.size:
+            raise md.MeshdslError(
+                f"the array {name!r} of the batch has the target {largest}, and {dim.name} has the classes 0 to "
+                f"{dim.size - 1}\n  set the size of {dim.name} to that of the data's vocabulary, or check the dtype that "
+                "the data is read as"
+            )
     return {name: _tensor(name, batch[name], spec) for name, spec in specs.items()}
 
 

@@ -19,11 +19,12 @@ import numpy as np
 
 import meshdsl as md
 
-from .batches import Batches, Text, data_for, described, tensors, tokens_of
+from .batches import Batches, Text, classes_of, data_for, described, tensors, tokens_of
 from .iterators import position_of
 from .reader import Reader, Record, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
+from .tokens import TokenFiles
 from .values import as_json
 
 __all__ = ["planned_stages", "stages", "train"]
@@ -69,6 +70,10 @@ def train(
     mesh, layout = plan.mesh, plan.layout
     run, types = planned_stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
+    specs = workload.inputs(workload.config)
+    classes = classes_of(workload.loss(workload.config), types[0], specs, *types[3:])
+    if isinstance(batches, TokenFiles) and "targets" in classes:
+        batches.check(classes["targets"].size)
     stop = Stop() if stop is None else stop
     with closing(keep):
         started = time.perf_counter()
@@ -99,13 +104,13 @@ def train(
                 "steps_left": left,
             }
         is_optional = key_parameter is not None and key_parameter.default is not key_parameter.empty
-        specs = workload.inputs(workload.config)
         loop = _Loop(
             state=state,
             steps=steps,
             seed=seed,
             batches=batches,
             specs=specs,
+            classes=classes,
             description=description,
             run=run,
             evaluate_step=md.compile(workload.eval_step(), mesh, layout),
@@ -146,6 +151,7 @@ class _Loop:
     seed: int
     batches: Batches
     specs: Mapping[str, Any]
+    classes: Mapping[str, md.Dim]
     description: Mapping[str, Any] | None
     run: Callable[..., Any]
     evaluate_step: Callable[..., Any]
@@ -187,7 +193,7 @@ class _Loop:
     def one_step(self) -> Mapping[str, md.Tensor]:
         """Start the next step and return its metrics, which may not be computed yet."""
         state, step = self.state, self.state.step + 1
-        batch = tensors(self.batches("train", step), self.specs)
+        batch = tensors(self.batches("train", step), self.specs, self.classes)
         step_key = (self.keys.at(step),) if self.keys else ()
         began = time.perf_counter() if self.reader.compile_seconds is None else 0.0
         params, slots, metrics = self.run(state.tree["params"], state.tree["state"], batch, *step_key)
@@ -226,7 +232,7 @@ class _Loop:
         yield from self.reader.read()
         totals: dict[str, float] = {}
         for i in range(self.eval_batches):
-            batch = tensors(self.batches("held_out", i), self.specs)
+            batch = tensors(self.batches("held_out", i), self.specs, self.classes)
             metrics = self.evaluate_step(self.state.tree["params"], batch, *self.eval_key)
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0.0) + float(value.numpy()) / self.eval_batches

@@ -1,4 +1,4 @@
-"""Training data from files of token ids: memory-mapped, in windows, shuffled anew in every epoch.
+"""Training data from files of token ids: read in windows, shuffled anew in every epoch.
 
 A batch is a pure function of (split, step), so a resumed run reads exactly the batches that it would have read. In each
 epoch, every window of the training files is in exactly one batch. The shuffle is a permutation that is computed for
@@ -11,8 +11,9 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from .data import SPLITS
 __all__ = ["TokenFiles", "shuffled"]
 
 _DTYPES = ("uint8", "uint16", "uint32", "int32")
-_SAMPLE = 1 << 16  # bytes at each end of a file that its hash covers
+_CHUNK = 1 << 24  # bytes of a file that are checked at once
 _ROUNDS = 4
+_FEW = 64  # tokens of a file too short to tell its dtype
+_HIGH = 1000  # the upper halves of ids up to 4 million are below 65535 / 1000
 
 
 def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
@@ -52,28 +55,81 @@ def _feistel(n: int, half: int, seed: int, epoch: int) -> int:
     return left << half | right
 
 
+@dataclass(frozen=True)
+class _File:
+    """One file of token ids. Every read opens it anew: a file that shrinks is an error, where a memory map dies."""
+
+    path: Path
+    dtype: np.dtype
+
+    @cached_property
+    def tokens(self) -> int:
+        """The number of tokens when the file was first seen. Raises `MeshdslError` for less than two."""
+        try:
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if size % self.dtype.itemsize or size < 2 * self.dtype.itemsize:
+            raise md.MeshdslError(f"{self.path} has {size} bytes, which are not two or more tokens of {self.dtype}")
+        return size // self.dtype.itemsize
+
+    def read(self, first: int, count: int) -> np.ndarray:
+        """The ids of `count` tokens. Raises `MeshdslError` if the file has become shorter, or cannot be read."""
+        try:
+            found = np.fromfile(self.path, self.dtype, count, offset=first * self.dtype.itemsize)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        if len(found) < count:
+            raise md.MeshdslError(
+                f"the token file {self.path} had {self.tokens} tokens at the start, and token {first + len(found)} "
+                "is no longer there\n  do not write to the files of a run; restore the file and resume"
+            )
+        return found
+
+    def _unreadable(self, error: OSError) -> md.MeshdslError:
+        return md.MeshdslError(f"the token file {self.path} cannot be read: {error.strerror}")
+
+    @cached_property
+    def content(self) -> tuple[str, int, int]:
+        """The SHA-256 of the whole file, and its least and largest id; reads 1 to 2 GB a second.
+
+        Raises `MeshdslError` for ids of a wider integer, whose upper halves are nearly all zero.
+        """
+        total, least, largest = hashlib.sha256(), [0, 0], [0, 0]  # of the tokens at even and at odd places
+        step = _CHUNK // self.dtype.itemsize
+        for first in range(0, self.tokens, step):
+            ids = self.read(first, min(step, self.tokens - first))
+            total.update(ids.data)
+            for half in range(2):
+                least[half] = min(least[half], int(ids[half::2].min(initial=0)))
+                largest[half] = max(largest[half], int(ids[half::2].max(initial=0)))
+        if self.dtype.itemsize < 4 and self.tokens >= _FEW and largest[1] * _HIGH < largest[0]:
+            raise md.MeshdslError(
+                f"{self.path} is read as {self.dtype}, and looks like a wider integer: every second token is at most "
+                f"{largest[1]}, and the others are up to {largest[0]}\n  pass the dtype of the file, "
+                "such as dtype='int32'"
+            )
+        return total.hexdigest(), min(least), max(largest)
+
+
 class _Windows:
     """The windows of `length + 1` tokens of some files, in the order of the files; consecutive ones share a token."""
 
     def __init__(self, paths: Sequence[str | Path], dtype: str, length: int):
-        self.paths = [Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+        paths = [paths] if isinstance(paths, str | Path) else paths
         self.length = length
-        self.files = [_mapped(path, dtype) for path in self.paths]
-        self.starts = [0, *itertools.accumulate((len(file) - 1) // length for file in self.files)]
+        self.files = [_File(Path(path), np.dtype(dtype).newbyteorder("<")) for path in paths]
+        self.starts = [0, *itertools.accumulate((file.tokens - 1) // length for file in self.files)]
 
     def __len__(self) -> int:
         return self.starts[-1]
 
     def __getitem__(self, n: int) -> np.ndarray:
         number = bisect.bisect_right(self.starts, n) - 1
-        begin = (n - self.starts[number]) * self.length
-        return self.files[number][begin : begin + self.length + 1]
+        return self.files[number].read((n - self.starts[number]) * self.length, self.length + 1)
 
     def describe(self) -> list[dict[str, Any]]:
-        return [
-            {"file": path.name, "tokens": len(file), "sha256_of_ends": _sha256_of_ends(path)}
-            for path, file in zip(self.paths, self.files, strict=True)
-        ]
+        return [{"file": file.path.name, "tokens": file.tokens, "sha256": file.content[0]} for file in self.files]
 
 
 class TokenFiles:
@@ -92,7 +148,10 @@ class TokenFiles:
 
     With `processes`, the rows of a batch are those of one process only, `batch / processes` of them, for loops that
     build global arrays from local ones; `meshdsl train` passes whole batches. Evaluation reads the windows of the
-    held-out files in order, from the first. Raises `MeshdslError` for a file that is missing or too short.
+    held-out files in order, from the first. Each file is read whole once, when a run starts, for its largest id and its
+    hash: training refuses ids that the loss has no class for, and a resumed run reports a file that has changed.
+
+    Raises `MeshdslError` for a file that is missing, too short, or shorter than at the start.
     """
 
     def __init__(
@@ -138,6 +197,18 @@ class TokenFiles:
             **{split: windows.describe() for split, windows in self._splits.items()},
         }
 
+    def check(self, classes: int) -> None:
+        """Raises `MeshdslError` if a file has an id below 0 or from `classes`."""
+        for windows in self._splits.values():
+            for file in windows.files:
+                _, least, largest = file.content
+                if least < 0 or largest >= classes:
+                    raise md.MeshdslError(
+                        f"{file.path} has the token id {least if least < 0 else largest}, read as {self.dtype}, and "
+                        f"the vocabulary has the ids 0 to {classes - 1}\n  pass the dtype of the file, or set the "
+                        "vocabulary of its tokenizer"
+                    )
+
     def __call__(self, split: str, step: int) -> Mapping[str, np.ndarray]:
         if split not in self._splits:
             raise md.MeshdslError(f"the split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -153,23 +224,3 @@ class TokenFiles:
         """The index of the n-th window since the start of the run."""
         epoch, position = divmod(n, count)
         return shuffled(position, count, self.seed, epoch) if split == SPLITS[0] else position
-
-
-def _mapped(path: Path, dtype: str) -> np.ndarray:
-    kind = np.dtype(dtype).newbyteorder("<")
-    try:
-        size = os.path.getsize(path)
-        if size % kind.itemsize or size < 2 * kind.itemsize:
-            raise md.MeshdslError(f"{path} has {size} bytes, which are not two or more tokens of {dtype}")
-        return np.memmap(path, kind, mode="r")
-    except OSError as error:
-        raise md.MeshdslError(f"the token file {path} cannot be read: {error.strerror}") from None
-
-
-def _sha256_of_ends(path: Path) -> str:
-    """The hash of the first and last 64 kB of a file, which may be too large to read at every start."""
-    with path.open("rb") as file:
-        total = hashlib.sha256(file.read(_SAMPLE))
-        file.seek(max(os.path.getsize(path) - _SAMPLE, 0))
-        total.update(file.read(_SAMPLE))
-    return total.hexdigest()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train.tokens import TokenFiles, shuffled
+from meshdsl.train import TokenFiles, train
+from meshdsl.train.tokens import shuffled
+from models import transformer
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 257, 1000])
@@ -71,3 +73,61 @@ def test_token_files_errors(tmp_path: Path):
             TokenFiles(paths, **{**options, **changes})
     with pytest.raises(md.MeshdslError, match="there are no held_out files with a window of 5 tokens"):
         TokenFiles([good], **options)("held_out", 0)
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "ids", "message"),
+    [
+        ("uint16", "uint16", 60_000, "has the token id 59999, read as uint16, and the vocabulary has the ids 0 to 99"),
+        ("int32", "int32", 101, "has the token id 100, read as int32"),
+        ("int32", "uint16", 90, "looks like a wider integer: every second token is at most 0, and the others are up to 89"),
+        ("uint32", "uint16", 130_000, "looks like a wider integer: every second token is at most 1,"),
+        ("uint16", "uint8", 90, "looks like a wider integer"),
+        ("uint16", "int32", 90, "has the token id 5832792, read as int32"),
+        ("int32", "int32", -1, "has the token id -1, read as int32"),
+    ],
+)
+def test_token_files_ids_and_dtype_are_checked_once(tmp_path: Path, written: str, read: str, ids: int, message: str):
+    tokens = np.arange(max(ids, 90)) if ids > 0 else np.full(90, ids)
+    tokens.astype(written).tofile(tmp_path / "t.bin")
+    files = TokenFiles([tmp_path / "t.bin"], seed=0, batch=2, length=4, dtype=read)
+    with pytest.raises(md.MeshdslError, match=message):
+        files.check(100)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
+def test_token_files_accept_their_own_dtype(tmp_path: Path, dtype: str):
+    (np.arange(4000) % 100).astype(dtype).tofile(tmp_path / "t.bin")
+    TokenFiles([tmp_path / "t.bin"], seed=0, batch=2, length=4, dtype=dtype).check(100)
+
+
+def test_token_files_that_change_are_noticed(tmp_path: Path):
+    path = tmp_path / "t.bin"
+    data = bytearray(np.arange(200_000, dtype=np.uint16).tobytes())
+    path.write_bytes(data)
+    options: dict[str, Any] = {"seed": 0, "batch": 2, "length": 4}
+    files = TokenFiles([path], **options)
+    before = files.describe()
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    assert TokenFiles([path], **options).describe() != before, "one bit in the middle"
+    path.write_bytes(data[:4])
+    with pytest.raises(md.MeshdslError, match=r"had 200000 tokens at the start, and token \d+ is no longer there"):
+        files("train", 1)
+    path.unlink()
+    with pytest.raises(md.MeshdslError, match="t.bin cannot be read: No such file"):
+        files("train", 1)
+
+
+def test_targets_without_a_class_are_refused():
+    small = transformer.lm.replace(batch=2, length=4, layers=1, d_model=4, heads=2, d_head=2, d_ff=4)
+    targets = np.zeros((2, 4), np.int32)
+    targets[1, 2] = small.config.vocab
+
+    def batches(split: str, step: int) -> dict[str, np.ndarray]:
+        late = targets if step == 2 else np.zeros_like(targets) - 1  # a negative target marks a masked place
+        return {"tokens": np.zeros_like(targets), "targets": late}
+
+    run = train(small, md.Mesh("all:1"), md.Layout(""), steps=3, eval_batches=0, batches=batches)
+    with pytest.raises(md.MeshdslError, match=rf"'targets' of the batch has the target {small.config.vocab}, and vocab has"):
+        list(run)
