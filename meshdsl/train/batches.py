@@ -122,8 +122,8 @@ def tensors(
         if largest >= dim.size:
             raise md.MeshdslError(
                 f"the array {name!r} of the batch has the target {largest}, and {dim.name} has the classes 0 to "
-                f"{dim.size - 1}\n  set the size of {dim.name} to that of the data's vocabulary, or check the dtype that "
-                "the data is read as"
+                f"{dim.size - 1}\n  set the size of {dim.name} to that of the data's vocabulary, or check the dtype "
+                "that the data is read as"
             )
     return {name: _tensor(name, batch[name], spec) for name, spec in specs.items()}
 

@@ -120,7 +120,7 @@ def test_token_files_that_change_are_noticed(tmp_path: Path):
     with pytest.raises(md.MeshdslError, match=r"had 200000 tokens at the start, and token \d+ is no longer there"):
         files("train", 1)
     path.unlink()
-    with pytest.raises(md.MeshdslError, match="t.bin cannot be read: No such file"):
+    with pytest.raises(md.MeshdslError, match=r"t\.bin cannot be read: No such file"):
         files("train", 1)
 
 
