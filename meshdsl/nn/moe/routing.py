@@ -106,11 +106,11 @@ def masks(assignment: Assignment) -> tuple[md.Tensor, md.Tensor]:
     dims = [*(d for d in first.dims if d != token), token, expert, slot]
     weight: Any = 0
     taken: Any = None
+    all_slots = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)
+    places = md.unflatten(md.iota(all_slots), all_slots, [expert, slot])
     for choice in assignment.by:
-        expert_mask = (md.broadcast(choice.expert, dims[:-1]) == md.iota(expert)) & choice.kept
-        slot_mask = md.broadcast(expert_mask, dims) & (
-            md.broadcast(choice.slot, [*choice.slot.dims, slot]) == md.iota(slot)
-        )
+        place = md.where(choice.kept, choice.expert * slot.size + choice.slot, all_slots.size)
+        slot_mask = md.broadcast(place, dims) == places
         weight = md.where(slot_mask, choice.weight, weight)
         taken = slot_mask if taken is None else taken | slot_mask
     return weight, taken

@@ -29,10 +29,11 @@ def slots_of(
     ([0, 1, 2], [True, True, False], [2, 0])
 
     `masks` holds a mask [groups, token, expert] per choice, with at most one expert per token. All j-th choices come
-    before any (j+1)-th. A choice beyond the capacity counts too. Tokens are taken by index, or in the order of the
-    token indices `order` [groups, token].
+    before any (j+1)-th. A choice beyond the capacity counts too; its slot index, like that of a token without an
+    expert, is at least the capacity. Tokens are taken by index, or in the order of the token indices `order`
+    [groups, token].
     """
-    room = capacity.size if used is None else capacity.size - md.cast(used, "int32")
+    room = None if used is None else capacity.size - md.cast(used, "int32")
     before: md.Tensor | None = None
     slots: list[md.Tensor] = []
     keeps: list[md.Tensor] = []
@@ -42,8 +43,9 @@ def slots_of(
         slot_index = slot_index if before is None else slot_index + before
         total = md.sum(ones, token)
         before = total if before is None else before + total
-        slots.append(md.sum(md.where(mask, slot_index, 0), expert))
-        keeps.append(md.any(mask & (slot_index < room), expert))
+        taken = mask if room is None else mask & (slot_index < room)
+        slots.append(md.min(md.where(taken, slot_index, capacity.size), expert))
+        keeps.append(slots[-1] < capacity.size)
     assert before is not None
     after = before if used is None else before + md.cast(used, "int32")
     return slots, keeps, md.minimum(after, capacity.size)
