@@ -47,10 +47,11 @@ def compile(
     'all_reduce'
 
     Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
-    the results may reuse; such arguments cannot be used afterwards. `static` lists arguments, by name or number, that
-    are Python values with a hash (flags, sizes): each value has a program of its own. If a contraction of two operands
-    would gather one of them to more than `gather_limit` bytes per device, the operand is sent around the devices block
-    by block instead (0: always; None: never).
+    the results may reuse; such arguments cannot be used afterwards, and a tensor in one of them cannot be in another
+    place of the call. `static` lists arguments, by name or number, that are Python values with a hash (flags, sizes):
+    each value has a program of its own. If a contraction of two operands would gather one of them to more than
+    `gather_limit` bytes per device, the operand is sent around the devices block by block instead (0: always; None:
+    never).
 
     `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
     updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay

@@ -191,7 +191,7 @@ class Compiled:
                 arrays = [x.array if isinstance(x, Tensor) else x for x in leaves]
                 results: Sequence[Any] = self.array_function(stages)(*arrays)
             else:
-                results = stages.executable(*stages.arrays(leaves))
+                results = stages.execute(stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
         tensors = [Tensor(v.dims, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]

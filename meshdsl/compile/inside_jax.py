@@ -46,7 +46,7 @@ def run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
 
     Raises `ShapeError` for an array that was donated to an earlier call.
     """
-    results = stages.executable(*(_stored(stages, i, x) for i, x in enumerate(arrays)))
+    results = stages.execute([_stored(stages, i, x) for i, x in enumerate(arrays)])
     return [
         y if y.shape == tuple(d.size for d in v.dims) else y[tuple(slice(d.size) for d in v.dims)]
         for v, y in zip(stages.graph.outs, results, strict=True)
@@ -66,7 +66,9 @@ def _stored(stages: Stages, i: int, x: Any) -> Any:
     x = jnp.asarray(x, v.dtype)
     pads = [(0, size - n) for size, n in zip(sizes, x.shape, strict=True)]
     x = jnp.pad(x, pads) if any(high for _, high in pads) else x
-    return jax.device_put(x, sharding) if concrete else x
+    if not concrete:
+        return x
+    return jax.device_put(jnp.copy(x) if stages.donated else x, sharding)  # else it may share memory with x
 
 
 _program = Primitive("meshdsl_program")

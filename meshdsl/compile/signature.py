@@ -185,6 +185,25 @@ class Stages:
             arrays.append(self.place(x, self.program.ins[i], sharding))
         return arrays
 
+    def execute(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """Run on arrays in the program's shardings; raises `ShapeError` if a donated one is also another argument."""
+        if self.donated and len(set(map(id, arrays))) < len(arrays):
+            first: dict[int, int] = {}
+            for i, array in enumerate(arrays):
+                other = first.setdefault(id(array), i)
+                if other != i and not {i, other}.isdisjoint(self.donated):
+                    raise self.aliased(other, i)
+        return self.executable(*arrays)
+
+    def aliased(self, one: int, other: int) -> ShapeError:
+        """The error for two arguments that are one array, of which the call overwrites at least one."""
+        named = [self.program.ins[i].name for i in (one, other)]
+        which = "both are" if {one, other} <= set(self.donated) else f"{named[one not in self.donated]} is"
+        return ShapeError(
+            f"arguments {named[0]} and {named[1]} are the same array, and {which} donated: the call overwrites it\n"
+            "  pass a copy as one of them, copy.deepcopy(x), or leave the argument out of donate="
+        )
+
     def deleted(self, i: int) -> ShapeError:
         """The error for an argument that was donated to an earlier call."""
         return ShapeError(

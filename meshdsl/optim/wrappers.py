@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -66,7 +67,8 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
         return md.cast(p, "float32") if p.dtype.itemsize < 4 else p
 
     def init(params: Any) -> dict[str, Any]:
-        return {**optimizer.init(params), "average": jax.tree.map(wide, params)}
+        average = jax.tree.map(copy.deepcopy, jax.tree.map(wide, params))  # a step may donate both
+        return {**optimizer.init(params), "average": average}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)

@@ -185,6 +185,19 @@ class Tensor:
         """The array as stored: a sharded dim that does not divide evenly is padded at its end."""
         return self._concrete("its array")
 
+    def __copy__(self) -> Tensor:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """A tensor with memory of its own, sharded alike; a traced tensor itself, because it has none."""
+        if self._array is None or isinstance(self._array, Tracer):
+            return self
+        return Tensor(self.dims, self.dtype, array=jnp.copy(self._readable("its values")))
+
+    def __reduce__(self) -> Any:
+        """For `pickle`: the values without sharding; a tensor on the default device is made of them."""
+        return _unpickled, (self.numpy(), self.dims)
+
     def block_until_ready(self) -> Tensor:
         """Wait until the value is computed and return the tensor; `jax.block_until_ready` calls this method."""
         jax.block_until_ready(self._array)
@@ -292,6 +305,11 @@ class Tensor:
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+
+def _unpickled(values: np.ndarray, dims: Shape) -> Tensor:
+    array = jax.device_put(values)
+    return Tensor(dims, array.dtype, array=array)
 
 
 class _NoIndexError(TraceError, TypeError):

@@ -16,6 +16,7 @@ X = md.tensor([[1.0, 2.0], [3.0, 4.0]], "batch io")
 SPEC = md.spec("batch:8 io:4")
 ON_ROWS = md.compile(lambda x: x * 2, "rows:2", "batch:rows")
 ON_COLS = md.compile(lambda x: x * 2, "cols:4", "io:cols")
+PLACED = md.compile(lambda x: x * 2, "rows:2")(X)
 SMALL = mlp.replace(batch=8, io=4, hidden=8)
 STEP, ARGS = md.compile(SMALL.train_step(), "rows:2", "batch:rows"), SMALL.specs()
 
@@ -111,6 +112,14 @@ ROWS = [
     (lambda: ON_ROWS("x"), "argument x: an argument is a tensor, md.spec or number, got"),
     (lambda: ON_ROWS(X) + ON_COLS(X), "add of tensors on different devices: results of functions"),
     (lambda: md.concat([ON_ROWS(X), ON_COLS(X)], "batch"), "concat of tensors on different devices: results of"),
+    (
+        lambda: md.compile(lambda s, t: (s["w"] + 1, t), "rows:2", donate=0)({"w": PLACED}, PLACED),
+        "arguments s/w and t are the same array, and s/w is donated",
+    ),
+    (
+        lambda: md.compile(lambda s: (s["w"] + 1, s["b"]), "rows:2", donate=0)({"w": PLACED, "b": PLACED}),
+        "arguments s/b and s/w are the same array, and both are donated",
+    ),
     (lambda: donated() + 1, "tensor float64[batch=2 io=2] was donated to an earlier call,"),
     (lambda: donated().numpy(), "tensor float64[batch=2 io=2] was donated to an earlier call,"),
     (lambda: compiled("rows:16", "batch:rows")(md.ones("batch:16")), "the mesh 'rows:16' needs 16 devices, and there"),

@@ -84,6 +84,12 @@ def test_optax_that_cannot_be_used_says_what_to_use() -> None:
             optimizer.update(params, optimizer.init(params), params)
 
 
+def test_an_average_begins_as_a_copy_that_a_step_may_donate_too() -> None:
+    params = {"w": md.tensor([1.0, 2.0], "a")}
+    average = md.optim.with_average(md.optim.sgd(0.1)).init(params)["average"]["w"]
+    assert average.array is not params["w"].array and average.numpy().tolist() == [1, 2]
+
+
 def test_mistakes() -> None:
     for wrong, text in [
         (lambda: md.optim.with_average(md.optim.sgd(0.1), 1.5), "from 0 to 1"),
