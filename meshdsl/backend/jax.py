@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 
 from ..jaxprs.call import call_on_blocks
 from . import direct, grouped
-from .attention import Arrays, blockwise, cudnn, fused
+from .attention import Arrays, blockwise
 from .formulas import Numbers, window_count
 from .varying import alike
 
@@ -192,24 +192,14 @@ class _Jax:
     @staticmethod
     def attention(x: Arrays) -> Any:
         """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
-        match x.kernel.name:
-            case "blockwise":
-                return blockwise.forward(Jax, x)
-            case "cudnn":
-                return cudnn.forward(x)
-            case _:
-                return fused.forward(x)
+        return blockwise.forward(Jax, x) if x.kernel.by is None else x.kernel.by.forward(x)
 
     @staticmethod
     def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
         """The cotangents of queries, keys, values and bias."""
-        match x.kernel.name:
-            case "blockwise":
-                return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
-            case "cudnn":
-                return cudnn.backward(x, ct, lse_ct)
-            case _:
-                return fused.backward(x, out, lse, ct, lse_ct)
+        if x.kernel.by is None:
+            return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+        return x.kernel.by.backward(x, out, lse, ct, lse_ct)
 
     @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:

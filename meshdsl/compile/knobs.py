@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..backend.attention import KERNELS
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
+from ..targets import FUSED
 from ..tune.groups import GroupSpec
 from ..tune.overlap.values import NO_OVERLAP, Overlap
 from ..tune.weight_update import WeightUpdate
@@ -52,8 +52,9 @@ def check_microbatches(count: Any) -> int:
 
 
 def check_kernel(name: Any) -> str:
-    if name not in KERNELS:
-        raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, KERNELS))}")
+    known = ("auto", "blockwise", *FUSED)
+    if name not in known:
+        raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, known))}")
     return name
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import jax
 
-from ..backend.attention.kernels import PLATFORMS
 from ..cost.machine import Machine
 from ..cost.network import place
 from ..errors import LayoutError
@@ -26,6 +25,7 @@ from ..passes.simplify import simplify
 from ..schedule.order_prints import order_prints
 from ..schedule.ragged_exchange import ragged_exchange
 from ..schedule.unroll import unroll
+from ..targets import FUSED, Target, target_named
 from ..targets.attention import with_kernels
 from ..targets.tpu.before_loops import products_before_loops
 from ..targets.tpu.row_barriers import drop_row_barriers
@@ -110,11 +110,10 @@ def _partition(state: State, options: Options) -> State:
     return dataclasses.replace(state, program=program)
 
 
-def _with_kernels(program: Program, options: Options) -> Program:
-    """A kernel that is asked for decides its platform, where none is known yet; the run checks the devices."""
-    kernel = options.attention_kernel
-    platform = options.platform or PLATFORMS.get(kernel, "") or jax.default_backend()
-    return with_kernels(program, platform, kernel)
+def _target(options: Options) -> Target:
+    """The target; where no platform is known yet, that of a kernel that is asked for. The run checks the devices."""
+    kernel = FUSED.get(options.attention_kernel)
+    return target_named(options.platform or (kernel.platform if kernel else "") or jax.default_backend())
 
 
 def _read_stored_rows(program: Program, options: Options) -> Program:
@@ -160,7 +159,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("partition", _partition),
     Pass(
         "choose attention kernels",
-        _on_program(lambda program, state, options: _with_kernels(program, options)),
+        _on_program(lambda program, state, options: with_kernels(program, _target(options), options.attention_kernel)),
     ),
     Pass("exchange filled slots", _on_program(lambda program, state, options: ragged_exchange(program))),
     Pass(

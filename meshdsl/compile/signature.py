@@ -17,9 +17,10 @@ from ..ir import Graph, Type, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.emit import check_platform, emit, partition_spec
-from ..targets.attention import platform_of, with_kernels
+from ..targets import Target, target_named, target_of
+from ..targets.attention import with_kernels
 from ..trace import Tensor, spec_of, trace, tree
-from ..trace.platform import Target, tracing_for
+from ..trace.platform import TracedFor, tracing_for
 from .pipeline import Options, Stage, State, begin, run
 
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
@@ -37,7 +38,7 @@ class Traced:
         platform: str | None,
     ):
         self.structure = structure
-        self.target = Target(platform)
+        self.target = TracedFor(platform)
 
         def flat(*xs: Tensor) -> Any:
             return function(*tree.tree_unflatten(structure, xs))
@@ -116,13 +117,13 @@ class Stages:
         check_platform(self.program, {device.platform for device in self.bound.devices.flat})
         return self.program
 
-    def emitted(self, mesh: Any, platform: str) -> Callable[..., Any]:
-        """The program as a function of arrays, with the attention kernels of the platform that runs it."""
-        return emit(with_kernels(self.program, platform), mesh)
+    def emitted(self, mesh: Any, target: Target) -> Callable[..., Any]:
+        """The program as a function of arrays, with the attention kernels of the target that runs it."""
+        return emit(with_kernels(self.program, target), mesh)
 
     @cached_property
     def executable(self) -> Any:
-        return self.jit(self.bound, self.shardings, platform_of(self.bound.devices.flat))
+        return self.jit(self.bound, self.shardings, target_of(self.bound.devices.flat))
 
     @cached_property
     def donated(self) -> tuple[int, ...]:
@@ -131,25 +132,25 @@ class Stages:
         starts = np.cumsum([0, *counts])
         return tuple(i for n in self.donate for i in range(starts[n], starts[n + 1]))
 
-    def jit(self, mesh: Any, shardings: Sequence[Any], platform: str) -> Any:
+    def jit(self, mesh: Any, shardings: Sequence[Any], target: Target) -> Any:
         out = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.outs]
-        function = self.emitted(mesh, platform)
+        function = self.emitted(mesh, target)
         return jax.jit(function, in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated)
 
     def lower(self) -> Any:
         try:
             mesh: Any = self.bound
-            platform, platforms = platform_of(mesh.devices.flat), None
+            target, platforms = target_of(mesh.devices.flat), None
         except LayoutError:
             mesh = self.program.mesh.abstract()
-            platform = jax.default_backend()
-            platforms = (platform,)
+            target = target_named(jax.default_backend())
+            platforms = (target.name,)
         shardings = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.ins]
         shapes = [
             jax.ShapeDtypeStruct(self.program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
             for v, sharding in zip(self.program.ins, shardings, strict=True)
         ]
-        traced = self.jit(mesh, shardings, platform).trace(*shapes)
+        traced = self.jit(mesh, shardings, target).trace(*shapes)
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:

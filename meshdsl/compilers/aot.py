@@ -31,6 +31,7 @@ from ..lowering import Program
 from ..lowering.asynchrony import Start
 from ..lowering.emit import emit, partition_spec
 from ..targets.attention import with_kernels
+from ..targets.tpu import TPU
 from ..targets.tpu.stored_rows import read_stored_rows
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
@@ -58,7 +59,7 @@ def available() -> str:
 
 def tpu_program(program: Program) -> Program:
     """The program as TPUs run it: with their kernels for attention, and large rows of loops read from their stacks."""
-    return read_stored_rows(with_kernels(program, "tpu"), "tpu")
+    return read_stored_rows(with_kernels(program, TPU), "tpu")
 
 
 def compile_for(

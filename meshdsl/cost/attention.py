@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend.attention import BLOCKWISE, Case, Kernel, choose
+from ..backend.attention import BLOCKWISE, Case, Kernel
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.partition.attention import ATTENTION_TURN_GRAD
 from ..ops.attention.blocks import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
-from ..targets.attention import case_of, is_attention
+from ..targets import target_named
+from ..targets.attention import case_of, choose, is_attention
 
 __all__ = ["PLAIN", "AttentionWork", "is_attention", "is_scores", "work_of_attention"]
 
@@ -40,7 +41,7 @@ class AttentionWork:
 
     def is_fused(self, platform: str) -> bool:
         """True if a fused kernel computes it on this platform."""
-        return choose(self.case, self.asked, platform).fused
+        return choose(self.case, self.asked, target_named(platform)).fused
 
 
 def work_of_attention(program: Program, eqn: Eqn) -> AttentionWork | None:

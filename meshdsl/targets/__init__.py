@@ -1,1 +1,39 @@
-"""What each compiler does with a kernel, a loop's stack and a collective: one file or folder for each platform."""
+"""What each compiler does with a kernel, a loop's stack and a collective: one file or folder for each platform.
+
+To add a platform, write its file and add it to `TARGETS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from .cpu import CPU
+from .gpu import GPU
+from .target import Target
+from .tpu import TPU
+
+__all__ = ["FUSED", "TARGETS", "Target", "target_named", "target_of"]
+
+TARGETS = (TPU, GPU, CPU)
+FUSED = {kernel.name: kernel for target in TARGETS for kernel in target.kernels}
+
+
+def target_named(platform: str) -> Target:
+    """The target of a platform, by JAX's name of it; of one that is not known, a target without habits.
+
+    >>> target_named("gpu").name, target_named("wafer").kernels
+    ('gpu', ())
+    """
+    return next((target for target in TARGETS if target.name == platform), Target(platform))
+
+
+def target_of(devices: Iterable[Any]) -> Target:
+    """The target of these devices, without the kernels for which they are too old."""
+    device = next(iter(devices))
+    target, capability = target_named(device.platform), getattr(device, "compute_capability", None)
+    kernels = tuple(each for each in target.kernels if capability is None or float(capability) >= each.capability)
+    if kernels == target.kernels:
+        return target
+    return dataclasses.replace(target, name=f"{target.name} of compute capability {capability}", kernels=kernels)

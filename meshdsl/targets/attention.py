@@ -1,24 +1,22 @@
-"""Choose the kernel of every attention of a program, for a platform.
+"""Choose the kernel of every attention of a program, for a target.
 
-The choice is a parameter of the equation. A program with the kernels of one platform can be given those of another,
+The choice is a parameter of the equation. A program with the kernels of one target can be given those of another,
 because the choice tells what was asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
 
-from ..backend.attention import Case, Kernel, choose
+from ..backend.attention import Case, Kernel
 from ..errors import LayoutError, at
 from ..ir import Eqn, Graph, Op, Product
 from ..lowering.program import Program
 from ..ops.attention.blocks import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
+from . import FUSED, Target
 
-__all__ = ["case_of", "is_attention", "platform_of", "with_kernels"]
-
-FLASH = 8.0  # the compute capability of GPUs from which on cuDNN has a fused attention
+__all__ = ["case_of", "choose", "is_attention", "with_kernels"]
 
 
 def is_attention(eqn: Eqn) -> bool:
@@ -26,40 +24,33 @@ def is_attention(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and eqn.op.product is Product.ATTENTION
 
 
-def with_kernels(program: Program, platform: str, requested: str | None = None) -> Program:
-    """The program with the kernels for a platform; itself if it has them already.
+def with_kernels(program: Program, target: Target, requested: str | None = None) -> Program:
+    """The program with the kernels for a target; itself if it has them already.
 
     `requested` is "auto" or the name of a kernel (default: the earlier request). Raises `LayoutError`, with the user's
     line, if a kernel that is asked for cannot take a case.
 
     >>> import meshdsl as md
+    >>> from meshdsl.targets.tpu import TPU
     >>> x = md.spec("length:512 heads:8 head:64", "bfloat16")
     >>> program = md.compile(lambda q, k, v: md.attention(q, k, v), "rows:4", "heads:rows").program(x, x, x)
-    >>> [str(p.eqns[0].params["kernel"]) for p in (program, with_kernels(program, "tpu"))]
+    >>> [str(p.eqns[0].params["kernel"]) for p in (program, with_kernels(program, TPU))]
     ['blockwise', 'pallas:512x512']
     """
 
     def choose_in(graph: Graph) -> Graph:
-        return with_kernels(graph, platform, requested) if isinstance(graph, Program) else graph
+        return with_kernels(graph, target, requested) if isinstance(graph, Program) else graph
 
     def chosen(eqn: Eqn) -> Eqn:
-        return _chosen(program, eqn, platform, requested) if is_attention(eqn) else eqn.map_graphs(choose_in)
+        return _chosen(program, eqn, target, requested) if is_attention(eqn) else eqn.map_graphs(choose_in)
 
     return program.replace(eqns=tuple(chosen(eqn) for eqn in program.eqns))
 
 
-def platform_of(devices: Iterable[Any]) -> str:
-    """The platform of devices: "cpu", "tpu", "gpu"; with its compute capability if cuDNN has no kernel for that GPU."""
-    device = next(iter(devices))
-    capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
-    old = capability is not None and float(capability) < FLASH
-    return f"gpu of compute capability {capability}" if old else device.platform
-
-
-def _chosen(program: Program, eqn: Eqn, platform: str, requested: str | None) -> Eqn:
+def _chosen(program: Program, eqn: Eqn, target: Target, requested: str | None) -> Eqn:
     before: Kernel | None = eqn.params.get("kernel")
     requested = requested or (before.asked if before else "auto")
-    kernel = choose(case_of(program, eqn), requested, platform)
+    kernel = choose(case_of(program, eqn), requested, target)
     if not kernel.name:
         raise at(
             LayoutError(
@@ -69,6 +60,32 @@ def _chosen(program: Program, eqn: Eqn, platform: str, requested: str | None) ->
             eqn.where,
         )
     return eqn if kernel == before else eqn.replace(params={**eqn.params, "kernel": kernel})
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(case: Case, asked: str, target: Target) -> Kernel:
+    """The kernel for a case on a target. One that is asked for and cannot take the case has the name "" and a reason.
+
+    >>> import numpy as np
+    >>> from meshdsl.targets import target_named
+    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), 512)
+    >>> print(choose(case, "auto", target_named("tpu")))
+    pallas:512x512
+    >>> choose(case, "auto", target_named("cpu"))
+    Kernel(name='blockwise', asked='auto', reason='no fused kernel for cpu', queries=0, keys=0)
+    """
+    if asked == "blockwise":
+        return Kernel("blockwise", asked)
+    fused = next(iter(target.kernels), None) if asked == "auto" else FUSED[asked]
+    if fused is None:
+        return Kernel("blockwise", asked, f"no fused kernel for {target.name}")
+    wrong = "takes operands with elements" if case.empty else fused.refusal(case)
+    if fused.platform not in ("", target.name):
+        wrong = f"runs on {fused.platform}, not on {target.name}"
+    if wrong:
+        return Kernel("blockwise" if asked == "auto" else "", asked, f"{fused.name} {wrong}")
+    sizes = (fused.block(case.queries, case.block), fused.block(case.keys, case.block)) if fused.block else (0, 0)
+    return Kernel(fused.name, asked, "", *sizes, by=fused)
 
 
 def case_of(program: Program, eqn: Eqn) -> Case:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import jax
 
-__all__ = ["Target", "platform", "tracing_for"]
+__all__ = ["TracedFor", "platform", "tracing_for"]
 
 
 @dataclass
-class Target:
+class TracedFor:
     """The platform that a trace is for, and whether the traced function read it."""
 
     platform: str | None  # None: JAX's default backend
@@ -21,14 +21,14 @@ class Target:
 
 
 class _State(threading.local):
-    target: Target | None = None
+    target: TracedFor | None = None
 
 
 _state = _State()
 
 
 @contextlib.contextmanager
-def tracing_for(target: Target) -> Iterator[None]:
+def tracing_for(target: TracedFor) -> Iterator[None]:
     """Traces in this context are for a platform; `md.platform` tells it."""
     before, _state.target = _state.target, target
     try:

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 import meshdsl as md
 from meshdsl.lowering.emit import emit, partition_spec
 from meshdsl.targets.attention import with_kernels
+from meshdsl.targets.tpu import TPU
 
 pytestmark = pytest.mark.aot
 
@@ -28,7 +29,7 @@ def stablehlo(program: md.Program) -> str:
     for v in program.ins:
         sharding = NamedSharding(mesh, partition_spec(v.dims, v.sharding))
         shapes.append(jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding))
-    function = jax.jit(emit(with_kernels(program, "tpu"), mesh))
+    function = jax.jit(emit(with_kernels(program, TPU), mesh))
     return function.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
 
 

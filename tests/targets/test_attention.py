@@ -13,10 +13,13 @@ import pytest
 
 import meshdsl as md
 from meshdsl.backend import NumPy
-from meshdsl.backend.attention import Arrays, Case, Kernel, Sees, Span, choose, fused, plain
+from meshdsl.backend.attention import Arrays, Case, Kernel, Sees, Span, plain
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
-from meshdsl.targets.attention import is_attention, platform_of, with_kernels
+from meshdsl.targets import target_named, target_of
+from meshdsl.targets.attention import choose, is_attention, with_kernels
+from meshdsl.targets.cpu import CPU
+from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 
 CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), 512)
@@ -148,7 +151,7 @@ CHOICES = [
 def test_kernel_is_the_platforms_if_it_takes_the_case(
     changes: dict[str, Any], asked: str, platform: str, kernel: str, reason: str
 ) -> None:
-    found = choose(dataclasses.replace(CASE, **changes), asked, platform)
+    found = choose(dataclasses.replace(CASE, **changes), asked, target_named(platform))
     assert (str(found), found.reason) == (kernel, reason)
 
 
@@ -169,9 +172,9 @@ def test_kernels_are_chosen_for_the_target(layout: str) -> None:
     program = step.program(X, X, X)
     assert {str(kernel) for kernel in kernels(program)} == {"blockwise"}
     assert "kernel=blockwise" in str(program) and "no fused kernel for cpu" in str(program)
-    assert with_kernels(program, "cpu") is program
+    assert with_kernels(program, CPU) is program
     block = 256 if "length" in layout else 512  # half blocks of 512 positions, in zigzag order
-    on_tpu = with_kernels(program, "tpu")
+    on_tpu = with_kernels(program, TPU)
     assert {str(kernel) for kernel in kernels(on_tpu)} == {f"pallas:{block}x{block}"}
     assert f"kernel=pallas:{block}x{block}" in str(on_tpu)
     machine = md.compile(attend(causal=True, method="ring"), "rows:2 cols:2", layout, machine="tpu-v5e")
@@ -207,8 +210,9 @@ def test_a_gpu_without_the_fused_kernel_is_another_platform() -> None:
         def __init__(self, compute_capability: str):
             self.compute_capability = compute_capability
 
-    assert [platform_of([Gpu(c)]) for c in ("7.0", "8.0", "9.0")] == ["gpu of compute capability 7.0", "gpu", "gpu"]
-    assert platform_of(jax.devices()) == "cpu"
+    names = [target_of([Gpu(c)]).name for c in ("7.0", "8.0", "9.0")]
+    assert names == ["gpu of compute capability 7.0", "gpu", "gpu"]
+    assert target_of(jax.devices()) is CPU
 
 
 def test_cost_is_that_of_the_kernel_of_the_machine() -> None:
@@ -243,7 +247,7 @@ def test_cudnn_attention_lowers_for_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
         program = step.program(q, k, k)
         assert {str(kernel) for kernel in kernels(program)} == {"cudnn"}
         (stages,) = step._stages.values()
-        function = stages.jit(stages.bound, stages.shardings, "gpu")
+        function = stages.jit(stages.bound, stages.shardings, target_named("gpu"))
         shapes = [jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype) for v in program.ins]
         text = function.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("@__cudnn$fmhaSoftmaxBackward(") == 1 and text.count("@__cudnn$fmhaSoftmax(") >= 1

@@ -1,20 +1,17 @@
-"""Attention on arrays: blocks in JAX (`blockwise`), kernels (`fused`, `cudnn`), and the formula in NumPy (`plain`)."""
+"""Attention on arrays: blocks in JAX (`blockwise`), the formula in NumPy (`plain`), records of fused kernels."""
 
-from . import blockwise, cudnn, fused, plain
+from . import blockwise, plain
 from .arrays import Arrays, Sees, Span
-from .kernels import BLOCKWISE, KERNELS, Case, Kernel, choose
+from .kernels import BLOCKWISE, Case, FusedKernel, Kernel
 
 __all__ = [
     "BLOCKWISE",
-    "KERNELS",
     "Arrays",
     "Case",
+    "FusedKernel",
     "Kernel",
     "Sees",
     "Span",
     "blockwise",
-    "choose",
-    "cudnn",
-    "fused",
     "plain",
 ]

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import Arrays, Span
-from .outside import call_outside
+from ...backend.attention.arrays import Arrays, Span
+from ...backend.attention.outside import call_outside
 from .tiling import Tiling
 
 __all__ = ["backward", "forward"]

@@ -15,10 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .arrays import Arrays
-from .outside import call_outside
+from ...backend.attention import Case, FusedKernel
+from ...backend.attention.arrays import Arrays
+from ...backend.attention.outside import call_outside
 
-__all__ = ["backward", "forward"]
+__all__ = ["CUDNN"]
+
+FLASH = 8.0  # the compute capability of GPUs from which on cuDNN has a fused attention
 
 
 def forward(x: Arrays) -> tuple[Any, Any]:
@@ -27,7 +30,7 @@ def forward(x: Arrays) -> tuple[Any, Any]:
     return _restored(x, out), jnp.moveaxis(lse, 1, -1).reshape(x.q.shape[:-1]).astype(x.wide)
 
 
-def backward(x: Arrays, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
+def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
     """The cotangents of q, k and v, like `blockwise.backward`; there is no bias."""
     assert lse_ct is None, "`kernels.choose` gives this kernel no part of the keys"
 
@@ -67,3 +70,22 @@ def _operands(x: Arrays) -> tuple[Any, Any, Any]:
 def _restored(x: Arrays, y: Any) -> Any:
     """[batch, queries, group, n] as [*batch, *group, queries, n]."""
     return jnp.moveaxis(y, 2, 1).reshape(*x.q.shape[:-1], y.shape[-1])
+
+
+def _refusal(case: Case) -> str:
+    if case.extras:
+        return f"is not used with {case.extras[0]}="
+    if case.part:
+        return "is not used on a part of the keys"
+    if case.ahead:
+        return "takes a window only with causal=True"
+    if case.padded or case.apart or not case.queries:
+        return "takes queries and keys of equal positions, without padding"
+    if case.dtype.name not in ("bfloat16", "float16"):
+        return f"takes bfloat16 and float16, not {case.dtype.name}"
+    if case.head != case.value or case.head % 8 or case.head > 128:
+        return f"takes equal heads of multiples of 8 up to 128, not {case.head} and {case.value}"
+    return ""
+
+
+CUDNN = FusedKernel("cudnn", _refusal, forward, backward, platform="gpu", capability=FLASH)
