@@ -242,7 +242,9 @@ def _read(fd: int) -> dict[str, Any]:
 
 
 def _holder(record: dict[str, Any]) -> str:
-    return f"process {show(record.get('pid'))} on {show(record.get('host'))}"
+    if not {"pid", "host"} <= record.keys():
+        return "a writer that its lock file does not name"
+    return f"process {show(record['pid'])} on {show(record['host'])}"
 
 
 def _own_record() -> dict[str, Any]:

@@ -30,6 +30,8 @@ def flat(values: Any) -> dict[str, Any]:
     by_path: dict[str, Any] = {}
     try:
         leaves = tree.tree_flatten_with_path(values)[0]
+    except (SystemError, RecursionError):
+        raise ShapeError("this tree is nested thousands of levels deep\n  save a flatter tree") from None
     except ValueError as error:  # keys of one dict that cannot be sorted, such as 1 and "1"
         raise ShapeError(f"this is not a tree of tensors: {str(error).splitlines()[0]}") from None
     for keys, leaf in leaves:

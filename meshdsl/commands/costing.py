@@ -92,9 +92,10 @@ def step_options(parser: argparse.ArgumentParser) -> None:
 def size(text: str) -> float:
     """Parse an option as a number of bytes: 16GB, 16.9e9, 512MiB."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2].removesuffix("b") + "b" * bool(match[2]) not in _UNITS or not float(match[1]):
+    unit = match[2].removesuffix("b") + "b" * bool(match[2]) if match else ""
+    if match is None or unit not in _UNITS or not 0 < float(match[1]) * _UNITS[unit] < math.inf:
         raise argparse.ArgumentTypeError(f"write a memory size as 16GB, 512MiB or 16e9, above 0; got {text!r}")
-    return float(match[1]) * _UNITS[match[2].removesuffix("b") + "b" * bool(match[2])]
+    return float(match[1]) * _UNITS[unit]
 
 
 def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import LayoutError, MeshdslError
+from .common import MOST_DEVICES
 
 __all__ = ["Cluster", "check", "cluster_of", "start"]
 
@@ -119,7 +120,7 @@ def _start_alone(devices: int | None, mesh: Any) -> None:
         jax.config.update("jax_platforms", "cpu")
         md.host_devices(devices)
     elif mesh.size > 1:
-        if getattr(jax.config, "jax_num_cpu_devices", -1) < mesh.size:
+        if getattr(jax.config, "jax_num_cpu_devices", -1) < mesh.size <= MOST_DEVICES:
             with contextlib.suppress(RuntimeError):  # JAX has already started
                 jax.config.update("jax_num_cpu_devices", mesh.size)
         if jax.default_backend() != "cpu" and jax.device_count() < mesh.size:

@@ -24,7 +24,7 @@ from ..lowering import Program
 from ..report.evaluate import cost as report
 from ..report.report import Report
 from ..targets.attention import is_attention
-from ..trace import Tensor, tree
+from ..trace import Tensor, flatten, tree
 from ..tune.overlap.values import OverlapPlan
 from ..tune.weight_update import UpdateTable
 from .arguments import bind
@@ -151,6 +151,7 @@ class Compiled:
             self._last = function
             return function._for(args)
         try:
+            flatten(args)  # raises for a tree that is nested too deeply
             with_paths, structure = tree.tree_flatten_with_path(tuple(args))
             leaves = [leaf for _, leaf in with_paths]
             labels = [argument_path(self.function, path) for path, _ in with_paths]
@@ -181,7 +182,7 @@ class Compiled:
             function, moving = self._bound(args, kwargs)
             self._last = function
             return function(*moving)
-        leaves, structure = tree.tree_flatten(args)
+        leaves, structure = flatten(args)
         stages = self._recent
         if stages is None or not stages.accepts(structure, leaves):
             stages, leaves = self._for(args)

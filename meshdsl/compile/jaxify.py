@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 
 from ..errors import MeshdslError, ShapeError, at, caller
 from ..lowering.emit import partition_spec
-from ..trace import tree
+from ..trace import flatten, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
 
@@ -38,7 +38,7 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     shapes = [tuple(d.size for d in v.dims) for v in stages.graph.ins]
 
     def function(*arrays: Any) -> Any:
-        leaves, own = tree.tree_flatten(arrays)
+        leaves, own = flatten(arrays)
         if own != structure:
             raise at(ShapeError(f"md.jaxify was called for {structure}, and the function with {own}"), caller())
         if [jax.numpy.shape(x) for x in leaves] != shapes:

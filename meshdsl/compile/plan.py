@@ -162,6 +162,8 @@ class Plan:
         unknown = [f"a plan has no key {name!r}; {nearest(name, known)}" for name in values if name not in known]
         if unknown:
             raise LayoutError("\n".join(unknown))
+        if not values:
+            raise LayoutError("a plan without a key chooses nothing\n  write at least mesh = 'rows:2' in it")
         return Plan(**{name: known[name].read(value) for name, value in values.items()})
 
     @staticmethod

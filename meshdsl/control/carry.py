@@ -8,13 +8,13 @@ from typing import Any
 from ..errors import ShapeError, at, caller
 from ..ir import Var
 from ..ops.reshape import transpose
-from ..trace import Tensor, as_tensor, tree
+from ..trace import Tensor, as_tensor, flatten
 
 __all__ = ["carried", "leaves_of", "unused"]
 
 
 def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
-    leaves, structure = tree.tree_flatten(x)
+    leaves, structure = flatten(x)
     return [as_tensor(leaf) for leaf in leaves], structure
 
 
@@ -23,7 +23,7 @@ def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> 
 
     Raises `ShapeError` if structure, dims or dtype changed.
     """
-    after_leaves, after_structure = tree.tree_flatten(after)
+    after_leaves, after_structure = flatten(after)
     leaves = [x if isinstance(x, Tensor) else as_tensor(x, k.dtype) for x, k in zip(after_leaves, before, strict=False)]
     same = after_structure == structure and all(
         set(a.dims) == set(b.dims) and a.dtype == b.dtype for a, b in zip(leaves, before, strict=True)

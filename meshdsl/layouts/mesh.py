@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mesh"]
 
+MOST_AXES = 32  # what NumPy iterates over, and JAX with it
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")  # parts of a split axis have names with a dot
 
 
@@ -147,6 +148,11 @@ class Mesh:
                 f"the mesh '{self}' needs {self.size} devices, and there are {len(devices)} ({devices[0].platform})\n"
                 f"  to try things out on a CPU, call md.host_devices({self.size}) before anything runs;\n"
                 f"  .program(), .cost() and .lower() need no devices"
+            )
+        if len(self.axes) > MOST_AXES:
+            raise LayoutError(
+                f"a mesh that runs has at most {MOST_AXES} axes, got {len(self.axes)}\n"
+                "  leave out axes of size 1, or merge axes that are used together"
             )
         grid = np.array(devices[: self.size], dtype=object).reshape(tuple(self.axes.values()))
         return jax.sharding.Mesh(grid, tuple(self.axes), axis_types=(jax.sharding.AxisType.Auto,) * len(self.axes))

@@ -138,6 +138,9 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     path = "/".join((*run.path, name))
     try:
         shape = pick(dims, (), new=True)
+        if init is not None and init is getattr(initializers, getattr(init, "__name__", ""), None):
+            made = f"md.init.{init.__name__}"
+            raise ShapeError(f"init={made} makes an initialiser and is none itself\n  call it: init={made}(...)")
         full_type = Type((*run.stacked, *shape), dtype_of(dtype))
         if path in run.declared:
             raise ShapeError(

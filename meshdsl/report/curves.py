@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,8 @@ def curves_of(lines: Iterable[str]) -> dict[str, Curve]:
     >>> curves_of([step, evaluation, "{}", '{"event": "st'])
     {'loss': [(1, 2.5)], 'eval loss': [(1, 2.0)]}
 
-    If a step appears twice, as in a run that was resumed, the later line is used. Other lines are ignored.
+    If a step appears twice, as in a run that was resumed, the later line is used. Other lines are ignored,
+    and so are NaN and infinities.
     """
     values: dict[str, dict[int, float]] = {}
     for line in lines:
@@ -37,7 +39,8 @@ def curves_of(lines: Iterable[str]) -> dict[str, Curve]:
         if group is None or not isinstance(step, int):
             continue
         for name, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _SKIPPED:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name not in _SKIPPED and abs(value) <= sys.float_info.max:  # NaN is not
                 values.setdefault(group + name, {})[step] = float(value)
     return {name: sorted(by_step.items()) for name, by_step in values.items()}
 

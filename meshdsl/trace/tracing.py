@@ -24,9 +24,20 @@ from .eager import run_eagerly
 from .literals import CONSTANT, FULL
 from .tensors import Tensor
 
-__all__ = ["Traced", "as_tensor", "bind", "bind1", "current", "eval_shape", "evaluate", "location", "trace", "tree"]
+__all__ = [
+    "Traced", "as_tensor", "bind", "bind1", "current", "eval_shape", "evaluate", "flatten", "location", "trace", "tree",
+]  # fmt: skip
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
+
+
+def flatten(values: Any) -> tuple[list[Any], Any]:
+    """The leaves and the structure of a tree; raises `ShapeError` if it is nested deeper than JAX can follow."""
+    try:
+        return tree.tree_flatten(values)
+    except (SystemError, RecursionError):
+        deep = ShapeError("an argument or a result is nested thousands of levels deep\n  pass a flatter tree")
+        raise at(deep, caller()) from None
 
 
 class Traced:
@@ -175,7 +186,7 @@ def trace(
     before, _state.trace = _state.trace, traced
     try:
         result = function(*args)
-        leaves, structure = tree.tree_flatten(result)
+        leaves, structure = flatten(result)
         outs = [_result(traced, leaf) for leaf in leaves]
     finally:
         _state.trace = before
@@ -198,7 +209,7 @@ def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Arguments may be tensors or specs; other leaves are passed unchanged.
     """
-    leaves, structure = tree.tree_flatten((args, kwargs))
+    leaves, structure = flatten((args, kwargs))
     abstract = [isinstance(x, Tensor | Type) for x in leaves]
 
     def flat(*xs: Tensor) -> Any:

@@ -18,7 +18,7 @@ from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add
 from ..ops.reductions import broadcast, sum
 from ..ops.reshape import transpose
-from ..trace import Tensor, as_tensor, bind, location, trace, tree
+from ..trace import Tensor, as_tensor, bind, flatten, location, trace, tree
 
 __all__ = ["fit", "grad", "pullback", "value_and_grad", "vjp_of_graph"]
 
@@ -160,7 +160,7 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
 
 
 def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[bool]]:
-    leaves, structure = tree.tree_flatten(tuple(args))
+    leaves, structure = flatten(tuple(args))
     tensors = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
     active = []
     for i, arg in enumerate(args):

@@ -16,7 +16,7 @@ from ..errors import InternalError, ShapeError, at, caller
 from ..ir import Call, Eqn, Graph, Type, Var, walk
 from ..ops.reductions import broadcast, spread
 from ..ops.reshape import transpose
-from ..trace import Tensor, bind, location, trace, tree
+from ..trace import Tensor, bind, flatten, location, trace, tree
 
 __all__ = ["batched", "batched_function", "batched_graph"]
 
@@ -83,7 +83,7 @@ def batched_function(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:
     """
 
     def run(*args: Any) -> Any:
-        leaves, structure = tree.tree_flatten(args)
+        leaves, structure = flatten(args)
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         types = [Type(tuple(d for d in x.dims if d != new), x.dtype) for x in tensors]
 

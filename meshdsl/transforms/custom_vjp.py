@@ -9,7 +9,7 @@ from ..dims import Dim
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Op
 from ..ops.creation import zeros_like
-from ..trace import Tensor, as_tensor, bind, trace, tree
+from ..trace import Tensor, as_tensor, bind, flatten, trace, tree
 from .batching import batched_function, batched_graph
 
 __all__ = ["custom_vjp"]
@@ -28,7 +28,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
     """
 
     def wrapped(*args: Any) -> Any:
-        leaves, structure = tree.tree_flatten(tuple(args))
+        leaves, structure = flatten(tuple(args))
         xs = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
 
         def flat(*xs: Tensor) -> Any:

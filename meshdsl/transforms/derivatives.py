@@ -15,7 +15,7 @@ from ..ir import Graph
 from ..ops.creation import zeros_like
 from ..ops.dtypes import kind
 from ..ops.reshape import transpose
-from ..trace import Tensor, as_tensor, evaluate, location, trace, tree
+from ..trace import Tensor, as_tensor, evaluate, flatten, location, trace, tree
 from .autodiff import pullback
 
 __all__ = ["jvp", "vjp"]
@@ -37,7 +37,7 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     structure of the arguments, with None for integers. `md.vmap(pull, over="row")` multiplies by many vectors. Raises
     `ShapeError` for a cotangent of another structure or other dims.
     """
-    leaves, structure = tree.tree_flatten(tuple(primals))
+    leaves, structure = flatten(tuple(primals))
     xs = [as_tensor(x) for x in leaves]
     graph, captures, out = trace(lambda *xs: f(*tree.tree_unflatten(structure, xs)), [x.type for x in xs])
     active = [False] * len(captures) + [_floating(x) for x in xs]
@@ -82,7 +82,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     The tangent of an integer result is zero. `md.jvp(md.grad(loss), (x,), (v,))` is a product with the Hessian. Raises
     `ShapeError` for a tangent of another structure or other dims, and `TraceError` for an operation without a gradient.
     """
-    leaves, structure = tree.tree_flatten(tuple(primals))
+    leaves, structure = flatten(tuple(primals))
     xs = [as_tensor(x) for x in leaves]
     vs = _like(tuple(tangents), xs, structure, "tangent", "md.jvp")
     graph, captures, out = trace(lambda *xs: f(*tree.tree_unflatten(structure, xs)), [x.type for x in xs])

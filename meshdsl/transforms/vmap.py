@@ -12,7 +12,7 @@ from ..errors import ShapeError, located
 from ..ops.reductions import broadcast
 from ..params import current_run, running
 from ..params.stacked import declare, declared_inside, weights_of, without
-from ..trace import Tensor, as_tensor, tree
+from ..trace import Tensor, as_tensor, flatten, tree
 from .batching import batched_function
 
 __all__ = ["vmap"]
@@ -56,7 +56,7 @@ def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
 def _dim(over: DimLike, args: Any) -> Dim:
     if not isinstance(over, Dim | str):
         raise ShapeError(f"a dim is a md.Dim or a name, got {over!r}")
-    shapes: list[Shape] = [x.dims for x in tree.tree_leaves(args) if isinstance(x, Tensor)]
+    shapes: list[Shape] = [x.dims for x in flatten(args)[0] if isinstance(x, Tensor)]
     name = over.name if isinstance(over, Dim) else over.partition(":")[0]
     sizes = {d for shape in shapes for d in shape if d.name == name}
     known = merge([(d,) for d in sizes])  # raises for two sizes

@@ -153,6 +153,8 @@ def test_writer_whose_lock_was_replaced_publishes_nothing(tmp_path: Path):
         checkpoints.save(1, TREE)
         checkpoints.wait()
         (tmp_path / "lock").unlink()
+        with pytest.raises(md.SaveError, match="was taken over by a writer that its lock file does not name"):
+            checkpoints.save(2, TREE)
         other_machine(tmp_path, 0, host="elsewhere")
         with pytest.raises(md.SaveError, match=r"was taken over by process \d+ on 'elsewhere'"):
             checkpoints.save(2, TREE)

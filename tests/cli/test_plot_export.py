@@ -52,6 +52,11 @@ def test_plot_errors(tmp_path: Path):
 def test_curves_of_a_resumed_run_use_the_later_line():
     lines = [json.dumps({"event": "step", "step": step, "loss": loss}) for step, loss in [(1, 3.0), (2, 2.5), (2, 2.0)]]
     assert curves_of(lines) == {"loss": [(1, 3.0), (2, 2.0)]}
+    others = [
+        f'{{"event": "step", "step": {step}, "loss": {loss}}}'
+        for step, loss in [(1, "NaN"), (2, "1e999"), (3, "2"), (4, "9" * 400)]
+    ]
+    assert curves_of(others) == {"loss": [(3, 2.0)]}, "what a chart cannot show"
     long = {"loss": [(n, float(n % 7)) for n in range(100_000)]}
     assert len(curves_page({"<b>": long})) < 100_000 and "<b>" not in curves_page({"<b>": long})
 

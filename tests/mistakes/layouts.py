@@ -36,7 +36,22 @@ def compiled(mesh: Any, layout: Any, **options: Any) -> md.Compiled:
     return md.compile(double, mesh, layout, **options)
 
 
+MANY = md.Layout({f"d{i}": "rows" for i in range(10_000)})
+
+
+def many_rules() -> None:
+    """An error of 10,000 rules shows ten of them."""
+    try:
+        md.compile(lambda x: x, "rows:2", MANY).program(md.spec("batch:4"))
+    except md.LayoutError as error:
+        assert len(str(error)) < 3000, len(str(error))
+        raise
+
+
 ROWS = [
+    (many_rules, "10000 problems with the layout 'd0:rows d1:rows"),
+    (many_rules, "and 9990 more"),
+    (lambda: md.Mesh({f"a{i}": 1 for i in range(40)}).bind(), "a mesh that runs has at most 32 axes, got 40"),
     # Meshes
     (lambda: md.Mesh(8), "axes is 8 (int); expected str or Mapping[str, int] or None"),
     (lambda: md.Mesh("rows"), "a mesh axis is written name:size, for example 'rows:2 cols:4';"),

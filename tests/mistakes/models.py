@@ -50,6 +50,10 @@ ROWS = [
     (lambda: LINEAR(PARAMS), "md.Model called a function with arguments that it does not take"),
     (lambda: LINEAR(PARAMS, X, X), "md.Model called a function with arguments that it does not take"),
     (lambda: LINEAR.init(X), "md.Model.declarations called a function with arguments that it"),
+    (
+        lambda: md.model(lambda x: md.param("w", x.dims, init=md.init.zeros)).init(KEY, X),
+        "init=md.init.zeros makes an initialiser and is none itself",
+    ),
     (lambda: LINEAR.init(0, X), "a random key is a uint32[key_word=2] tensor, got 0"),
     (lambda: LINEAR.init(KEY), "md.Model.declarations called a function with arguments that it"),
     (lambda: LINEAR.init(KEY, np.ones((2, 4, 8))), "expected a tensor or a number, got an array of shape (2, 4, 8)"),

@@ -25,7 +25,20 @@ class Frame:  # what a data frame looks like from here
     shape = (2, 3)
 
 
+NESTED: object = X
+for _ in range(5000):
+    NESTED = [NESTED]
+
 ROWS = [
+    # Trees too deep for JAX
+    (lambda: md.eval_shape(lambda x: x, NESTED), "nested thousands of levels deep"),
+    (lambda: md.compile(lambda x: x, "all:1")(NESTED), "nested thousands of levels deep"),
+    (lambda: md.compile(lambda x: x, "all:1").program(NESTED), "nested thousands of levels deep"),
+    (lambda: md.grad(md.sum)(NESTED), "nested thousands of levels deep"),
+    (lambda: md.vmap(md.sum, over="io")(NESTED), "nested thousands of levels deep"),
+    (lambda: md.jvp(md.sum, (NESTED,), (NESTED,)), "nested thousands of levels deep"),
+    (lambda: md.scan(lambda c, x: (c, x), NESTED, X, over="io"), "nested thousands of levels deep"),
+    (lambda: md.Checkpoints("unused").save(1, NESTED), "nested thousands of levels deep"),
     # Making tensors
     (lambda: md.tensor(ARRAY), "0 dims given ([]) for an array of shape (2, 3); name every axis"),
     (lambda: md.tensor(ARRAY, "batch"), "1 dims given (['batch']) for an array of shape (2, 3); name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from ...dims import Shape, show
 from ...errors import LayoutError, MeshdslError, Where, at, nearest
@@ -13,18 +14,27 @@ from ...ops.placement import SHARD
 from .choose import Conflict
 from .scope import Scope
 
+MOST_SHOWN = 10  # of the problems of one layout
+
 __all__ = ["all_in_one", "named_by_layouts", "report_conflict", "shard_problems"]
 
 
 def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
-    """One error with all problems, each with its source line in the model if it has one."""
-    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in problems.items()]
-    if len(errors) == 1:
+    """One error with the first ten problems, each with its source line in the model, and the number of all."""
+    shown = islice(problems.items(), MOST_SHOWN)
+    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in shown]
+    if len(problems) == 1:
         return errors[0]
-    title = f"{len(errors)} problems with the layout '{layout}' on the mesh '{mesh}'"
-    error = LayoutError("\n\n".join([title, *(str(e) for e in errors)]))
+    title = f"{len(problems)} problems with the layout '{_cut(layout)}' on the mesh '{_cut(mesh)}'"
+    more = [f"and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+    error = LayoutError("\n\n".join([title, *(str(e) for e in errors), *more]))
     error.where = next((e.where for e in errors if e.where is not None), None)
     return error
+
+
+def _cut(value: Layout | Mesh) -> str:
+    text = str(value)
+    return text if len(text) <= 500 else f"{text[:497]}..."
 
 
 def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[str], dict[str, Shape]]:
