@@ -36,7 +36,6 @@ def compile(
     overlap: str | Overlap = "none",
     attention_kernel: str = "auto",
     machine: Machine | str | os.PathLike[str] | None = None,
-    gather_limit: float | None = None,
     unroll: bool = False,
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
@@ -49,9 +48,7 @@ def compile(
     Results equal those of `f` itself under every legal layout. `donate` lists the numbers of arguments whose memory
     the results may reuse; such arguments cannot be used afterwards, and a tensor in one of them cannot be in another
     place of the call. `static` lists arguments, by name or number, that are Python values with a hash (flags, sizes):
-    each value has a program of its own. If a contraction of two operands would gather one of them to more than
-    `gather_limit` bytes per device, the operand is sent around the devices block by block instead (0: always; None:
-    never).
+    each value has a program of its own.
 
     `weight_update` is how a training step updates a weight that several devices store. "replicated": every device
     updates its complete copy. "sharded": each device updates one shard, and the weight and its optimizer state stay
@@ -82,8 +79,6 @@ def compile(
     nothing).
     """
     try:
-        if gather_limit is not None and not gather_limit >= 0:
-            raise LayoutError(f"gather_limit is a number of bytes from 0, or None for no limit; got {gather_limit!r}")
         step, unplanned = plan or Plan(), f
         if plan is not None:
             _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll)
@@ -105,7 +100,7 @@ def compile(
         if updates.group is not None:
             group_of(mesh, updates.group)
         fixed = static_names(f, static)
-        options = Options(gather_limit, updates, unroll, windows, cost_machine, check_kernel(attention_kernel))
+        options = Options(updates, unroll, windows, cost_machine, check_kernel(attention_kernel))
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate

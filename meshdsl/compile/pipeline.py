@@ -44,7 +44,6 @@ REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), Ov
 class Options:
     """The options of `md.compile`, without the function, the mesh and the layout."""
 
-    gather_limit: float | None = None
     weight_update: WeightUpdate = REPLICATED
     unroll: bool = False
     overlap: Overlap = NO_OVERLAP
@@ -89,7 +88,6 @@ def _shard_weight_updates(state: State, options: Options) -> State:
         state.mesh,
         state.layout,
         state.results,
-        options.gather_limit,
         options.weight_update,
         _decides(options),
     )
@@ -106,7 +104,7 @@ def _shard_weight_updates(state: State, options: Options) -> State:
 def _partition(state: State, options: Options) -> State:
     if state.program is not None:
         return state
-    program = partition(state.graph, state.mesh, state.layout, state.results, options.gather_limit)
+    program = partition(state.graph, state.mesh, state.layout, state.results)
     return dataclasses.replace(state, program=program)
 
 

@@ -24,7 +24,6 @@ class Because(Enum):
     MOST_ROWS = "{op} moves most of {dim}"
     SUMMARY = "{what} each block of {dim}"  # `what`: "a total for", "a product for", "the 3 best of"
     MERGE = "merge {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
-    RING = "{dim} goes around for {op}: gathered, it would pass the limit"
     AROUND = "keys and values go around {dim} for {op}{what}"  # `what`: the reason
     HOME = "the cotangents of keys and values return along {dim}"
     INSTEAD = "{to} is split instead of {dim} for {op}{what}"

@@ -22,12 +22,12 @@ from ..layouts.sharding import Axes
 from ..lowering.blocks import RELABEL
 from ..lowering.collectives import AllGather
 from ..lowering.partition.index_map import Exchange
-from ..lowering.partition.ring import TURN
 from ..lowering.program import Program
 from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
 from ..ops.reshape import RENAME
 from ..trace import FULL
+from .turn import TURN
 
 __all__ = ["Ring", "ring_products", "rings"]
 

@@ -43,9 +43,7 @@ class Candidates:
     ):
         self.problem, self.space, self.placement, self.objective = problem, space, placement, objective
         self.rules = rule_bound(problem.graph, space, machine, problem.donated, problem.results, problem.plain)
-        self.screen = Screen(
-            problem.graph, space.mesh, machine, placement, problem.results, problem.gather_limit, problem.plain
-        )
+        self.screen = Screen(problem.graph, space.mesh, machine, placement, problem.results, problem.plain)
         rows = space.rows if listed else None
         self.listed = rows is not None
         self.rows = np.zeros((0, len(space.dims)), np.int8) if rows is None else rows

@@ -31,7 +31,6 @@ class Problem:
     donated: tuple[int, ...] = ()
     title: str = ""
     results: tuple[str, ...] | None = None  # paths of the results
-    gather_limit: float | None = None
     plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
     # otherwise only the bounds of products and inputs hold
     plan: Plan = field(default_factory=Plan)  # the knobs other than mesh and layout

@@ -78,11 +78,10 @@ class Screen:
         machine: Machine,
         placement: Placement,
         results: tuple[str, ...] | None = None,
-        gather_limit: float | None = None,
         plain: bool = True,
     ):
         self.graph, self.mesh, self.machine, self.placement = graph, mesh, machine, placement
-        self.results, self.gather_limit = results, gather_limit
+        self.results = results
         self.usable = plain and memoisable(graph)
         self.memo, self.hints, self.shards = Memo(), preferences(graph), shard_splits(graph)
         self.rows = whole_dims(graph)
@@ -153,7 +152,7 @@ class Screen:
     def _scope(self, layout: Layout, inputs: Sequence[Var] = ()) -> Scope:
         ruled = layout.on(self.mesh)
         extents = extents_of(self.mesh, ruled, self.shards)
-        setting = Setting(self.mesh, ruled, extents, self.hints, self.gather_limit, {}, self.rows, memo=self.memo)
+        setting = Setting(self.mesh, ruled, extents, self.hints, {}, self.rows, memo=self.memo)
         scope = Scope(setting, self.graph, self.demand)
         for v in inputs:
             add_input(scope, v)

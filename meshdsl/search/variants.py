@@ -110,7 +110,7 @@ def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) 
 
     plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
     plain = plain and not options.weight_update.bucket_bytes
-    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), options.gather_limit, plain, plan)
+    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan)
 
 
 def _paths(stages: Any) -> tuple[str, ...]:

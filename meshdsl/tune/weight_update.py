@@ -142,7 +142,6 @@ def shard(
     mesh: Mesh,
     layout: Layout,
     results: Sequence[str],
-    gather_limit: float | None,
     request: WeightUpdate,
     machine: Machine | None,
 ) -> ShardedUpdates:
@@ -152,7 +151,7 @@ def shard(
     """
     hoisted = hoist_casts(graph, graph.ins)
     shardings: dict[Var, Sharding] = {}
-    program = partition(hoisted, mesh, layout, results, gather_limit, shardings)
+    program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
     if request.mode == "sharded" and not any(d.sharded for d in decisions):

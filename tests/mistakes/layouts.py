@@ -101,7 +101,6 @@ ROWS = [
     (lambda: md.compile(double, "rows:2", weight_update="zero3"), "weight_update='zero3' is not available; there"),
     (lambda: md.compile(double, "rows:2", overlap="ringg"), "overlap='ringg' is not available; did you mean 'ring'?"),
     (lambda: md.compile(double, "rows:2", overlap=True), "overlap is True (bool); expected str or Overlap"),
-    (lambda: md.compile(double, "rows:2", gather_limit="1GB"), "gather_limit is '1GB' (str); expected float or None"),
     (lambda: md.compile(double, "rows:2", plan=md.Plan("rows:2", "batch:rows")), "the call has a plan and also mesh,"),
     (lambda: md.compile(double, plan="plan.toml"), "plan is 'plan.toml' (str); expected Plan or None"),
     (lambda: md.compile(double, "rows:2", machine="tpu-v99", overlap="auto").program(SPEC), "no machine is called"),

@@ -34,7 +34,7 @@ def test_screen_program_is_that_of_partition():
     for rules in ("", "batch:x", "batch:x heads:y d_ff:y", "length:y batch:x", "batch:x,y", "batch:x heads:y vocab:y"):
         layout = md.Layout(rules)  # the later ones replay runs of the earlier ones
         memoised = candidates.screen.program(layout)
-        plain = partition(problem.graph, grid, layout, problem.results, problem.gather_limit)
+        plain = partition(problem.graph, grid, layout, problem.results)
         assert str(memoised) == str(plain), rules
 
 

@@ -30,7 +30,6 @@ from .expansions import EXPANSIONS
 from .index_map import lower_index_map
 from .pending_sums import ADDITIONS
 from .prices import later_bytes, reduction_bytes
-from .ring import find_ring, multiply_around
 from .scope import Scope
 
 __all__ = ["lower"]
@@ -155,12 +154,9 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if eqn.op in REGIONS:
         assigned = region_blocks(scope, eqn, labels, assigned)
     kept = {d.name for v in eqn.outs for d in v.dims}
-    ring = None if pending else find_ring(scope, eqn, labels, lambda v, names: demanded(v, names, assigned), assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
     ins: list[Var] = []
     for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
-        if ring is not None and k == ring.operand:
-            continue
         x = scope.get(v, demanded(v, names, assigned), eqn)
         if op in ADDITIONS and pending and not x.sharding.partial:
             x = _on_first(scope, x, pending, eqn)
@@ -182,10 +178,6 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
             scope.reasons[v] = (cause, eqn.where, eqn.backward)
         elif pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons and scope.is_pending(x))
-    if ring is not None:
-        around = demanded(eqn.ins[ring.operand], labels.ins[ring.operand], assigned)
-        multiply_around(scope, eqn, ring, ins, around, outs[0], mask=True)
-        return
     if expansion is not None and expanded:
         expansion.build(scope, eqn, ins, assigned, outs)
         return

@@ -9,7 +9,7 @@ Changes are also recorded for runs of equations that mention few dims. Where a r
 are as before, one lookup lowers all of it. A run depends on more dims than its equations do: whether a pending sum is
 deferred depends on the dims of all linear operations that it reaches (`Demand.dims`).
 
-Requires that the layouts differ only in their rules (same overrides, `gather_limit` and hints), and that the graph has
+Requires that the layouts differ only in their rules (same overrides and hints), and that the graph has
 no operation that reads other state; see `memoisable`. The first problem of a layout stops its lowering with
 `IllegalError`. `Scope.def_sharding` is not filled.
 """

@@ -38,7 +38,6 @@ def partition(
     mesh: Mesh,
     layout: Layout,
     results: Sequence[str] | None = None,
-    gather_limit: float | None = None,
     homes: dict[Var, Sharding] | None = None,
 ) -> Program:
     """The program that one device of the mesh runs.
@@ -58,7 +57,6 @@ def partition(
         layout,
         extents_of(mesh, layout, shard_splits(graph)),
         preferences(graph),
-        gather_limit,
         problems,
         whole_dims(graph),
     )

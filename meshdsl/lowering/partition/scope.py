@@ -45,7 +45,6 @@ class Setting:
     layout: Layout
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
-    gather_limit: float | None  # if a gathered operand exceeds these bytes, a contraction sends it around a ring
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local

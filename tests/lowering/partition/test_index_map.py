@@ -27,7 +27,7 @@ def integers(rng: np.random.Generator, sizes: tuple[int, ...], dims: str) -> md.
 
 def same_everywhere(f: Callable[..., Any], args: list[Any], mesh: str, layout: str) -> md.Program:
     """The program of f, whose simulation on every device gives exactly what its kernels give undivided."""
-    program = md.compile(f, mesh, layout, gather_limit=0).program(*args)
+    program = md.compile(f, mesh, layout).program(*args)
     wanted = md.simulate(md.compile(f, "one:1").program(*args), *args)
     for got, want in zip(md.simulate(program, *args), wanted, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=f"{mesh} {layout}\n{program}")
@@ -165,23 +165,3 @@ def test_what_moves_is_what_is_sent() -> None:
     assert sent(lambda t: md.reverse(t, "x")) == {"permute": block}
     assert sent(lambda t: md.cumsum(t, "x")) == {"all_gather": 8 * row}
     assert sent(lambda t: md.slice(t, "x", 0, 2048, 2)) == {}
-
-
-@pytest.mark.parametrize("sizes", [(8, 4, 8), (5, 3, 7), (1, 2, 3), (13, 5, 6)])
-def test_a_product_goes_around_instead_of_being_gathered(sizes: tuple[int, int, int]) -> None:
-    rng = np.random.default_rng(4)
-    a, k, b = sizes
-    x, w = integers(rng, (a, k), "a k"), integers(rng, (k, b), "k b")
-
-    def kept(x: md.Tensor, w: md.Tensor) -> md.Tensor:
-        return md.prefer(md.einsum(x, w, out="a b"), "a")
-
-    cases = (("m:4", "a:m b:m"), ("m:2 p:2", "a:m,p b:m,p"), ("m:2 p:2", "a:m b:m k:p"), ("m:8", "a:m b:m"))
-    for mesh, layout in cases:
-        program = same_everywhere(kept, [x, w], mesh, layout)
-        assert " turn " in str(program) and "all_gather" not in str(program)
-        whole = md.compile(kept, mesh, layout, gather_limit=1e9).program(x, w)
-        assert " turn " not in str(whole) and "all_gather" in str(whole)
-        both_ways(kept, [x, w], mesh, layout)
-    with pytest.raises(md.LayoutError, match="gather_limit"):
-        md.compile(kept, "m:4", "", gather_limit=-1)
