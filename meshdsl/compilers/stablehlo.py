@@ -1,21 +1,28 @@
 """Read the collectives of a lowered program from its StableHLO text, for `verify`.
 
-`as_text()` of `compiled.lower(...)` is a module of functions. A collective counts once per trip of the enclosing while
-loops, also through `func.call`. Trip counts are known for loops that `lax.scan` makes (a counter from a constant to a
-constant, compared by LT). Any other while loop counts as one trip, and both branches of a conditional count, as in
-`program.collectives`.
+`as_text()` of `compiled.lower(...)` is a module of functions, which MLIR parses. A collective counts once per trip of
+the enclosing while loops, also through `func.call`. Trip counts are known for loops that `lax.scan` makes (a counter
+from a constant to a constant, compared by LT). Any other while loop counts as one trip, and both branches of a
+conditional count, as in `program.collectives`.
 """
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (MLIR's Python bindings are only partly typed)
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from ..errors import InternalError
 from ..layouts import Mesh
@@ -45,105 +52,95 @@ class HloCollective:
         return f"{self.kind} {self.reduction} {self.dtype} {self.bytes} bytes among {groups}"
 
 
-@dataclass
-class _Function:
-    collectives: Counter[HloCollective] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class _Loop:
-    depth: int
-    trips: int
-
-
 def read(text: str) -> Counter[HloCollective]:
     """Every collective of the module, with the number of times one device runs it.
 
-    >>> read("func.func public @main(%arg0: tensor<4xf32>) {\\n}")
+    >>> read("func.func public @main(%arg0: tensor<4xf32>) { return }")
     Counter()
 
-    Raises `InternalError` for a collective that it cannot read.
+    Raises `InternalError` for a text that MLIR cannot parse, and for a collective that it cannot read.
     """
-    functions = _functions(text)
+    with mlir.make_ir_context():
+        try:
+            module = ir.Module.parse(text)
+        except ir.MLIRError as error:
+            raise InternalError(f"MLIR cannot parse the lowered text: {error}") from None
+        operations: list[Any] = [op.operation for op in module.body]
+        symbols = {op.attributes["sym_name"].value: op for op in operations if "sym_name" in op.attributes}
+        functions: dict[str, Counter[HloCollective]] = {}
 
-    def total(name: str) -> Counter[HloCollective]:
-        counts = Counter(functions[name].collectives)
-        for callee, times in functions[name].calls.items():
-            counts.update({collective: times * n for collective, n in total(callee).items()})
-        return counts
+        def inside(op: Any) -> Counter[HloCollective]:
+            """The collectives that one run of an operation performs, its regions and callees included."""
+            if op.name == "func.call":
+                return called(op.attributes["callee"].value)
+            if (kind := _kind(op)) is not None:
+                return Counter([_collective(op, kind, symbols)])
+            total: Counter[HloCollective] = Counter()
+            trips = _trips(op) if op.name == "stablehlo.while" else 1
+            for number, region in enumerate(op.regions):
+                times = trips if number else 1  # the first region of a loop is its test
+                for each in (inner for block in region for inner in block):
+                    total.update({collective: times * n for collective, n in inside(each.operation).items()})
+            return total
 
-    return total("main")
+        def called(name: str) -> Counter[HloCollective]:
+            if name not in functions:
+                functions[name] = inside(symbols[name])
+            return functions[name]
+
+        return called("main")
 
 
-def _functions(text: str) -> dict[str, _Function]:
-    functions: dict[str, _Function] = {}
-    function, depth = _Function(), 0
-    loops: list[_Loop] = []
-    starts: dict[str, str] = {}  # initial values of loop counters
-    numbers: dict[str, int] = {}  # scalar constants
-    opened: tuple[int, str] | None = None  # a collective whose reduction follows: its depth and first line
+def _kind(op: Any) -> str | None:
+    """The kind of a collective; None for another operation."""
+    if op.name == "stablehlo.custom_call":
+        target = op.attributes["call_target_name"].value
+        return target if target == "ragged_all_to_all" else None
+    name = op.name.removeprefix("stablehlo.")
+    return name if name.startswith(("all_", "reduce_scatter", "collective_")) else None
+
+
+def _trips(loop: Any) -> int:
+    """The trips of a loop whose counter goes from a constant to a constant; 1 for any other."""
+    test, *_ = loop.regions[0]
+    *_, end = test
+    compare = end.operands[0].owner
+    if not isinstance(compare, stablehlo.CompareOp) or "LT" not in str(compare.comparison_direction):
+        return 1
+    counter, last = compare.operands
+    if not isinstance(counter, ir.BlockArgument) or counter.owner != test:
+        return 1
+    first, last = loop.operands[counter.arg_number].owner, last.owner
+    if not isinstance(first, stablehlo.ConstantOp) or not isinstance(last, stablehlo.ConstantOp):
+        return 1
+    return int(np.array(last.value)) - int(np.array(first.value))
+
+
+def _collective(op: Any, kind: str, symbols: Mapping[str, Any]) -> HloCollective:
+    # the other operands of a ragged exchange are the output, offsets and sizes
+    values = [op.operands[0]] if kind == "ragged_all_to_all" else [*op.operands, *op.results]
+    shapes = [ir.ShapedType(value.type) for value in values]
+    dtype = _dtype(str(shapes[0].element_type))
+    sizes = [math.prod(shape.shape) * jnp.dtype(dtype).itemsize for shape in shapes]
     reduction = ""
-    trips: list[int] = []  # of open loop predicates and bodies
-    for line in text.splitlines():
-        code = re.sub(r'"[^"]*"', lambda m: m[0].replace("{", "").replace("}", ""), line)
-        after = depth + code.count("{") - code.count("}")
-        if match := re.search(r"func\.func .*?@(\w+)\(", line):
-            function = functions.setdefault(match[1], _Function())
-            loops, starts, numbers = [], {}, {}
-        if match := re.match(r"\s*(%\w+) = stablehlo\.constant dense<(-?\d+)> : tensor<u?i\d+>", line):
-            numbers[match[1]] = int(match[2])
-        if "stablehlo.while(" in line:
-            trips.append(1)
-            starts = dict(re.findall(r"(%\w+) = (%[\w#]+)", line.partition("stablehlo.while(")[2]))
-        if match := re.search(r"stablehlo\.compare\s+LT, (%\w+), (%\w+)", line):
-            first, last = numbers.get(starts.get(match[1], "")), numbers.get(match[2])
-            if first is not None and last is not None:
-                trips[-1] = last - first
-        if re.match(r"\s*} do {", line):
-            loops.append(_Loop(depth, trips.pop()))
-        times = math.prod(loop.trips for loop in loops)
-        if match := re.search(r"(?<!\w)call @(\w+)\(", line):
-            function.calls[match[1]] += times
-        if opened is not None and (match := re.match(r"\s*%\w+ = stablehlo\.(\w+) ", line)):
-            reduction = REDUCTIONS[match[1]]
-        if re.search(r'"stablehlo\.(all_|reduce_scatter|collective_)|custom_call @ragged_all_to_all', line):
-            if code.rstrip().endswith("({"):
-                opened, reduction = (depth, line), ""
-            else:
-                function.collectives[_collective(line, line, "")] += times
-        elif opened is not None and after == opened[0]:
-            function.collectives[_collective(opened[1], line, reduction)] += times
-            opened = None
-        while loops and after < loops[-1].depth:
-            loops.pop()
-        depth = after
-    return functions
+    if op.regions:
+        reduction = REDUCTIONS[op.regions[0].blocks[0].operations[0].operation.name.removeprefix("stablehlo.")]
+    return HloCollective(KINDS.get(kind, kind), reduction, _members(op, symbols), dtype, max(sizes))
 
 
-def _collective(line: str, types: str, reduction: str) -> HloCollective:
-    kind = re.search(r'"stablehlo\.(\w+)"|custom_call @(\w+)', line)
-    groups = re.search(r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", line)
-    if kind is None or groups is None:
-        raise InternalError(f"a collective of the lowered text that meshdsl cannot read: {line.strip()}")
-    tensors = re.findall(r"tensor<((?:\d+x)*)(complex<\w+>|\w+)>", types.rpartition(" : ")[2])
-    if kind[2]:  # the other operands are the output, offsets and sizes
-        tensors = tensors[:1]
-    (_, element), *_ = tensors
-    dtype = _dtype(element)
-    itemsize = jnp.dtype(dtype).itemsize
-    sizes = [math.prod(map(int, re.findall(r"\d+", dims))) * itemsize for dims, _ in tensors]
-    rows = _numbers(groups[1], int(groups[2]), int(groups[3]))
-    name = kind[1] or kind[2]
-    return HloCollective(KINDS.get(name, name), reduction, tuple(sorted(rows)), dtype, max(sizes))
-
-
-def _numbers(text: str, rows: int, columns: int) -> Groups:
-    if text.startswith('"0x'):  # MLIR writes long constants as bytes
-        flat = np.frombuffer(bytes.fromhex(text[3:-1]), "<i8").tolist()
-    else:
-        flat = [int(n) for n in re.findall(r"\d+", text)]
-    return tuple(tuple(flat[i * columns : (i + 1) * columns]) for i in range(rows))
+def _members(op: Any, symbols: Mapping[str, Any]) -> Groups:
+    """The groups of a collective as device numbers, from a list or from the axes of a mesh."""
+    where = op.attributes["backend_config"] if op.name == "stablehlo.custom_call" else op.attributes
+    listed: Any = where["source_target_pairs" if "source_target_pairs" in where else "replica_groups"]
+    if isinstance(listed, ir.DenseIntElementsAttr):
+        return tuple(sorted(tuple(map(int, row)) for row in np.array(listed)))
+    by_axes = stablehlo.ReplicaGroupMeshAxesAttr(listed)
+    mesh = sdy.MeshAttr(symbols[ir.FlatSymbolRefAttr(by_axes.mesh).value].attributes["mesh"])
+    axes = [stablehlo.AxisRefAttr(axis) for axis in by_axes.axes]
+    if mesh.device_ids or any(axis.sub_axis_info for axis in axes):
+        raise InternalError(f"groups of devices that meshdsl cannot read: {listed} over {mesh}")
+    sizes = {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)}
+    return groups_of([axis.name for axis in axes], Mesh(sizes))
 
 
 def _dtype(element: str) -> str:

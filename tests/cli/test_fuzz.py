@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.errors.jax_version import OLDEST_JAX
+from meshdsl.errors.jax_version import NEWEST_JAX, OLDEST_JAX
 from tests.cli import fuzz
 from tests.cli.running import HERE, Run, here
 
@@ -70,11 +70,16 @@ def test_cli_with_an_unknown_platform():
     assert "Traceback" not in run.err
 
 
+def path_with_jax(version: str, folder: Path) -> str:
+    """A PYTHONPATH on which the metadata of JAX has this version."""
+    metadata = folder / f"jax-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: jax\nVersion: {version}\n")
+    return f"{folder}{os.pathsep}{ROOT}"
+
+
 def test_cli_says_first_that_jax_is_too_old(tmp_path: Path):
-    folder = tmp_path / "jax-0.4.30.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.4.30\n")
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    path = path_with_jax("0.4.30", tmp_path)
     for arguments in (["train", BIGRAM], ["explain", "nothing.py:x"]):
         run = environment(arguments, PYTHONPATH=path)
         assert run.code == 1 and run.err.startswith(
@@ -87,10 +92,23 @@ def test_cli_says_first_that_jax_is_too_old(tmp_path: Path):
     assert environment(["--version"], PYTHONPATH=path).code == 0
 
 
-def test_oldest_jax_is_that_of_the_package():
+def test_a_jax_above_the_tested_range_is_one_warning(tmp_path: Path):
+    path = path_with_jax(f"{NEWEST_JAX[0]}.{NEWEST_JAX[1] + 1}.0", tmp_path)
+    run = environment(["explain", BIGRAM], PYTHONPATH=path)
+    assert run.code == 0 and run.err.count("meshdsl is tested with JAX 0.10.2 to 0.12; installed: 0.13.0") == 1, run
+    script = tmp_path / "script.py"
+    script.write_text("import meshdsl as md\n\nmd.Dim\nmd.tensor(1.0)\n")
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=env)
+    assert run.returncode == 0 and run.stderr.startswith(f"{script}:3: UserWarning: meshdsl is tested with")
+    assert run.stderr.count("Warning") == 1
+
+
+def test_the_range_of_jax_is_that_of_the_package():
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"jax>={'.'.join(map(str, OLDEST_JAX))},<0.11" in required
-    assert importlib.metadata.version("jax")
+    assert f"jax>={'.'.join(map(str, OLDEST_JAX))}" in required
+    installed = tuple(map(int, importlib.metadata.version("jax").split(".")[:3]))
+    assert installed >= OLDEST_JAX and installed[:2] <= NEWEST_JAX
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import meshdsl as md
 from meshdsl.compilers import aot
 from meshdsl.compilers.diff import changes
 from meshdsl.compilers.hlo import performed
+from meshdsl.compilers.stablehlo import groups_of, read
 from models.mlp import mlp
 
 MLP = mlp.replace(batch=64, io=32, hidden=128)
@@ -42,14 +43,15 @@ def test_a_loop_counts_its_trips() -> None:
     assert found.equal and found.count == 5 and found.bytes == 5 * 4
 
 
+# the groups along cols and along rows, as JAX 0.10 and JAX 0.12 write them
+LISTED = "dense<[[0, 1, 2, 3], [4, 5, 6, 7]]> : tensor<2x4xi64>"
+LISTED_ROWS = "dense<[[0, 4], [1, 5], [2, 6], [3, 7]]> : tensor<4x2xi64>"
+BY_AXES = 'axis_ref<name = "cols">', 'axis_ref<name = "rows">'
 TAMPERED: dict[str, tuple[Callable[[str], str], str]] = {
-    "another dtype": (lambda text: text.replace("tensor<4x32xf32>", "tensor<4x32xf64>"), "float64 1024 bytes"),
-    "another size": (lambda text: text.replace("tensor<4x32xf32>", "tensor<4x31xf32>"), "float32 496 bytes"),
+    "another dtype": (lambda text: text.replace("f32>", "f64>"), "float64 1024 bytes"),
+    "another size": (lambda text: text.replace("x32xf32>", "x31xf32>"), "float32 496 bytes"),
     "another reduction": (lambda text: text.replace("stablehlo.add", "stablehlo.maximum"), "all_reduce max"),
-    "other groups": (
-        lambda text: text.replace("[[0, 1, 2, 3], [4, 5, 6, 7]]", "[[0, 2, 4, 6], [1, 3, 5, 7]]"),
-        "(0, 2, 4, 6)",
-    ),
+    "other groups": (lambda text: text.replace(LISTED, LISTED_ROWS).replace(*BY_AXES), "(0, 4), (1, 5)"),
 }
 
 
@@ -65,6 +67,30 @@ def test_what_differs_is_named(name: str) -> None:
         (0, 1),
     ]
     assert said in str(found) and "stated 1 times, emitted 0" in str(found)
+
+
+MODULE = """
+sdy.mesh @mesh = <["rows"=2, "cols"=4]>
+func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+  %y = "stablehlo.all_reduce"(%x) <{{channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+      replica_groups = {}, use_global_device_ids}}> ({{
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %c = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %c : tensor<f32>
+  }}) : (tensor<4xf32>) -> tensor<4xf32>
+  return %y : tensor<4xf32>
+}}"""
+
+
+@pytest.mark.parametrize("axes", ["cols", "rows", "cols rows", "rows cols"])
+def test_groups_are_lists_or_axes_of_a_mesh(axes: str) -> None:
+    """In every version of JAX, whichever form it writes itself."""
+    groups = groups_of(axes.split(), md.Mesh("rows:2 cols:4"))
+    listed = f"dense<{[*map(list, groups)]}> : tensor<{len(groups)}x{len(groups[0])}xi64>"
+    refs = ", ".join(f'#stablehlo.axis_ref<name = "{axis}">' for axis in axes.split())
+    by_axes = f"#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [{refs}]>"
+    assert read(MODULE.format(listed)) == read(MODULE.format(by_axes))
+    assert [one.groups for one in read(MODULE.format(listed))] == [groups]
 
 
 def test_a_collective_too_few_or_too_many_is_named() -> None:
