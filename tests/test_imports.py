@@ -57,7 +57,7 @@ RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `errors.boundary` gives errors the user's line; `train`, whose names are not the package's, asks for it itself.
 # `jaxprs` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
 INTERNAL = set(RANK) - {"dims", "compile", "checkpoint", "random", "jaxprs", "__init__"}
-DEPENDENCIES = {"jax", "numpy", "ml_dtypes", "scipy"}  # jax itself requires and installs the last two
+DEPENDENCIES = {"jax", "numpy", "jaxlib", "ml_dtypes", "scipy"}  # jax itself requires and installs the last three
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 
