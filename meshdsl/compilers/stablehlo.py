@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from ..errors import InternalError
 from ..layouts import Mesh
@@ -32,9 +32,16 @@ from ..lowering.program import CollectiveRecord
 __all__ = ["Groups", "HloCollective", "groups_of", "read", "stated"]
 
 Groups = tuple[tuple[int, ...], ...]
-KINDS = {"collective_permute": "permute"}  # the other names are the same
+KINDS = {
+    stablehlo.AllReduceOp: "all_reduce",
+    stablehlo.AllGatherOp: "all_gather",
+    stablehlo.AllToAllOp: "all_to_all",
+    stablehlo.ReduceScatterOp: "reduce_scatter",
+    stablehlo.CollectivePermuteOp: "permute",
+    stablehlo.CollectiveBroadcastOp: "collective_broadcast",
+}
 DTYPES = {"f": "float", "i": "int", "ui": "uint", "bf": "bfloat"}
-REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min"}
+REDUCTIONS = {stablehlo.AddOp: "sum", stablehlo.MaxOp: "max", stablehlo.MinOp: "min"}
 
 
 @dataclass(frozen=True, order=True)
@@ -65,22 +72,22 @@ def read(text: str) -> Counter[HloCollective]:
             module = ir.Module.parse(text)
         except ir.MLIRError as error:
             raise InternalError(f"MLIR cannot parse the lowered text: {error}") from None
-        operations: list[Any] = [op.operation for op in module.body]
-        symbols = {op.attributes["sym_name"].value: op for op in operations if "sym_name" in op.attributes}
+        operations: list[Any] = list(module.body)
+        symbols = {op.sym_name.value: op for op in operations if isinstance(op, func.FuncOp | sdy.MeshOp)}
         functions: dict[str, Counter[HloCollective]] = {}
 
         def inside(op: Any) -> Counter[HloCollective]:
             """The collectives that one run of an operation performs, its regions and callees included."""
-            if op.name == "func.call":
-                return called(op.attributes["callee"].value)
+            if isinstance(op, func.CallOp):
+                return called(op.callee.value)
             if (kind := _kind(op)) is not None:
                 return Counter([_collective(op, kind, symbols)])
             total: Counter[HloCollective] = Counter()
-            trips = _trips(op) if op.name == "stablehlo.while" else 1
-            for number, region in enumerate(op.regions):
+            trips = _trips(op) if isinstance(op, stablehlo.WhileOp) else 1
+            for number, region in enumerate(op.operation.regions):
                 times = trips if number else 1  # the first region of a loop is its test
                 for each in (inner for block in region for inner in block):
-                    total.update({collective: times * n for collective, n in inside(each.operation).items()})
+                    total.update({collective: times * n for collective, n in inside(each).items()})
             return total
 
         def called(name: str) -> Counter[HloCollective]:
@@ -93,16 +100,15 @@ def read(text: str) -> Counter[HloCollective]:
 
 def _kind(op: Any) -> str | None:
     """The kind of a collective; None for another operation."""
-    if op.name == "stablehlo.custom_call":
-        target = op.attributes["call_target_name"].value
+    if isinstance(op, stablehlo.CustomCallOp):
+        target = op.call_target_name.value
         return target if target == "ragged_all_to_all" else None
-    name = op.name.removeprefix("stablehlo.")
-    return name if name.startswith(("all_", "reduce_scatter", "collective_")) else None
+    return KINDS.get(type(op))
 
 
 def _trips(loop: Any) -> int:
     """The trips of a loop whose counter goes from a constant to a constant; 1 for any other."""
-    test, *_ = loop.regions[0]
+    test, *_ = loop.cond
     *_, end = test
     compare = end.operands[0].owner
     if not isinstance(compare, stablehlo.CompareOp) or "LT" not in str(compare.comparison_direction):
@@ -118,24 +124,23 @@ def _trips(loop: Any) -> int:
 
 def _collective(op: Any, kind: str, symbols: Mapping[str, Any]) -> HloCollective:
     # the other operands of a ragged exchange are the output, offsets and sizes
-    values = [op.operands[0]] if kind == "ragged_all_to_all" else [*op.operands, *op.results]
+    values = [op.operands[0]] if isinstance(op, stablehlo.CustomCallOp) else [*op.operands, *op.results]
     shapes = [ir.ShapedType(value.type) for value in values]
     dtype = _dtype(str(shapes[0].element_type))
     sizes = [math.prod(shape.shape) * jnp.dtype(dtype).itemsize for shape in shapes]
-    reduction = ""
-    if op.regions:
-        reduction = REDUCTIONS[op.regions[0].blocks[0].operations[0].operation.name.removeprefix("stablehlo.")]
-    return HloCollective(KINDS.get(kind, kind), reduction, _members(op, symbols), dtype, max(sizes))
+    bodies = [block for region in op.operation.regions for block in region]
+    reduction = REDUCTIONS[type(bodies[0].operations[0])] if bodies else ""
+    return HloCollective(kind, reduction, _members(op, symbols), dtype, max(sizes))
 
 
 def _members(op: Any, symbols: Mapping[str, Any]) -> Groups:
     """The groups of a collective as device numbers, from a list or from the axes of a mesh."""
-    where = op.attributes["backend_config"] if op.name == "stablehlo.custom_call" else op.attributes
+    where: Any = op.backend_config if isinstance(op, stablehlo.CustomCallOp) else op.attributes
     listed: Any = where["source_target_pairs" if "source_target_pairs" in where else "replica_groups"]
     if isinstance(listed, ir.DenseIntElementsAttr):
         return tuple(sorted(tuple(map(int, row)) for row in np.array(listed)))
-    by_axes = stablehlo.ReplicaGroupMeshAxesAttr(listed)
-    mesh = sdy.MeshAttr(symbols[ir.FlatSymbolRefAttr(by_axes.mesh).value].attributes["mesh"])
+    by_axes: Any = stablehlo.ReplicaGroupMeshAxesAttr(listed)
+    mesh = sdy.MeshAttr(symbols[ir.FlatSymbolRefAttr(by_axes.mesh).value].mesh)
     axes = [stablehlo.AxisRefAttr(axis) for axis in by_axes.axes]
     if mesh.device_ids or any(axis.sub_axis_info for axis in axes):
         raise InternalError(f"groups of devices that meshdsl cannot read: {listed} over {mesh}")
