@@ -34,7 +34,7 @@ help:
 	@echo "make clean    remove the environments and everything built"
 
 demo: $(VENV)/.core
-	$(BIN)/python -m meshdsl.demo $(ARGS)
+	$(BIN)/python -m meshdsl.tools.demo $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)

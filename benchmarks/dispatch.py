@@ -21,8 +21,8 @@ import numpy as np
 
 import meshdsl as md
 from benchmarks import hlo, ratio, tpu_cycles
-from meshdsl.compilers.hlo import estimated_cycles
 from meshdsl.nn.moe import INDEX_FROM, assign, capacity_of, dispatch_by
+from meshdsl.tools.compilers.hlo import estimated_cycles
 
 TOKENS, EXPERTS = (8, 16, 32, 64, 256, 1024, 2048), (4, 16, 64)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from meshdsl.compilers.aot import ENVIRONMENT
+from meshdsl.tools.compilers.aot import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT)  # libtpu reads it when jax is imported
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import meshdsl as md
 from benchmarks.tpu_memory_points import PARTS, Point
-from meshdsl.compilers.aot import tpu_program
+from meshdsl.tools.compilers.aot import tpu_program
 
 Line = dict[str, Any]
 

@@ -4,21 +4,21 @@ The package loads JAX when the first public name is used, so that `meshdsl --hel
 
 A step goes through these folders, in this order:
 
-    trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches
-    params, transforms      models and their parameters; gradients and md.vmap, as graphs of the same operations
+    trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches, gradients
+    params                  models and their parameters
     passes                  graph to graph
     lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
-    targets                 what each compiler does with kernels, loops and collectives, and its kernels of attention
-    schedule                program to program: buckets, overlap, order
+    updates, overlap        sharded weight updates and overlap of communication, from analysis to rewriting
     compile                 the pipeline of these passes, md.compile and what it returns
 
-    cost, tune, search      the time and memory of a program on a machine, and decisions that need them
-    compilers               the same numbers from StableHLO, the TPU compiler and measurements
-    report, pictures        results for people; display has their units and colours
+    targets                 what each compiler does with kernels, loops and collectives, and its kernels of attention
+    cost                    the time and memory of a program on a machine; cost.report shows them to people
+    search                  the plans of a model and the fastest of them
 
-Below them are errors, dims, layouts (meshes, layouts, shardings), ir (graphs and their equations), backend (the arrays
-that kernels compute with) and jaxprs (checks of JAX functions). nn, optim, train and workload are written in the public
-names alone; checkpoint and weights read and write parameters; cli and commands are the command line.
+Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
+equations), backend (the arrays that kernels compute with) and jaxprs (checks of JAX functions). nn, optim, train and
+workload are written in the public names alone; train.checkpoint and train.weights read and write parameters. tools has
+the command line, the pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
     "ops.printing": ("print",),
-    "transforms.autodiff": ("grad", "value_and_grad"),
-    "transforms.custom_vjp": ("custom_vjp",),
-    "transforms.derivatives": ("jvp", "vjp"),
+    "control.autodiff": ("grad", "value_and_grad"),
+    "control.custom_vjp": ("custom_vjp",),
+    "control.derivatives": ("jvp", "vjp"),
     "control": (
         "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",
         "while_loop",
@@ -78,26 +78,26 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "control.region": ("local",),
     "params": ("Model", "model", "param", "scope"),
     "control.layers": ("layers",),
-    "transforms.vmap": ("vmap",),
+    "control.vmap": ("vmap",),
     "layouts": ("Layout", "Mesh", "Sharding"),
     "lowering": ("Program", "simulate"),
-    "report.report": ("Report",),
-    "pictures.show": ("show",),
+    "cost.report.report": ("Report",),
+    "tools.pictures.show": ("show",),
     "cost.memory": ("Memory", "memory"),
-    "compilers.verify": ("Verification", "verify"),
-    "compilers.compilation": ("Compilation", "CompilerError"),
-    "compilers.aot": ("compile_for",),
+    "tools.compilers.verify": ("Verification", "verify"),
+    "tools.compilers.compilation": ("Compilation", "CompilerError"),
+    "tools.compilers.aot": ("compile_for",),
     "cost.machine": ("Machine", "MachineError", "machine"),
     "cost.network": ("place",),
     "compile.plan": ("Plan",),
     "compile": ("Compiled", "compile", "host_devices"),
     "compile.jaxify": ("jaxify",),
-    "tune.weight_update": ("WeightUpdate",),
-    "tune.overlap.values": ("Overlap",),
+    "updates.weight_update": ("WeightUpdate",),
+    "overlap.values": ("Overlap",),
     "search": ("search", "search_overrides"),
-    "checkpoint": ("Checkpoints", "Restored"),
-    "checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
-    "weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
+    "train.checkpoint": ("Checkpoints", "Restored"),
+    "train.checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
+    "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
 }  # fmt: skip
 _MODULES = {

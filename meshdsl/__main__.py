@@ -8,10 +8,10 @@ __all__ = ["main"]
 def main() -> int:
     """Handle signals from the start, then run the command line."""
     try:
-        from .commands.startup import handle_signals
+        from .tools.commands.startup import handle_signals
 
         handle_signals(sys.argv[1:])
-        from .cli import main as command
+        from .tools.cli import main as command
 
         return command()
     except KeyboardInterrupt:  # while this was imported; `command` catches its own

@@ -39,7 +39,7 @@ import hypothesis
 import pytest
 
 from meshdsl import backend
-from meshdsl.compilers.aot import available
+from meshdsl.tools.compilers.aot import available
 from tests.sums import einsum_in_order
 
 GOLDEN = Path(__file__).parent / "golden"

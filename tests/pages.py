@@ -19,7 +19,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from meshdsl import cli
+from meshdsl.tools import cli
 
 __all__ = ["PageChecker", "PageParser", "run_page", "unchecked"]
 

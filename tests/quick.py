@@ -59,9 +59,12 @@ def _tests_of(path: str, files: list[str]) -> Iterator[str]:
     elif path.endswith(".py") and top in ("meshdsl", "models", "tests"):
         if top == "meshdsl" and rest[-1] != "__main__.py":
             yield f"tests/test_docs.py::test_docs_docstrings[{path[:-3].replace('/', '.').removesuffix('.__init__')}]"
-        unit = top if top == "models" else rest[0].removesuffix(".py")
-        unit = FOLDERS.get(unit, unit)
-        yield from (f for f in files if f.startswith((f"tests/{unit}/", f"tests/test_{unit}.", f"tests/test_{unit}_")))
+        units = [top] if top == "models" else [part.removesuffix(".py") for part in rest[1::-1]]
+        for unit in (FOLDERS.get(unit, unit) for unit in units):  # a part with tests of its own, or its whole folder
+            prefixes = f"tests/{unit}/", f"tests/test_{unit}.", f"tests/test_{unit}_"
+            if found := [f for f in files if f.startswith(prefixes)]:
+                yield from found
+                return
 
 
 def main() -> None:

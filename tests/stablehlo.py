@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from meshdsl.compilers.verify import verify
 from meshdsl.lowering import Program
+from meshdsl.tools.compilers.verify import verify
 
 __all__ = ["cost_law"]
 

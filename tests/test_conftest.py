@@ -47,8 +47,8 @@ DOCSTRINGS = "tests/test_docs.py::test_docs_docstrings"
     ("changed", "expected"),
     [
         ("meshdsl/cost/memory.py", [f"{DOCSTRINGS}[meshdsl.cost.memory]", "tests/cost/test_memory.py"]),
-        ("meshdsl/commands/__init__.py", [f"{DOCSTRINGS}[meshdsl.commands]", "tests/cli/test_cli.py"]),
-        ("meshdsl/cli.py", [f"{DOCSTRINGS}[meshdsl.cli]", "tests/cli/test_cli.py"]),
+        ("meshdsl/tools/commands/__init__.py", [f"{DOCSTRINGS}[meshdsl.tools.commands]", "tests/cli/test_cli.py"]),
+        ("meshdsl/tools/cli.py", [f"{DOCSTRINGS}[meshdsl.tools.cli]", "tests/cli/test_cli.py"]),
         ("models/resnet.py", ["tests/models/test_resnet.py"]),
         ("docs/costs.md", ["tests/test_docs.py::test_docs_page[docs/costs.md]"]),
         ("tests/test_types.py", ["tests/test_types.py"]),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.display import markup
-from meshdsl.pictures import picture
-from meshdsl.report import html
+from meshdsl.cost.report import html
+from meshdsl.errors import markup
+from meshdsl.tools.pictures import picture
 from tests.pages import PageParser
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from meshdsl import cli
+from meshdsl.tools import cli
 
 PAGE = "gallery"
 COMMAND = re.compile(r"\$ (meshdsl .*--html ([\w.]+).*)")

@@ -98,7 +98,7 @@ def markdown(notebook: Json, name: str) -> str:
 
 def _theme() -> str:
     """The colours of axes for the site's own switch between light and dark; the outputs follow the system."""
-    from meshdsl.display.markup import AXIS_COLOURS, SOFT
+    from meshdsl.errors.markup import AXIS_COLOURS, SOFT
 
     named = {f"axis-{i}": pair for i, pair in enumerate(AXIS_COLOURS)} | {"soft": SOFT}
     themes = (("light", 0), ("dark", 1))

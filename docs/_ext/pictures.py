@@ -15,8 +15,8 @@ if __name__ == "__main__":
 
 import meshdsl as md
 from benchmarks.case_study import DATA
-from meshdsl.report.charts import memory_over_time, time_bars
-from meshdsl.report.html import STYLE
+from meshdsl.cost.report.charts import memory_over_time, time_bars
+from meshdsl.cost.report.html import STYLE
 from models.mlp import mlp
 from models.transformer import lm
 

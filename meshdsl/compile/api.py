@@ -12,9 +12,9 @@ from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, at, caller
 from ..layouts import Layout, Mesh
-from ..tune.groups import group_of
-from ..tune.overlap.values import Overlap
-from ..tune.weight_update import WeightUpdate
+from ..overlap.values import Overlap
+from ..updates.groups import group_of
+from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
 from .knobs import check_kernel

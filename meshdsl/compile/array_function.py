@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..control.autodiff import pullback
+from ..control.batching import batched
+from ..control.derivatives import jvp
 from ..dims import Dim
 from ..ir import Graph, Type, walk
 from ..ops.creation import zeros_like
 from ..trace import Tensor, evaluate, location, tree
-from ..transforms.autodiff import pullback
-from ..transforms.batching import batched
-from ..transforms.derivatives import jvp
 from .pipeline import Options
 from .signature import Stages, Traced
 

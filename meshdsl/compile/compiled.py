@@ -16,17 +16,17 @@ from typing import Any
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..cost.network import place
-from ..display.markup import page_part
+from ..cost.report.evaluate import cost as report
+from ..cost.report.report import Report
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
+from ..errors.markup import page_part
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..report.evaluate import cost as report
-from ..report.report import Report
+from ..overlap.values import OverlapPlan
 from ..targets.attention import is_attention
 from ..trace import Tensor, flatten, tree
-from ..tune.overlap.values import OverlapPlan
-from ..tune.weight_update import UpdateTable
+from ..updates.weight_update import UpdateTable
 from .arguments import bind
 from .inside_jax import array_function, traced_by_jax
 from .pipeline import Options, Stage

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
+from ..overlap.values import NO_OVERLAP, Overlap
 from ..targets import FUSED
-from ..tune.groups import GroupSpec
-from ..tune.overlap.values import NO_OVERLAP, Overlap
-from ..tune.weight_update import WeightUpdate
+from ..updates.groups import GroupSpec
+from ..updates.weight_update import WeightUpdate
 
 __all__ = [
     "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "check_unroll", "toml",

@@ -20,20 +20,20 @@ from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.check import check
+from ..lowering.order_prints import order_prints
 from ..lowering.partition import partition
+from ..lowering.ragged_exchange import ragged_exchange
+from ..lowering.unroll import unroll
+from ..overlap.plan import plan_overlap
+from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
-from ..schedule.order_prints import order_prints
-from ..schedule.ragged_exchange import ragged_exchange
-from ..schedule.unroll import unroll
 from ..targets import FUSED, Target, target_named
 from ..targets.attention import with_kernels
 from ..targets.tpu.before_loops import products_before_loops
 from ..targets.tpu.row_barriers import drop_row_barriers
 from ..targets.tpu.stored_rows import read_stored_rows
-from ..tune.groups import RefinedMesh
-from ..tune.overlap.plan import plan_overlap
-from ..tune.overlap.values import NO_OVERLAP, Overlap, OverlapPlan
-from ..tune.weight_update import UpdateTable, WeightUpdate, bucket, shard
+from ..updates.groups import RefinedMesh
+from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
 __all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ..cost.machine import PACKAGED, Machine, users_folders
-from ..display.markup import page_part
+from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
+from ..errors.markup import page_part
 from ..layouts import Layout, Mesh
-from ..report.files import write_text
-from ..tune.overlap.values import NO_OVERLAP, Overlap
-from ..tune.weight_update import WeightUpdate
+from ..overlap.values import NO_OVERLAP, Overlap
+from ..updates.weight_update import WeightUpdate
 from .knobs import KNOBS, check_kernel, check_microbatches, check_pipeline, check_remat, check_unroll, toml
 
 __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]

@@ -1,4 +1,4 @@
-"""Loops, branches and rematerialisation. Each is one equation that contains graphs."""
+"""Loops, branches and rematerialisation: equations that contain graphs; gradients and `md.vmap` of functions."""
 
 from .accumulate import accumulate
 from .associative import associative_scan, cumprod

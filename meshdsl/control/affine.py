@@ -19,7 +19,7 @@ from ..ops.reductions import broadcast
 from ..ops.reshape import transpose
 from ..ops.slicing import shift
 from ..trace import Tensor, as_tensor, trace
-from ..transforms.autodiff import pullback
+from .autodiff import pullback
 from .combine import Combine
 from .loops import scan
 

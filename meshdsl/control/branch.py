@@ -12,7 +12,7 @@ from ..errors import MeshdslError, ShapeError, TraceError, at, caller
 from ..ir import Cond, Graph, Op, Type, While, silent
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
-from ..transforms.autodiff import pullback
+from .autodiff import pullback
 from .carry import carried, leaves_of, unused
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule

@@ -12,7 +12,7 @@ from ..ir import Call, Eqn, Type, walk
 from ..ops.reductions import broadcast
 from ..ops.reshape import transpose
 from ..trace import Tensor, trace
-from ..transforms.batching import batched_function
+from .batching import batched_function
 from .blockwise import run_on
 
 __all__ = ["Combine", "combine_of"]

@@ -21,8 +21,8 @@ from ..ops.creation import zeros_like
 from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
-from ..transforms.autodiff import pullback
-from ..transforms.batching import batched_function
+from .autodiff import pullback
+from .batching import batched_function
 from .blockwise import run_on
 from .jax_blocks import JAX_BLOCKS
 from .jax_local import apply

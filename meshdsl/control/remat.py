@@ -9,7 +9,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
-from ..transforms.autodiff import pullback
+from .autodiff import pullback
 from .carry import leaves_of
 from .host import FETCH, OFFLOAD
 

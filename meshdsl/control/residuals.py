@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import Eqn, Graph, Var, dce
-from ..transforms.autodiff import vjp_of_graph
+from .autodiff import vjp_of_graph
 from .host import keep_on_device
 from .recompute import choose
 

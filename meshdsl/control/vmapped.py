@@ -11,7 +11,7 @@ from ..ops.elementwise import where
 from ..ops.reductions import any, broadcast, spread
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, evaluate, trace
-from ..transforms.batching import batched, batched_graph
+from .batching import batched, batched_graph
 
 __all__ = ["cond_rule", "scan_rule", "while_rule"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..display.units import show_bytes
+from ..errors.units import show_bytes
 from ..lowering.program import CollectiveRecord
 from .ledger import Line
 from .timeline import Cost

@@ -25,8 +25,8 @@ from typing import Any, cast
 import numpy as np
 
 from ..control.host import host_values
-from ..display.units import show_bytes
 from ..errors import NOWHERE, Where
+from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..lowering.collectives import AllReduce

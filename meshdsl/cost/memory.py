@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..display.units import show_bytes
 from ..errors import Where
 from ..errors.deadline import check_deadline
+from ..errors.units import show_bytes
 from ..ir import Var
 from ..lowering import Program
-from ..schedule.unroll import unroll
+from ..lowering.unroll import unroll
 from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
 
 __all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..display.units import seconds as show_seconds
+from ..errors.units import seconds as show_seconds
 from ..targets.fusion import Kernel
 from .lanes import COMPUTE, Event, Schedule
 from .ledger import Ledger, Line

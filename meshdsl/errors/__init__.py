@@ -164,7 +164,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages; standard library
 _COMMAND = os.sep + "meshdsl"  # the installed command-line script
-_COMMANDS = (_PACKAGE + "commands" + os.sep, _PACKAGE + "cli.py")  # whoever runs a command wrote no line
+# whoever runs a command wrote no line
+_COMMANDS = (os.path.join(_PACKAGE, "tools", "commands") + os.sep, os.path.join(_PACKAGE, "tools", "cli.py"))
 
 
 def caller() -> Where:

@@ -17,8 +17,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..dims import Dim, Shape, show
-from ..display.markup import page_part
 from ..errors import NOWHERE, InternalError, Where
+from ..errors.markup import page_part
 from ..layouts import Sharding
 from .cause import NO_CAUSE, Cause
 from .collective import Collective

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ..dims import Shape
-from ..display.markup import page_part
 from ..errors import LayoutError, nearest
+from ..errors.markup import page_part
 from .mesh import Mesh
 from .sharding import Axes
 

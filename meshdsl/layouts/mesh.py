@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..display.markup import page_part
 from ..errors import LayoutError, nearest
+from ..errors.markup import page_part
 
 if TYPE_CHECKING:
     import jax

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..backend import Block
 from ..backend.attention import Kernel
-from ..display.markup import page_part
-from ..display.units import show_bytes
 from ..errors import Where
+from ..errors.markup import page_part
+from ..errors.units import show_bytes
 from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..display.markup import page_part
 from ..errors import ShapeError, at, caller, located, nearest
+from ..errors.markup import page_part
 from ..ir import Type
 from ..ops import random
 from ..ops.dtypes import as_dtype

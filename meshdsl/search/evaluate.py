@@ -9,11 +9,11 @@ from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
+from ..cost.report.report import Report
 from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..report.report import Report
 
 __all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
 

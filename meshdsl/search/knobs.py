@@ -12,8 +12,8 @@ from typing import Any
 from ..compile.knobs import KNOBS
 from ..compile.plan import Plan
 from ..errors import LayoutError, nearest
-from ..tune.overlap.values import Overlap
-from ..tune.weight_update import WeightUpdate
+from ..overlap.values import Overlap
+from ..updates.weight_update import WeightUpdate
 
 __all__ = ["TURNS", "Turn", "title", "turns_of"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from ..cost.machine import Machine
 from ..cost.network import place
-from ..display.units import show_bytes
+from ..cost.report.layout_edits import LayoutEdit
 from ..errors import InternalError, LayoutError
+from ..errors.units import show_bytes
 from ..layouts import Layout, Mesh
-from ..report.layout_edits import LayoutEdit
 from .candidates import Candidates, Status
 from .evaluate import Assignment, Entry, Problem, evaluate
 from .request import ROUNDING, SearchRequest

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 from ..compile.plan import Plan
-from ..tune.weight_update import WeightUpdate
+from ..updates.weight_update import WeightUpdate
 from .evaluate import Entry
 from .knobs import Turn
 from .moves import meshes_near

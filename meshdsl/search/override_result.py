@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..cost.machine import Machine
-from ..display.markup import titled
-from ..display.units import seconds, show_bytes
+from ..cost.report.schema import plain
+from ..cost.report.tables import table
+from ..errors.markup import titled
+from ..errors.units import seconds, show_bytes
 from ..layouts.sharding import Axes
-from ..report.schema import plain
-from ..report.tables import table
 from .evaluate import Entry
 from .result import heading
 

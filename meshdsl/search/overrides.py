@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ..cost.machine import Machine
-from ..display.units import show_bytes
 from ..errors import LayoutError
+from ..errors.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from .eliminate import Tables

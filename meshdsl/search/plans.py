@@ -17,11 +17,11 @@ from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
-from ..display.units import show_bytes
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError
+from ..errors.units import show_bytes
 from ..layouts import Mesh
-from ..tune.overlap.values import MODES
+from ..overlap.values import MODES
 from .anytime import Search
 from .evaluate import Assignment, check_objective
 from .knobs import Turn

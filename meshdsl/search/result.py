@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
-from ..display.markup import titled
-from ..display.units import number, seconds, show_bytes
-from ..report.layout_edits import LayoutEdit
-from ..report.schema import SCHEMA_VERSION, plain
+from ..cost.report.layout_edits import LayoutEdit
+from ..cost.report.schema import SCHEMA_VERSION, plain
+from ..errors.markup import titled
+from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
 from .worth import Half, KnobWorth
 

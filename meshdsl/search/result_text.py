@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..display.units import number, seconds, show_bytes
-from ..report.layout_edits import LayoutEdit, reason_of
-from ..report.tables import table
+from ..cost.report.layout_edits import LayoutEdit, reason_of
+from ..cost.report.tables import table
+from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
 from .result import SearchResult, amount
 from .worth import KnobWorth

@@ -33,8 +33,8 @@ from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import add_input, assemble, extents_of, lower_graph, preferences, shard_splits
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
-from ..schedule.bucket_collectives import bucket_collectives
 from ..targets.tpu.before_loops import products_before_loops
+from ..updates.bucket_collectives import bucket_collectives
 from .clock import Clock
 from .flops import loops
 

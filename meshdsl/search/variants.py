@@ -10,10 +10,10 @@ from typing import Any
 from ..compile import Compiled
 from ..compile.plan import Plan, machine_text, planned
 from ..cost.machine import Machine
+from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..report.report import Report
 from ..trace import tree
 from .evaluate import Assignment, Problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..display.units import seconds, show_bytes
+from ..errors.units import seconds, show_bytes
 from .evaluate import Entry
 
 __all__ = ["Half", "KnobWorth"]

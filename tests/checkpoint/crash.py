@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from meshdsl.checkpoint.grid import Box
-from meshdsl.checkpoint.read import ReadRequest, open_step
-from meshdsl.checkpoint.store import Checkpoints
 from meshdsl.errors import CheckpointError
 from meshdsl.trace import tensor
+from meshdsl.train.checkpoint.grid import Box
+from meshdsl.train.checkpoint.read import ReadRequest, open_step
+from meshdsl.train.checkpoint.store import Checkpoints
 
 SIZES = {"a": 30_000, "b": 7, "c": 1000}
 

@@ -16,7 +16,7 @@ NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 HOLD = """
 import sys
 from pathlib import Path
-from meshdsl.checkpoint import lock
+from meshdsl.train.checkpoint import lock
 held = lock.acquire(Path(sys.argv[1]), "theirs")
 if len(sys.argv) > 2:
     path = Path(sys.argv[1]) / "lock"

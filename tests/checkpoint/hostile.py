@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from meshdsl.checkpoint.manifest import MANIFEST
-from meshdsl.checkpoint.read import open_step
+from meshdsl.train.checkpoint.manifest import MANIFEST
+from meshdsl.train.checkpoint.read import open_step
 
 SECONDS = 2.0  # of this process
 ALLOWANCE = 1 << 20  # bytes of memory that have nothing to do with the file: message texts, the interpreter's own

@@ -97,7 +97,7 @@ def failures(folder: Path) -> None:
         raise AssertionError("it was restored")
     except md.CheckpointError as error:
         assert "step-00000002" in str(error)
-    from meshdsl.checkpoint import write
+    from meshdsl.train.checkpoint import write
 
     real = write.write_durably
 

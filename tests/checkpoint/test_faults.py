@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint.read import open_step
+from meshdsl.train.checkpoint.read import open_step
 
 from . import faults
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint.files import open_root, remove_tree
+from meshdsl.train.checkpoint.files import open_root, remove_tree
 
 from .links import TREE, content, outside, random_links, saved
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint import lock
+from meshdsl.train.checkpoint import lock
 
 from .holders import TREE, has_namespaces, held_in_another_namespace, holder
 

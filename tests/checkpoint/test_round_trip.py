@@ -69,8 +69,8 @@ def test_restore_reads_only_overlapping_chunks(tmp_path: Path):
         checkpoints.save(0, {"w": x, "v": x})
         found = checkpoints.restore(like={"w": md.spec("io:64 hidden:64")})
         assert found.bytes_read == 64 * 64 * 4, "the other tensor was left alone"
-        from meshdsl.checkpoint.grid import Box
-        from meshdsl.checkpoint.read import ReadRequest, open_step
+        from meshdsl.train.checkpoint.grid import Box
+        from meshdsl.train.checkpoint.read import ReadRequest, open_step
 
         with open_step(tmp_path, 0) as reader:
             column = np.zeros((64, 16), np.float32)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint import restore, store
-from meshdsl.checkpoint.directory import unfinished
+from meshdsl.train.checkpoint import restore, store
+from meshdsl.train.checkpoint.directory import unfinished
 
 
 def x(value: float = 1.0) -> dict[str, Any]:

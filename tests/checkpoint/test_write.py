@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint import store
+from meshdsl.train.checkpoint import store
 from tests.checkpoint.test_saving import value, x
 
 CALLS = ("write", "fsync", "rename", "mkdir", "open", "unlink", "link", "rmdir", "close")

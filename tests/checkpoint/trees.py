@@ -79,7 +79,7 @@ def tensors(tree: Any, values: Any, mesh: md.Mesh, layout: md.Layout) -> Any:
 
 
 def _stored(spec: Any, values: np.ndarray, mesh: md.Mesh, layout: md.Layout) -> md.Tensor:
-    from meshdsl.checkpoint.device_put import targets
+    from meshdsl.train.checkpoint.device_put import targets
 
     target = targets({"x": spec}, mesh, layout, None)["x"]
     pads = [(0, size - n) for size, n in zip(target.sizes, values.shape, strict=True)]

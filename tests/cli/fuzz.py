@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meshdsl import cli
+from meshdsl.tools import cli
 
 HERE = Path(__file__).parent
 GOOD = [f"{HERE / 'workloads.py'}:bigram", f"{HERE.parent / 'train' / 'tiny.py'}:tiny"]

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl import cli
+from meshdsl.tools import cli
 
 HERE = Path(__file__).parent
 

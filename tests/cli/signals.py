@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from meshdsl.checkpoint.directory import step_numbers
+from meshdsl.train.checkpoint.directory import step_numbers
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = str(ROOT / "tests" / "train" / "tiny.py") + ":tiny"

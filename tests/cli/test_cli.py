@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import pytest
 
-from meshdsl import cli
-from meshdsl.commands import doctor
+from meshdsl.tools import cli
+from meshdsl.tools.commands import doctor
 from meshdsl.train import configure, load
 from tests.cli.running import HERE, Run, apart, here
 
@@ -125,7 +125,7 @@ def helped() -> list[dict[str, Any]]:
     """The output of one new process for each of `HELP`, its exit code, and those of JAX and NumPy that it imports."""
     script = f"""
 import contextlib, io, json, sys
-from meshdsl.cli import main
+from meshdsl.tools.cli import main
 for arguments in {HELP}:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         try: code = main([*arguments, "--help"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl import cli
-from meshdsl.commands import colours, completion
+from meshdsl.tools import cli
+from meshdsl.tools.commands import colours, completion
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = completion.commands_of(cli.parser().commands())

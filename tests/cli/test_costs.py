@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.commands import common, doctor
-from meshdsl.compilers import aot, calibrate
-from meshdsl.compilers.diff import CompilerDiff
+from meshdsl.cost.report import files, html
+from meshdsl.cost.report.schema import SCHEMA_VERSION
+from meshdsl.cost.report.tables import WIDTH
 from meshdsl.errors import MeshdslError
-from meshdsl.report import files, html
-from meshdsl.report.schema import SCHEMA_VERSION
-from meshdsl.report.tables import WIDTH
+from meshdsl.tools.commands import common, doctor
+from meshdsl.tools.compilers import aot, calibrate
+from meshdsl.tools.compilers.diff import CompilerDiff
 from meshdsl.train import UsageError
 from tests.cli.running import HERE, Run, apart, here
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from meshdsl.commands.output import Steady, json_lines, steady
-from meshdsl.commands.startup import handle_signals
+from meshdsl.tools.commands.output import Steady, json_lines, steady
+from meshdsl.tools.commands.startup import handle_signals
 from tests.cli.running import HERE, here
 from tests.cli.signals import DEAD, TINY, exits_while_starting, interruptible, saves_when_nobody_reads
 
@@ -53,7 +53,7 @@ def test_steady_escapes_what_the_encoding_lacks(tmp_path: Path):
 
 
 def test_json_lines_have_no_other_text(capsys: pytest.CaptureFixture[str]):
-    from meshdsl.commands.common import print_json
+    from meshdsl.tools.commands.common import print_json
 
     with steady(), json_lines():
         print("of the model")
@@ -96,7 +96,7 @@ def test_startup_signals_exit_like_later_ones():
     """In a fork: the handlers are the process's own."""
     script = (
         "import os, signal, sys\n"
-        "from meshdsl.commands.startup import handle_signals\n"
+        "from meshdsl.tools.commands.startup import handle_signals\n"
         "handle_signals(sys.argv[2:])\n"
         "os.kill(os.getpid(), getattr(signal, sys.argv[1]))\n"
         "signal.pause()\n"

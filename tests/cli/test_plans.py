@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.commands import costing
-from meshdsl.report import rates
+from meshdsl.cost.report import rates
+from meshdsl.tools.commands import costing
 from meshdsl.train import reader
 from tests.cli.running import HERE, here
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.report.curves import curves_of, curves_page
+from meshdsl.cost.report.curves import curves_of, curves_page
 from tests.cli.running import HERE, here
 
 TINY = str(HERE.parent / "train" / "tiny.py") + ":tiny"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.compilers import calibrate as module
-from meshdsl.compilers.bench import Bench, BenchPlan
-from meshdsl.compilers.calibrate import calibrate
 from meshdsl.cost.machine import MachineError, machine
 from meshdsl.cost.network import KINDS, place
 from meshdsl.layouts import Mesh
+from meshdsl.tools.compilers import calibrate as module
+from meshdsl.tools.compilers.bench import Bench, BenchPlan
+from meshdsl.tools.compilers.calibrate import calibrate
 from tests.conftest import optimizing
 
 TINY = BenchPlan((8, 32), (2,), 2**12, (2**8, 2**12), 1e-4, 0.1, 1)

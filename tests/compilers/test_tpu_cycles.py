@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.compilers.hlo import estimated_cycles, performed
+from meshdsl.tools.compilers.hlo import estimated_cycles, performed
 
 LOOP = """HloModule m
 %fused (a: f32[4]) -> f32[4] {

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 import meshdsl as md
-from meshdsl.compilers import aot
-from meshdsl.compilers.diff import changes
-from meshdsl.compilers.hlo import performed
-from meshdsl.compilers.stablehlo import groups_of, read
+from meshdsl.tools.compilers import aot
+from meshdsl.tools.compilers.diff import changes
+from meshdsl.tools.compilers.hlo import performed
+from meshdsl.tools.compilers.stablehlo import groups_of, read
 from models.mlp import mlp
 
 MLP = mlp.replace(batch=64, io=32, hidden=128)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.compilers.aot import tpu_program
 from meshdsl.cost.memory import CATEGORIES, Memory
+from meshdsl.tools.compilers.aot import tpu_program
 from models.mlp import mlp
 from models.transformer import lm
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from meshdsl.weights.files import Stored, open_directory
+from meshdsl.train.weights.files import Stored, open_directory
 from models.mixtral import mixtral
 
 MIXTRAL = Path(__file__).parent.parent / "models" / "references" / "mixtral"

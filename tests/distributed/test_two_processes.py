@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.weights.files import open_directory
+from meshdsl.train.weights.files import open_directory
 
 from . import steps
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshdsl import backend
+from meshdsl.control.autodiff import vjp_of_graph
 from meshdsl.ir import Call, Cond, Control, Graph, Op, Scan, While, walk
 from meshdsl.trace import run_kernel
-from meshdsl.transforms.autodiff import vjp_of_graph
 
 
 def run(graph: Graph, arrays: Sequence[Any], xp: Any) -> list[Any]:

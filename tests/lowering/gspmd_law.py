@@ -22,11 +22,11 @@ from typing import Any
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices, as in the tests
 from benchmarks import hlo
-from meshdsl.compilers.gspmd import gspmd
 from meshdsl.dims import Dim
 from meshdsl.ir import Graph
 from meshdsl.layouts import Layout
 from meshdsl.lowering import Program
+from meshdsl.tools.compilers.gspmd import gspmd
 from tests.lowering.figures import figures
 from tests.lowering.ledger_law import workloads
 from tests.lowering.maker import Draw, Maker

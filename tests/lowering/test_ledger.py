@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
-from meshdsl.compilers.stablehlo import read
+from meshdsl.tools.compilers.stablehlo import read
 from models.mlp import mlp
 from models.transformer import lm
 from tests.lowering.programs import draw

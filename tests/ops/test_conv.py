@@ -19,8 +19,8 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl import backend
+from meshdsl.control.autodiff import vjp_of_graph
 from meshdsl.trace import trace
-from meshdsl.transforms.autodiff import vjp_of_graph
 from tests.laws import run
 
 CONVS, BATCH, DIFFERENTIATED = 320, 20, 5

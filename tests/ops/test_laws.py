@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import meshdsl.control
+import meshdsl.control.autodiff
 import meshdsl.ops
 import meshdsl.trace
-import meshdsl.transforms.autodiff
 from meshdsl import backend
 from meshdsl.ir import Eqn, Graph, Op, walk
 from meshdsl.trace import run_kernel
@@ -126,7 +126,7 @@ def test_every_operation_has_a_row() -> None:
     names = {m.name for m in pkgutil.walk_packages(meshdsl.ops.__path__, "meshdsl.ops.")}
     names -= {"meshdsl.ops.index_map"}  # only lowering makes its operations; the layout law is theirs
     modules = [importlib.import_module(name) for name in sorted(names)]
-    modules += [meshdsl.transforms.autodiff, meshdsl.control, meshdsl.trace]
+    modules += [meshdsl.control.autodiff, meshdsl.control, meshdsl.trace]
     there = set().union(*(records(module) for module in modules))
     assert len(there) > 80
     tested = set().union(*(operations(row.graph()) for row in ROWS))

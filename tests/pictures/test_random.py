@@ -11,7 +11,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import Program
-from meshdsl.pictures.picture import Picture
+from meshdsl.tools.pictures.picture import Picture
 from tests.lowering.programs import draw
 from tests.pictures.test_show import PICTURES
 

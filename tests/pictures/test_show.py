@@ -14,7 +14,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import Program
 from meshdsl.lowering.simulate import coordinates, index_along
-from meshdsl.pictures.picture import Picture
+from meshdsl.tools.pictures.picture import Picture
 from models.mlp import mlp
 from models.transformer import lm
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import meshdsl as md
-from meshdsl.report.compare import Comparison, compare
-from meshdsl.report.differences import changes, sendings
-from meshdsl.report.report import Report
-from meshdsl.report.tables import WIDTH
+from meshdsl.cost.report.compare import Comparison, compare
+from meshdsl.cost.report.differences import changes, sendings
+from meshdsl.cost.report.report import Report
+from meshdsl.cost.report.tables import WIDTH
 
 X, W = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
 

@@ -12,12 +12,12 @@ import xml.etree.ElementTree as ET
 import pytest
 
 import meshdsl as md
-from meshdsl.commands.costing import pictures_of
-from meshdsl.report import charts
-from meshdsl.report.html import page
-from meshdsl.report.report import Report
-from meshdsl.report.sortable import SCRIPT
-from meshdsl.report.svg import CHARACTER
+from meshdsl.cost.report import charts
+from meshdsl.cost.report.html import page
+from meshdsl.cost.report.report import Report
+from meshdsl.cost.report.sortable import SCRIPT
+from meshdsl.cost.report.svg import CHARACTER
+from meshdsl.tools.commands.costing import pictures_of
 
 X, W = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.compilers.aot import tpu_program
 from meshdsl.cost.comm_groups import dims_of
-from meshdsl.report.evaluate import cost
-from meshdsl.report.report import PARTS, Report
-from meshdsl.report.schema import SCHEMA_VERSION
-from meshdsl.report.show import analysis
-from meshdsl.report.tables import WIDTH
+from meshdsl.cost.report.evaluate import cost
+from meshdsl.cost.report.report import PARTS, Report
+from meshdsl.cost.report.schema import SCHEMA_VERSION
+from meshdsl.cost.report.show import analysis
+from meshdsl.cost.report.tables import WIDTH
+from meshdsl.tools.compilers.aot import tpu_program
 from meshdsl.train import load, mesh_and_layout, stages
 
 ROOT = Path(__file__).parent.parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.report.scaling import WIDTH
+from meshdsl.cost.report.scaling import WIDTH
 from tests.cli.running import here
 
 ROOT = Path(__file__).parent.parent.parent

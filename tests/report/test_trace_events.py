@@ -9,7 +9,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.lanes import COMPUTE
-from meshdsl.report.trace_events import trace_events
+from meshdsl.cost.report.trace_events import trace_events
 from models.transformer import lm
 
 LM = lm.replace(batch=8, length=8, vocab=16, layers=3, d_model=8, heads=4, d_head=2, d_ff=16)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from meshdsl.report.tradeoff import HEIGHT, WIDTH, Point, pareto, tradeoff
+from meshdsl.cost.report.tradeoff import HEIGHT, WIDTH, Point, pareto, tradeoff
 
 
 @pytest.mark.parametrize("seed", range(20))

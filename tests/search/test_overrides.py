@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.display.units import show_bytes
+from meshdsl.errors.units import show_bytes
 from meshdsl.layouts import layout as layouts
 from meshdsl.search import overrides as module
 from meshdsl.search.eliminate import Tables

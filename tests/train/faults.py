@@ -25,9 +25,9 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdsl.checkpoint.directory import step_numbers
-from meshdsl.checkpoint.read import open_step
 from meshdsl.errors import MeshdslError
+from meshdsl.train.checkpoint.directory import step_numbers
+from meshdsl.train.checkpoint.read import open_step
 
 STEPS, EVERY = 24, 2
 PHASES = "csewf"  # compile, step (c is the first), evaluation, saving on the way, saving at the end

@@ -113,7 +113,7 @@ def words(draw: random.Random) -> list[str]:
 
 def run(arguments: list[str]) -> tuple[int, str]:
     """The exit code and what was said on stderr."""
-    from meshdsl import cli
+    from meshdsl.tools import cli
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

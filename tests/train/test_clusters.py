@@ -16,8 +16,8 @@ import jax
 import pytest
 
 import meshdsl as md
-from meshdsl.checkpoint.directory import step_numbers
-from meshdsl.commands import devices
+from meshdsl.tools.commands import devices
+from meshdsl.train.checkpoint.directory import step_numbers
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl import demo
+from meshdsl.tools import demo
 from meshdsl.train import NonFiniteLoss, data_for, load, mesh_and_layout, stages, train
 
 LM = load("models/transformer.py:lm").replace(batch=8, length=16, layers=2, d_model=32, heads=4, d_head=8, d_ff=64)

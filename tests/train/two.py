@@ -56,8 +56,8 @@ def stopped(folder: Path, event: str, rank: int, number: int = signal.SIGTERM, *
 
 def two(count: int, seed: int, until: float) -> dict[str, Any]:
     """So many runs, each stopped after another event; every second one goes on from what the one before it saved."""
-    from meshdsl.checkpoint.directory import step_numbers
-    from meshdsl.checkpoint.read import open_step
+    from meshdsl.train.checkpoint.directory import step_numbers
+    from meshdsl.train.checkpoint.read import open_step
 
     draw, home, done = random.Random(seed), Path(tempfile.mkdtemp(prefix="two")), 0
     newest = -1

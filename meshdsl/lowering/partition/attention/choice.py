@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ....dims import show
-from ....display.units import show_bytes
+from ....errors.units import show_bytes
 from ....layouts.sharding import Axes
 from .call import AttentionCall
 from .ring import hops, is_zigzag

@@ -1,0 +1,222 @@
+"""One HTML page about one or more layouts: self-contained, no downloads, light and dark mode; tables can be sorted."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+
+from ...errors.units import number, percent, seconds, show_bytes
+from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
+from .compare import compare
+from .report import Report
+from .sortable import POLICY, SCRIPT, Cell, sortable
+from .sortable import STYLE as SORTED
+from .svg import element
+from .tables import line_of
+
+__all__ = ["document", "page"]
+
+STYLE = """
+:root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
+  --part-0: #2f6db3; --part-1: #1f7d86; --part-2: #66737f; --part-3: #bd5615; --hidden: #f3cfae; --accent: #b3261e;
+  --held-0: #2f6db3; --held-1: #7a5aa8; --held-2: #8b98a5; --held-3: #4f9d69; --held-4: #e0a53a; --held-5: #6fb1d8;
+  --held-6: #e07b39; --forward: #c9d3dd; --backward: #7d8a98; }
+@media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e9ef; --soft: #9aa6b4; --rule: #2b323c;
+  --panel: #1b2028; --part-0: #3a76bc; --part-1: #1f7d86; --part-2: #66737f; --part-3: #b95a1c; --hidden: #6e4a30;
+  --accent: #ff8a80; --held-0: #5b9be0; --held-1: #a788d6; --held-2: #7d8996; --held-3: #6cbd88; --held-4: #d9a441;
+  --held-5: #3f7fa6; --held-6: #e98a4b; --forward: #3a444f; --backward: #77848f; } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1220px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif }
+h1 { font-size: 22px; margin: 0 0 2px } h2 { font-size: 16px; margin: 34px 0 2px } 
+h3 { font-size: 14px; margin: 14px 0 0 }
+p { margin: 2px 0 10px; color: var(--soft) }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
+th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule) }
+th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
+tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 6px 20px }
+svg { display: block; width: 100%; max-width: 952px; height: auto; font-family: inherit }
+svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
+svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
+svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
+@media (max-width: 700px) { .wide { overflow-x: auto } .wide svg { min-width: 700px } }
+.grid { stroke: var(--rule) } .bound { stroke: var(--ink); fill: var(--ink); stroke-width: 2 }
+rect.bound { stroke: none }
+.interval { stroke: var(--soft); stroke-width: 1.4 }
+.limit, .peak { stroke: var(--accent); stroke-width: 1.3; stroke-dasharray: 5 4 }
+.roof { fill: none; stroke: var(--soft); stroke-width: 1.6 } .hidden { fill: var(--hidden) }
+.kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
+.kernel-vector { fill: var(--part-3); fill-opacity: .45; stroke: var(--part-3) }
+.forward { fill: var(--forward) } .backward { fill: var(--backward) }
+th { white-space: normal; vertical-align: bottom } .words { white-space: normal; min-width: 110px; text-align: left }
+details { margin-top: 10px } summary { cursor: pointer }
+pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
+  background: var(--panel); padding: 12px; overflow-x: auto; border-radius: 6px }
+""" + "".join(f".part-{i} {{ fill: var(--part-{i}) }} " for i in range(4)) + "".join(
+    f".held-{i} {{ fill: var(--held-{i}) }} " for i in range(7)
+)  # fmt: skip
+
+
+def page(
+    reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
+) -> str:
+    """The page as text. Requires at least one report; `pictures` are the programs' pictures as SVG, by layout.
+
+    `extra` are further drawings by title, such as the picture of a search.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
+    >>> text = page({"summed": step.cost(md.spec("batch:64 io:64"), md.spec("io:64 hidden:64"))})
+    >>> text[:15], text.count("<svg"), "://" in text
+    ('<!doctype html>', 5, False)
+    """
+    first = next(iter(reports.values()))
+    title = f"{first.title} on {first.machine.name}" if first.title else f"Layouts on {first.machine.name}"
+    best = compare(reports).best
+    several = len(reports) > 1
+    most = max(report.peak_bytes for report in reports.values())
+    width = 460 if several else 920
+    sections = [
+        element("h1", html.escape(title)),
+        element("p", html.escape(f"{first.machine.title}. Times are estimates, of one step.")),
+        _figures(reports, best),
+        *(part for title, svg in (extra or {}).items() for part in (element("h2", html.escape(title)), _wide(svg))),
+        element("h2", "Time of a step"),
+        element("p", "Below each bar: the likely interval of the measured time."),
+        _wide(time_bars(reports)),
+        element("h2", "Timeline"),
+        element("p", "One step of one device; a collective is hidden where it runs above or below computation."),
+        *_timelines(reports),
+        element("h2", "Memory of one device over the program"),
+        element("p", "Every step of the program in order; of a loop, one trip."),
+        _each(reports, several, lambda report: memory_over_time(report, width, most)),
+        element("h2", "Roofline"),
+        element("p", "A circle is a kernel, as large as its share of the step; on the line it is as fast as can be."),
+        _each(reports, several, lambda report: roofline_scatter(report, width)),
+        element("h2", "Collectives by dim"),
+        _sent_section(reports),
+        *_drawn(pictures or {}),
+        element("h2", "By line of the model"),
+        element(
+            "p", "Time of the step, work and bytes sent by the operations of each source line, forward and backward."
+        ),
+        *(_by_line(name if several else "", report) for name, report in reports.items()),
+        element("h2", "In full"),
+        *(_full(name, report) for name, report in reports.items()),
+    ]
+    return document(title, sections)
+
+
+def document(title: str, sections: Sequence[str]) -> str:
+    """A self-contained HTML page of these sections."""
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        + element("title", html.escape(title))
+        + f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        + element("style", STYLE + SORTED)
+    )
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n'
+        + "\n".join(sections)
+        + element("script", SCRIPT)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _wide(svg: str) -> str:
+    """A chart that scrolls on a narrow screen, where its text would be too small."""
+    return element("div", svg, cls="wide")
+
+
+def _sent_section(reports: Mapping[str, Report]) -> str:
+    sends = any(report.collectives for report in reports.values())
+    return _wide(collective_bars(reports)) if sends else element("p", "Nothing is sent.")
+
+
+LINES = 40  # of the table by line
+HEADER = ("layout", "rules", "mesh", "step", "likely", "peak memory", "of limit", "FLOP", "sent", "of peak", "MFU")
+HEADER += ("rate", "bound by")
+
+
+def _by_line(name: str, report: Report) -> str:
+    """The longest source lines of one report: time, FLOPs, memory traffic and bytes sent."""
+    totals: dict[str, list[float]] = {}
+    for cost in report.timeline.costs:
+        line, trips = cost.line, cost.line.trips
+        row = totals.setdefault(line_of(line.where, 60) or "(no line)", [0.0] * 4)
+        bytes_sent = line.collective.wire_bytes * trips if line.collective is not None else 0
+        for i, amount in enumerate((cost.blocking, line.flops * trips, line.hbm_bytes * trips, bytes_sent)):
+            row[i] += amount
+    ranked = sorted(totals.items(), key=lambda item: -item[1][0])
+    rows = [
+        (
+            Cell(where),
+            Cell(seconds(took), took),
+            Cell(percent(took, report.seconds), took),
+            Cell(number(flops), flops),
+            Cell(show_bytes(traffic), traffic),
+            Cell(show_bytes(bytes_sent), bytes_sent),
+        )
+        for where, (took, flops, traffic, bytes_sent) in ranked[:LINES]
+    ]
+    more = element("p", f"and {len(ranked) - LINES} more lines") if len(ranked) > LINES else ""
+    table = sortable(("line", "time", "of step", "FLOP", "traffic", "sent"), rows) + more
+    return element("details", element("summary", html.escape(name)), table) if name else table
+
+
+def _drawn(pictures: Mapping[str, str]) -> list[str]:
+    if not pictures:
+        return []
+    words = "The devices that exchange, the sharding before and after, and the line that asks for it."
+    parts = [
+        element("details", element("summary", html.escape(name)), _wide(svg), open="" if len(pictures) > 1 else "open")
+        for name, svg in pictures.items()
+    ]
+    return [element("h2", "Collectives in program order"), element("p", words), *parts]
+
+
+def _timelines(reports: Mapping[str, Report]) -> list[str]:
+    longest = max(report.seconds for report in reports.values())
+    named = len(reports) > 1
+    return [
+        element("div", *([element("h3", html.escape(name))] if named else []), _wide(lanes(report, longest)))
+        for name, report in reports.items()
+    ]
+
+
+def _each(reports: Mapping[str, Report], several: bool, draw: Callable[[Report], str]) -> str:
+    if not several:
+        return _wide(draw(next(iter(reports.values()))))
+    parts = (element("div", element("h3", html.escape(name)), draw(report)) for name, report in reports.items())
+    return element("div", *parts, cls="pair")
+
+
+def _figures(reports: Mapping[str, Report], best: str | None) -> str:
+    rows = [_figures_of(name, report) for name, report in reports.items()]
+    return sortable(HEADER, rows, ["best" if name == best and len(reports) > 1 else "" for name in reports])
+
+
+def _figures_of(name: str, report: Report) -> list[Cell]:
+    low, high = report.interval
+    bad = "" if report.fits else "bad"
+    rates = report.rates
+    return [
+        Cell(name),
+        Cell(str(report.layout or "") or "nothing is sharded", cls="words"),
+        Cell(str(report.mesh)),
+        Cell(seconds(report.seconds), report.seconds),
+        Cell(f"{seconds(low)} - {seconds(high)}", high),
+        Cell(show_bytes(report.peak_bytes), report.peak_bytes, bad),
+        Cell(percent(report.peak_bytes, report.limit), report.peak_bytes / report.limit, bad),
+        Cell(number(report.flops), report.flops),
+        Cell(show_bytes(report.wire_bytes), report.wire_bytes),
+        Cell(percent(report.utilisation, 1), report.utilisation),
+        Cell(percent(rates.mfu, 1), rates.mfu) if rates else Cell(""),
+        Cell(f"{number(rates.per_second, rates.unit)}/s", rates.per_second) if rates else Cell(""),
+        Cell(report.constraint, cls="words"),
+    ]
+
+
+def _full(name: str, report: Report) -> str:
+    return element("details", element("summary", html.escape(name)), element("pre", html.escape(str(report))))

@@ -1,0 +1,128 @@
+"""Plan the overlap of one program: the plans that were tried, the one that runs, and the contents of its windows.
+
+Each plan is a program, so timeline, memory and simulator judge it like any other. "auto" takes the fastest plan by the
+timeline that fits the memory limit; the unchanged program is always a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import cast
+
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.memory import memory
+from ..cost.network import Placement
+from ..cost.timeline import Timeline, timeline
+from ..errors import LayoutError
+from ..errors.deadline import check_deadline
+from ..errors.units import show_bytes
+from ..ir import Fuses, Op, Var
+from ..lowering.asynchrony import Start
+from ..lowering.program import Program
+from .fences import fence, windows
+from .kernels import kernels_with_products
+from .memory_target import GROWTH, MemoryTarget
+from .one_in_flight import one_in_flight
+from .planner import Planner
+from .reasons import nothing_beside
+from .values import Attempt, Overlap, OverlapPlan, Window
+
+__all__ = ["plan_overlap"]
+
+Judged = tuple[Attempt, Program, Timeline]
+
+
+def plan_overlap(
+    program: Program, request: Overlap, machine: Machine, placement: Placement, donated: Collection[Var] = ()
+) -> tuple[Program, OverlapPlan]:
+    """The program in the planned order, with fences, and the plan.
+
+    Raises `LayoutError` if the mode has no effect in this program, and if its plan exceeds the memory limit.
+    """
+    limit = machine.hbm if request.memory_limit is None else request.memory_limit
+
+    def judged(name: str, one: Program, time: Timeline | None = None) -> Judged:
+        time = timeline(ledger(one), machine, placement) if time is None else time
+        peak = memory(one, donated=donated).peak
+        over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
+        return Attempt(name, time.seconds, time.exposed, peak, over), one, time
+
+    plain = judged("none", program)
+    if not any(record.op.timed_as in machine.asynchronous for record in program.collectives):
+        if request == Overlap("auto", memory_limit=request.memory_limit):
+            return program, OverlapPlan(request.mode, machine.name, "none", (plain[0],))
+        kinds = ", ".join(machine.asynchronous) or "none"
+        raise LayoutError(
+            f"overlap={request.mode!r} has no effect: the program sends nothing that {machine.name} can overlap\n"
+            f"  kinds that run beside computation there: {kinds}; use overlap='none'"
+        )
+
+    def fenced(one: Program) -> Program:
+        if machine.platform == "tpu":  # its compiler runs one collective at a time
+            one = one_in_flight(one, machine, placement)
+        return fence(one, kernels_with_products(one))
+
+    def seconds(one: Program) -> float:
+        check_deadline()
+        return timeline(ledger(one), machine, placement).seconds
+
+    near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
+    target = MemoryTarget(lambda one: memory(fenced(one), donated=donated), seconds, near, limit)
+    planner = Planner(program, machine, placement, request, target)
+    candidates = [
+        plain,
+        *(judged(name, fenced(one)) for name, one in planner.plans(request.mode)),
+    ]
+    chosen = _best(request, candidates)
+    if request.mode != "auto" and not _overlaps(chosen[1]):
+        raise LayoutError(
+            f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
+            "  use overlap='auto', which may choose none"
+        )
+    attempt, best, time = chosen
+    attempts = tuple(one for one, _, _ in candidates)
+    return best, OverlapPlan(request.mode, machine.name, attempt.name, attempts, tuple(_windows(best, time)))
+
+
+def _best(request: Overlap, candidates: Sequence[Judged]) -> Judged:
+    """The fastest plan that fits in memory; under "auto", the unchanged program is one of them.
+
+    Raises `LayoutError` if no plan fits. Under "auto" and without a limit by the user, the program is unchanged then.
+    """
+    own = candidates if request.mode == "auto" else candidates[1:]
+    fitting = [one for one in own if not one[0].rejected]
+    if fitting:
+        return min(fitting, key=lambda one: one[0].seconds)
+    if request.mode == "auto" and request.memory_limit is None:
+        return candidates[0]
+    least = min(own, key=lambda one: one[0].peak_bytes)[0]
+    other = "set a higher memory_limit" if request.mode == "auto" else "use overlap='auto', which keeps to the limit"
+    raise LayoutError(f"overlap={request.mode!r} needs {least.rejected}\n  {other}")
+
+
+def _bodies(program: Program) -> Iterator[Program]:
+    """The program, and the programs of its loops and branches."""
+    yield program
+    for eqn in program.eqns:
+        for sub in eqn.graphs().values():
+            yield from _bodies(cast(Program, sub))
+
+
+def _overlaps(program: Program) -> bool:
+    """True if anything is computed or started between the start and the wait of a collective."""
+    inside = (eqn for body in _bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
+    return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
+
+
+def _windows(program: Program, time: Timeline) -> Iterator[Window]:
+    costs = {cost.line.eqn: cost for cost in time.costs}
+    for body in _bodies(program):
+        kernels = kernels_with_products(body).products
+        for start, eqns in windows(body).items():
+            inside = tuple((str(one.op), str(one.where)) for eqn in eqns for one in kernels.get(eqn, ()))
+            cost = costs[start]
+            assert isinstance(start.op, Start)
+            yield Window(
+                str(start.op.collective), str(start.where), str(start.cause), cost.seconds, cost.exposed, inside
+            )

@@ -1,0 +1,240 @@
+"""The candidate plans of each mode: programs in an order of their own, to be judged by the timeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from ..cost.machine import Machine
+from ..cost.network import Placement
+from ..errors import LayoutError
+from ..errors.deadline import check_deadline
+from ..errors.units import seconds
+from ..ir import Eqn
+from ..lowering.collectives import AllToAll
+from ..lowering.program import Program
+from ..lowering.ragged import RaggedAllToAll
+from ..lowering.unroll import unroll
+from .combine import combine
+from .fences import fence
+from .insertion import improved_schedule
+from .kernels import kernels_with_products
+from .lancet import lancet
+from .late_sends import late_sends
+from .list_schedule import list_schedule
+from .memory_target import MemoryTarget
+from .reasons import no_parts, no_rings, no_skew
+from .ring_choice import faster_rings
+from .ring_products import ring_products, rings
+from .skew import gathers_ahead, gradients_behind, skew
+from .split import Parts, cuts_along, split
+from .tasks import Task, Tasks, ordered, tasks_of
+from .values import Overlap
+from .weight_gradients import dw_schedule
+
+__all__ = ["Planner"]
+
+STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
+
+
+class Planner:
+    """The plans of one program on one machine, by mode. The program is unrolled once.
+
+    `target` has the peak memory that orders should stay below.
+    """
+
+    def __init__(
+        self, program: Program, machine: Machine, placement: Placement, request: Overlap, target: MemoryTarget
+    ):
+        self.machine, self.placement, self.request, self.target = machine, placement, request, target
+        self.program, self.unrolled = program, self.unroll(program)
+
+    def unroll(self, program: Program) -> Program:
+        """The program without loops, with a reduction for each row of a stack, for the stack, or for several gradients
+        together, whichever is faster.
+
+        One reduction of a stack cannot start before its last row; many have the latency of one each.
+        """
+        by_row, stacked = unroll(program), unroll(program, math.inf)
+        candidates = [by_row, self.combined(by_row), stacked]
+        counts = {len(one.collectives): one for one in reversed(candidates)}
+        if len(counts) == 1:
+            return by_row
+        return min(counts.values(), key=lambda one: self.seconds(self.in_order(one, list_schedule)))
+
+    def combined(self, program: Program) -> Program:
+        """The program with the collectives of gradients combined as far as the machine's compiler combines them."""
+        limits = self.placement.network.combine
+        return combine(program, limits) if limits else program
+
+    def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """The plans of a mode, with their names."""
+        exchanges = self.exchanges_beside()
+        if mode in ("dw", "auto") and (exchanges or mode == "dw"):
+            self.need_exchanges(mode, exchanges)
+            yield from self.gradients(mode)
+        if mode in ("partition", "lancet", "auto") and (exchanges or mode != "auto"):
+            self.need_exchanges(mode, exchanges)
+            yield from self.lancet(mode)
+        if mode in ("list", "auto"):
+            yield "list", self.listed(self.unrolled)
+        if mode in ("ring", "auto"):
+            yield from self.rings(mode)
+        if mode in ("skew", "auto"):
+            yield from self.skewed(mode)
+        if mode in ("forward", "auto"):
+            yield from self.halves(mode, [eqn for eqn in self.unrolled.eqns if not eqn.backward])
+        if mode in ("halves", "auto"):
+            yield from self.halves(mode, self.unrolled.eqns)
+
+    def exchanges_beside(self) -> bool:
+        """True if the program has all_to_alls that run beside computation on this machine."""
+        exchanges = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
+        return exchanges and "all_to_all" in self.machine.asynchronous
+
+    def need_exchanges(self, mode: str, exists: bool) -> None:
+        if not exists:
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: the program has no all_to_all that runs beside computation on "
+                f"{self.machine.name}, which it is about\n"
+                "  use overlap='list' or 'halves', which move every kind of collective"
+            )
+
+    def in_order(self, program: Program, schedule: Callable[..., Sequence[Task]]) -> Program:
+        check_deadline()
+        tasks = tasks_of(program, self.machine, self.placement)
+        return ordered(tasks, schedule(tasks))
+
+    def gradients(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """Lancet's first pass, unless it moves nothing."""
+        tasks = tasks_of(self.unrolled, self.machine, self.placement)
+        order = dw_schedule(tasks)
+        if order != list(tasks.all):
+            yield "dw", ordered(tasks, order)
+        elif mode != "auto":
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: no weight gradient can move behind an all_to_all\n"
+                "  use overlap='list', which moves every kind of computation"
+            )
+
+    def listed(self, program: Program) -> Program:
+        def plan(limit: float, late: bool) -> Program:
+            return self.in_order(program, lambda tasks: _late(tasks, improved_schedule(tasks, limit), late))
+
+        return self.target.order(plan)
+
+    def seconds(self, program: Program) -> float:
+        return self.target.seconds(program)
+
+    def rings(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """The gathers that only products read as rings: those that make the step faster, or all under "ring"."""
+        all_rings = rings(self.unrolled) if "permute" in self.machine.asynchronous else ()
+        if all_rings:
+            count, ordered = faster_rings(self.unrolled, lambda one: self.in_order(one, list_schedule), self.seconds)
+            if count:
+                yield f"{count} of {len(all_rings)} rings", ordered
+            elif mode == "ring":
+                yield f"{len(all_rings)} rings", self.listed(ring_products(self.unrolled, all_rings))
+        elif mode == "ring":
+            raise LayoutError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
+
+    def skewed(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """Skewed loops: gathers ahead, gradients behind, and both where different loops allow them."""
+
+        def body(one: Program) -> Program:
+            order = self.in_order(one, list_schedule)
+            return fence(order, kernels_with_products(order))
+
+        programs = {
+            "gathers ahead": skew(self.program, gathers_ahead, body),
+            "gradients behind": skew(self.program, gradients_behind, body),
+        }
+        programs = {name: one for name, one in programs.items() if one is not self.program}
+        if len(programs) == 2:
+            programs["gradients behind, or gathers ahead"] = skew(
+                self.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
+            )
+        if not programs and mode != "auto":
+            raise LayoutError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
+        for name, one in programs.items():
+            yield name, self.in_order(self.combined(one), list_schedule)
+
+    def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
+        dim = self.request.dim
+        if dim is not None and not cuts_along(self.unrolled, dim, 2):
+            reason = no_parts(self.unrolled, dim, 2, split(self.unrolled, dim, 2))
+            raise LayoutError(
+                f"overlap={mode!r}, dim={dim!r} has no effect: nothing runs in parts\n  {reason}\n  leave dim out"
+            )
+        gradients = mode != "partition"
+        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims(), gradients)
+        if plan is not None:
+            yield plan
+        elif mode != "auto":
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts"
+                f"{', and no weight gradient can move' * gradients}\n  use overlap='auto', which may choose none"
+            )
+
+    def cut_dims(self) -> list[str]:
+        """The dims along which to try splitting the program: the requested one, or those of its data and of slots."""
+        if self.request.dim is not None:
+            return [self.request.dim]
+        data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
+        return list(dict.fromkeys([*(d.name for v in data for d in v.dims), *self.slot_dims()]))
+
+    def may_skip(self) -> bool:
+        """True if plans in parts may be left out: the mode is "auto", and no option is about parts."""
+        return self.request.mode == "auto" and self.request.dim is None and self.request.parts == 2
+
+    def slot_dims(self) -> Iterator[str]:
+        """The dims of exchanged values that no input has and that the exchange neither splits nor joins."""
+        of_inputs = {d.name for v in self.unrolled.ins for d in v.dims}
+        for eqn in self.unrolled.eqns:
+            if isinstance(eqn.op, AllToAll | RaggedAllToAll):
+                moved = {eqn.op.dim, eqn.op.to}
+                yield from (d.name for d in eqn.ins[0].dims if d.name not in of_inputs | moved)
+
+    def halves(self, mode: str, among: Sequence[Eqn]) -> Iterator[tuple[str, Program]]:
+        n = self.request.parts
+        cuts = [(dim, split(self.unrolled, dim, n, among=among)) for dim in self.cut_dims()]
+        sending = [(dim, parts) for dim, parts in cuts if _bytes_in_parts(parts)]
+        if not sending and self.may_skip():
+            return
+        if not sending:
+            slots = next(self.slot_dims(), None)
+            other = "another dim" if slots is None or slots in dict(cuts) else f"dim={slots!r}"
+            reasons = [no_parts(self.unrolled, dim, n, parts) for dim, parts in cuts] or ["the program reads no data"]
+            raise LayoutError(
+                f"overlap={mode!r} has no effect: no collective runs in {n} parts\n"
+                + "".join(f"  {reason}\n" for reason in reasons)
+                + f"  use {other}, or overlap='list', which cuts nothing"
+            )
+        dim, parts = max(sending, key=lambda one: (_bytes_in_parts(one[1]), one[1].equations))
+        hold, program = self.staggered(parts)
+        where = "" if among is self.unrolled.eqns else "forward, "
+        yield f"{where}{n} parts of {dim}, {seconds(hold)} apart", program
+
+    def staggered(self, parts: Parts) -> tuple[float, Program]:
+        """The best of a few delays between the parts, in seconds, and the program with it."""
+        tasks = tasks_of(parts.program, self.machine, self.placement)
+        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
+        unit = sends[len(sends) // 2] if sends else 0.0
+
+        def plan(hold: float, limit: float = math.inf, late: bool = False) -> Program:
+            check_deadline()
+            order = list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0), limit)
+            return ordered(tasks, _late(tasks, order, late))
+
+        seconds_of = {factor * unit: self.seconds(plan(factor * unit)) for factor in STAGGER}
+        best = min(seconds_of, key=lambda hold: seconds_of[hold])
+        return best, self.target.order(lambda limit, late: plan(best, limit, late))
+
+
+def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:
+    return late_sends(tasks, order) if late else order
+
+
+def _bytes_in_parts(parts: Parts) -> int:
+    """The bytes of the collectives that run in parts."""
+    return sum(parts.program.record(eqn, 1).bytes for eqn in parts.part if eqn.sends)

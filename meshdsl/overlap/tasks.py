@@ -1,0 +1,101 @@
+"""The steps of a program as tasks, with times on one machine and the dependencies between them.
+
+A task is a kernel, loop, branch or collective of `targets.fusion`, with the seconds that the timeline gives it. The
+schedulers of this package order tasks; `ordered` builds the program with that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..cost.lanes import COMPUTE, Schedule, lane_of
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.network import Placement
+from ..errors.deadline import check_deadline
+from ..ir import Eqn
+from ..lowering.program import Program
+from ..targets.fusion import Kernel, Send, Step
+from .reorder import Begin, End, Instruction, reorder
+
+__all__ = ["Task", "Tasks", "ordered", "tasks_of"]
+
+
+@dataclass(eq=False)
+class Task:
+    """One step: its `seconds` alone on its lane, the tasks that it reads from, and the tasks that read from it."""
+
+    number: int  # its place in the program
+    step: Step
+    lane: str  # "compute", or the mesh axes of a collective
+    seconds: float
+    needs: list[Task] = field(default_factory=list["Task"])
+    readers: list[Task] = field(default_factory=list["Task"])
+    tail: float = 0.0  # seconds of the longest chain of tasks from this one (included) to the end of the step
+
+    @property
+    def sends(self) -> bool:
+        """True if it is a collective that runs beside computation."""
+        return self.lane != COMPUTE
+
+    @property
+    def eqn(self) -> Eqn:
+        """The equation that represents it: a kernel's last one."""
+        return self.step.eqns[-1] if isinstance(self.step, Kernel) else self.step.eqn
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """Tasks of a program in program order: all of them, or a subset to schedule alone."""
+
+    program: Program
+    machine: Machine
+    all: tuple[Task, ...]
+
+
+def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
+    """The tasks of a program without starts and waits.
+
+    A collective of a kind that the machine cannot run beside computation is on the compute lane.
+    """
+    costs = ledger(program)
+    items, _ = Schedule(costs, machine, placement, pipelined=True).items(costs.steps, 0, {})
+    of: dict[int, Task] = {}
+    for number, item in enumerate(items):
+        lane = COMPUTE
+        if isinstance(item.step, Send):
+            record = costs.of(item.step)[0].collective
+            assert record is not None
+            lane = lane_of(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
+        of[id(item)] = Task(number, item.step, lane, item.work)
+    for item in items:
+        for reader in item.readers:
+            of[id(item)].readers.append(of[id(reader)])
+            of[id(reader)].needs.append(of[id(item)])
+    tasks = tuple(of.values())
+    for task in reversed(tasks):
+        task.tail = task.seconds + max((reader.tail for reader in task.readers), default=0.0)
+    return Tasks(program, machine, tasks)
+
+
+def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:
+    """The program with its tasks in this order.
+
+    A collective starts at its place in the order; its wait is before the first task that reads its result.
+    """
+    check_deadline()
+    instructions: list[Instruction] = []
+    waiting: set[Task] = set()
+    for task in order:
+        for source in task.needs:
+            if source in waiting:
+                waiting.discard(source)
+                instructions.append(End(source.eqn))
+        if task.sends:
+            waiting.add(task)
+            instructions.append(Begin(task.eqn))
+        else:
+            instructions.append(task.eqn)
+    instructions += [End(task.eqn) for task in order if task in waiting]
+    return reorder(tasks.program, instructions)

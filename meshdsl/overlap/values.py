@@ -1,0 +1,164 @@
+"""The values of an overlap plan: what the user asks for, what was tried, and what each window holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import LayoutError, nearest
+from ..errors.markup import titled
+from ..errors.units import percent, seconds, show_bytes
+
+__all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "Window"]
+
+MODES = ("none", "auto", "dw", "partition", "lancet", "list", "ring", "skew", "forward", "halves")
+SHOWN = 20  # `print` shows this many windows, the longest
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The choice of an overlap plan: how communication overlaps with computation.
+
+    `mode` is one of
+
+    - "none": the program's order, which the device's compiler may change;
+    - "dw": weight gradients run behind all_to_alls (Jiang et al., 2024, Algorithm 1);
+    - "partition": the forward pass in parts around each all_to_all (their section 5);
+    - "lancet": "dw" and "partition";
+    - "list": list scheduling of the whole step;
+    - "ring": "list", and products read gathered operands block by block (collective matmul);
+    - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
+    - "forward": the forward pass in `parts` parts along `dim`, each hiding the communication of the others;
+    - "halves": the same for forward and backward pass;
+    - "auto": the fastest of these by the timeline ("partition" alone is not tried).
+
+    `dim` defaults to the dim that passes through most of the program. `memory_limit` is in bytes per device (default:
+    the machine's memory).
+
+    >>> import meshdsl as md
+    >>> md.Overlap("halves", parts=4, memory_limit=40e9).mode
+    'halves'
+
+    Raises `LayoutError` for an unknown mode and for options without effect.
+    """
+
+    mode: str = "none"
+    dim: str | None = None
+    parts: int = 2
+    memory_limit: float | None = None
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
+        if not isinstance(self.parts, int) or self.parts < 2:
+            raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
+        if self.dim is not None and self.mode not in ("forward", "halves", "partition", "lancet", "auto"):
+            raise LayoutError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts")
+        if self.parts != 2 and self.mode not in ("forward", "halves", "auto"):
+            why = (
+                "it chooses the number of parts"
+                if self.mode in ("partition", "lancet")
+                else "nothing is cut into parts"
+            )
+            raise LayoutError(f"parts has no effect with overlap={self.mode!r}: {why}")
+        if self.mode == "none" and self.memory_limit is not None:
+            raise LayoutError("memory_limit has no effect with overlap='none': nothing is moved")
+
+
+NO_OVERLAP = Overlap()
+
+
+@dataclass(frozen=True)
+class Window:
+    """One collective between its start and its wait."""
+
+    collective: str
+    where: str
+    cause: str
+    seconds: float
+    exposed: float  # seconds in which nothing is computed
+    inside: tuple[tuple[str, str], ...]  # (operation, source line) of each product that runs meanwhile
+
+    def __str__(self) -> str:
+        hidden = percent(self.seconds - self.exposed, self.seconds)
+        lines = ", ".join(dict.fromkeys(where for _, where in self.inside)) or "no product"
+        return (
+            f"{self.collective}  {seconds(self.seconds)}, {hidden} hidden behind {lines}  # {self.where} {self.cause}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "inside": [list(one) for one in self.inside]}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One plan that was tried, with its estimated time and peak memory."""
+
+    name: str
+    seconds: float
+    exposed: float
+    peak_bytes: int
+    rejected: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class OverlapPlan:
+    """The overlap plan of one program. `print` shows its windows and the plans that were tried."""
+
+    mode: str
+    machine: str = ""
+    chosen: str = "none"
+    attempts: tuple[Attempt, ...] = ()  # the unchanged program first
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def before(self) -> Attempt:
+        """The unchanged program."""
+        return self.attempts[0]
+
+    @property
+    def after(self) -> Attempt:
+        """The plan that runs."""
+        return next(one for one in self.attempts if one.name == self.chosen)
+
+    def __str__(self) -> str:
+        if not self.attempts:
+            return "overlap: none; the order of the program is the compiler's to change"
+        a, b = self.before, self.after
+        lines = [
+            f"overlap {self.mode!r} on {self.machine}: {self.chosen}",
+            f"  step    {seconds(a.seconds)} -> {seconds(b.seconds)}",
+            f"  exposed {seconds(a.exposed)} -> {seconds(b.exposed)} of communication",
+            f"  peak    {show_bytes(a.peak_bytes)} -> {show_bytes(b.peak_bytes)}",
+            "tried",
+        ]
+        for one in self.attempts:
+            note = f"  rejected: {one.rejected}" if one.rejected else ""
+            figures = f"{seconds(one.seconds):>9}  {seconds(one.exposed):>9} exposed  {show_bytes(one.peak_bytes):>9}"
+            lines.append(f"  {one.name:<24} {figures}{note}")
+        longest = sorted(range(len(self.windows)), key=lambda i: -self.windows[i].seconds)[:SHOWN]
+        lines += ["windows"] * bool(longest) + [f"  {i:>3}  {self.windows[i]}" for i in sorted(longest)]
+        if len(self.windows) > SHOWN:
+            lines.append(f"       and {len(self.windows) - SHOWN} shorter ones")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<overlap {self.mode}: {self.chosen}, {len(self.windows)} windows>"
+
+    def _repr_html_(self) -> str:
+        return titled(str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; seconds and bytes of one device."""
+        return {
+            "mode": self.mode,
+            "machine": self.machine,
+            "chosen": self.chosen,
+            "attempts": [one.to_dict() for one in self.attempts],
+            "windows": [one.to_dict() for one in self.windows],
+        }

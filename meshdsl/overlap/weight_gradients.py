@@ -1,0 +1,110 @@
+"""Lancet's first pass: weight gradients move behind all_to_alls of the backward pass (Jiang et al., 2024, Algorithm 1).
+
+Rules that the paper does not state are taken from its published code: a gradient is available once the gradients that
+it reads are placed; a window takes no gradient longer than twice its remaining time, unless it is empty; in the last
+window where a gradient fits, it is placed regardless of its length. Only the order of computation changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..lowering.collectives import AllToAll
+from ..lowering.ragged import RaggedAllToAll
+from ..targets.fusion import Send
+from .tasks import Task, Tasks
+
+__all__ = ["dw_schedule", "weight_gradients"]
+
+
+def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
+    """For every task, its direct and indirect dependencies as bits, by their numbers in the program."""
+    above: dict[Task, int] = {}
+    for task in tasks:
+        bits = 0
+        for source in task.needs:
+            bits |= above[source] | 1 << source.number
+        above[task] = bits
+    return above
+
+
+def _exchanges(tasks: Tasks) -> list[Task]:
+    return [task for task in tasks.all if task.sends and isinstance(task.eqn.op, AllToAll | RaggedAllToAll)]
+
+
+def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
+    """For every all_to_all, the backward computation without a path to or from it, and before any other reduction."""
+    above = _reach(tasks.all)
+    exchanges = _exchanges(tasks)
+    others = sum(1 << task.number for task in tasks.all if isinstance(task.step, Send) and task not in exchanges)
+    labelled = [t for t in tasks.all if not t.sends and t.eqn.backward and not above[t] & others]
+    return {
+        exchange: [
+            t for t in labelled if not (above[t] >> exchange.number & 1) and not (above[exchange] >> t.number & 1)
+        ]
+        for exchange in exchanges
+    }
+
+
+def dw_schedule(tasks: Tasks) -> list[Task]:
+    """The tasks with every weight gradient in the window that it fits best."""
+    free = weight_gradients(tasks)
+    gradients = {t for fitting in free.values() for t in fitting}
+    windows = {exchange: {t for t in fitting if _fits(t, exchange, gradients)} for exchange, fitting in free.items()}
+    last = {t: exchange for exchange, fitting in windows.items() for t in fitting}
+    placed: dict[Task, Task] = {}
+    for exchange, fitting in windows.items():
+        left, empty = exchange.seconds, True
+        while left > 0:
+            ready = [t for t in fitting if t not in placed and _available(t, gradients, placed)]
+            best = min(ready, key=lambda t: (abs(left - t.seconds), t.number), default=None)
+            if best is None or (best.seconds > 2 * left and not empty):
+                break
+            placed[best], left, empty = exchange, left - best.seconds, False
+        for t in sorted(fitting, key=lambda t: t.number):
+            if t not in placed and last[t] is exchange and _available(t, gradients, placed):
+                placed[t] = exchange
+    return _reordered(tasks, placed)
+
+
+def _fits(task: Task, exchange: Task, gradients: set[Task]) -> bool:
+    """True if a gradient may run right after an exchange: after the tasks it reads, and before its readers."""
+    before = all(source.number < exchange.number for source in task.needs if source not in gradients)
+    return before and all(reader.number > exchange.number for reader in task.readers if reader not in gradients)
+
+
+def _available(task: Task, gradients: set[Task], placed: dict[Task, Task]) -> bool:
+    return all(source in placed for source in task.needs if source in gradients)
+
+
+def _reordered(tasks: Tasks, placed: dict[Task, Task]) -> list[Task]:
+    """The program's order with every placed gradient behind its exchange, or later if its operands require it."""
+    behind: dict[Task, list[Task]] = {}
+    for task in tasks.all:
+        if task in placed:
+            behind.setdefault(placed[task], []).append(task)
+    order: list[Task] = []
+    for task in tasks.all:
+        if task not in placed:
+            order.append(task)
+            order += behind.get(task, [])
+    return _topological(order)
+
+
+def _topological(preferred: Sequence[Task]) -> list[Task]:
+    """The order closest to the wanted one in which every task follows the tasks it reads."""
+    done: set[Task] = set()
+    order: list[Task] = []
+    for root in preferred:
+        stack = [root]
+        while stack:
+            task = stack[-1]
+            missing = [source for source in task.needs if source not in done]
+            if task in done or not missing:
+                stack.pop()
+                if task not in done:
+                    done.add(task)
+                    order.append(task)
+            else:
+                stack += missing
+    return order

@@ -1,1 +1,0 @@
-"""Passes from program to program: bucket collectives, send only filled slots, unroll, split, reorder and fence."""

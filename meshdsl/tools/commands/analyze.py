@@ -1,0 +1,55 @@
+"""`meshdsl analyze`: the cost of one layout on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from .colours import painted
+from .common import command, out_file, print_json, workload_options, write
+from .costing import cost_options, exit_code, pictures_of, report_for
+from .plans import knob_options, workload_and_plan
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    parser = command(
+        commands, "analyze", run, "estimate the cost of a layout: memory, time, and every collective with its reason"
+    )
+    workload_options(parser)
+    cost_options(parser)
+    knob_options(parser)
+    parser.add_argument(
+        "--trace", type=out_file, metavar="FILE", help="write the timeline for ui.perfetto.dev or chrome://tracing"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; returns 3 if the step does not fit in memory."""
+    workload, plan = workload_and_plan(options)
+    compiled, report = report_for(options, workload, plan)
+    windows = compiled.overlap if plan.overlap.mode != "none" else None
+    if options.html:
+        from ...cost.report.html import page
+
+        write(options.html, page(_reports_of(options, workload, plan, report), pictures_of({"program": report})))
+    if options.trace:
+        from ...cost.report.trace_events import trace_events
+
+        write(options.trace, json.dumps(trace_events(report.timeline)))
+    if options.json:
+        print_json({"command": "analyze", **report.to_dict(), **({"overlap": windows.to_dict()} if windows else {})})
+    else:
+        print(painted(str(report) if windows is None else f"{report}\n\n{windows}", report.mesh.axes))
+    return exit_code(report)
+
+
+def _reports_of(options: argparse.Namespace, workload: Any, plan: Any, report: Any) -> dict[str, Any]:
+    """The reports of the HTML page, by name. With an overlap plan, the step without overlap comes first."""
+    if plan.overlap.mode == "none":
+        return {options.layout or (options.plan.stem if options.plan else "layout"): report}
+    _, before = report_for(options, workload, plan.replace(overlap="none"))
+    return {"none": before, plan.overlap.mode: report}

@@ -1,0 +1,195 @@
+"""Options, exit codes and output functions shared by the commands."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...cost.report.schema import SCHEMA_VERSION, plain
+from ...errors import MeshdslError
+from .output import results
+
+__all__ = [
+    "FAILURE",
+    "ILLEGAL_LAYOUT",
+    "INTERRUPTED",
+    "OK",
+    "USAGE",
+    "command",
+    "config_options",
+    "count",
+    "cpu_devices",
+    "integer",
+    "out_file",
+    "positive",
+    "print_json",
+    "printable",
+    "reason_of",
+    "section",
+    "version",
+    "workload_of",
+    "workload_options",
+    "write",
+]
+
+LARGEST = 10**15  # of any count on the command line
+MOST_DEVICES = 4096  # CPU devices of one program
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
+
+Run = Callable[[argparse.Namespace], int]
+
+
+def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = True) -> argparse.ArgumentParser:
+    """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
+    sentence = about[0].upper() + about[1:] + "."
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
+    parser.set_defaults(run=run, parser=parser)
+    if workload:
+        parser.add_argument("workload", metavar="WORKLOAD", help="file.py:name, for example models/transformer.py:lm")
+    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    return parser
+
+
+def section(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
+    """A section of the command's help; the section itself, if options are added to one already."""
+    return parser.add_argument_group(title) if isinstance(parser, argparse.ArgumentParser) else parser
+
+
+def workload_options(parser: argparse._ActionsContainer, *, several: bool = False, extra: str = "") -> None:
+    """Add the options for mesh, layout and config settings; `several` allows many meshes and layouts."""
+    repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
+    default_layout = "; repeat per layout (default: all named layouts)" if several else " (default: no sharding)"
+    several_meshes = "; one for all layouts, or one per layout" if several else ""
+    group = section(parser, "model and layout")
+    group.add_argument(
+        "--layout",
+        metavar="RULES",
+        help=f"rules such as 'batch:rows;heads:cols', or the name of a layout in the workload{default_layout}",
+        **repeated,
+    )
+    group.add_argument(
+        "--mesh",
+        metavar="AXES",
+        help=f"axes such as 'rows:2;cols:4'{several_meshes} (default: the mesh of the named layout)",
+        **repeated,
+    )
+    config_options(group, extra)
+
+
+def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
+    """Add the options for config settings; `extra` is added to the help text of --set."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help=f"set a value of the workload's config, such as d_model=512{extra}; may be repeated",
+    )
+    parser.add_argument("--batch", type=count, metavar="N", help="same as --set batch=N")
+    parser.add_argument("--length", type=count, metavar="N", help="same as --set length=N")
+
+
+def count(text: str) -> int:
+    """Parse an option as an integer from 0 to `LARGEST`."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {shortened(text)}")
+    if len(text.lstrip("0")) > len(str(LARGEST)) or int(text) > LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {shortened(text)}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Parse an option as an integer from 1 to `LARGEST`."""
+    n = count(text)
+    if not n:
+        raise argparse.ArgumentTypeError("must be at least 1, got 0")
+    return n
+
+
+def integer(text: str) -> int:
+    """Parse an option as an integer of at most 40 digits."""
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 40:
+        raise argparse.ArgumentTypeError(f"must be an integer, got {shortened(text)}")
+    return int(text)
+
+
+def cpu_devices(text: str) -> int:
+    """Parse an option as a number of devices, from 1 to `MOST_DEVICES`."""
+    n = positive(text)
+    if n > MOST_DEVICES:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_DEVICES}, got {n}")
+    return n
+
+
+def shortened(text: str) -> str:
+    """Text of the user's for an error message: quoted, escaped, at most 60 characters."""
+    return repr(text) if len(text) <= 60 else f"{text[:57]!r}..."
+
+
+def printable(text: str) -> str:
+    """Text that may come from a file, with control characters escaped; line ends are kept."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def out_file(text: str) -> Path:
+    """Parse an option as an output file, whose folder must exist."""
+    path = Path(text)
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{shortened(text)} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"no folder {shortened(str(path.parent))} to write {path.name[:60]!r} in")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a path: {reason_of(error)}") from None
+    return path
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of an `OSError` without its number and path, or the text of another error."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as `report.files.write_text` does.
+
+    Raises `UsageError` if it cannot, and `MeshdslError` if the disk is full or broken.
+    """
+    from ...cost.report.files import write_text
+    from ...train import UsageError
+
+    try:
+        write_text(path, text)
+    except OSError as error:
+        message = f"{path} cannot be written: {reason_of(error)}"
+        if error.errno in _FULL:
+            raise MeshdslError(message) from None
+        raise UsageError(message) from None
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a record with the schema version as one JSON line on stdout."""
+    line = json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False)
+    print(line, file=results(), flush=True)
+
+
+def version() -> str:
+    """The installed version of meshdsl."""
+    from ... import __version__
+
+    return __version__
+
+
+def workload_of(options: argparse.Namespace) -> Any:
+    """The workload named by the options, with their settings applied."""
+    from ...train import configure, load
+
+    workload = load(options.workload)
+    shortcuts = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
+    return configure(workload, [*options.settings, *shortcuts])

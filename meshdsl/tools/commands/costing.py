@@ -1,0 +1,239 @@
+"""Options and functions shared by the commands that estimate cost: machine, memory limit, step and report."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import ShapeError
+from .common import ILLEGAL_LAYOUT, OK, out_file, section
+
+__all__ = [
+    "DEFAULT_MACHINE",
+    "assignment_of",
+    "cost_options",
+    "exit_code",
+    "machine_of",
+    "pictures_of",
+    "report_for",
+    "report_of",
+    "size",
+    "step_of",
+    "step_options",
+    "step_title",
+]
+
+DEFAULT_MACHINE = "tpu-v5e"
+_UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
+    """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
+    group = section(parser, "machine and memory")
+    group.add_argument(
+        "--machine",
+        metavar="NAME",
+        help=f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})",
+    )
+    group.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="measured times of kernels, from `meshdsl doctor --profile`; preferred to the machine's figures",
+    )
+    group.add_argument(
+        "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
+    )
+    group.add_argument(
+        "--place",
+        action="append",
+        default=[],
+        metavar="AXIS=WHERE",
+        help="hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis (default: "
+        "the last mesh axis innermost)",
+    )
+    step_options(parser)
+    parser.add_argument(
+        "--tokens", type=amount, metavar="N", help="also show the time to N tokens or samples, such as 300e9 or 300G"
+    )
+    parser.add_argument(
+        "--price", type=price, metavar="MONEY", help="price of one device for an hour, for the money to --tokens"
+    )
+    if html:
+        parser.add_argument(
+            "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
+        )
+
+
+def amount(text: str) -> float:
+    """Parse an option as a number above 0: 300e9, 300G, 1.4T."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)([kmgbt]?)", text.strip().lower())
+    scale = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+    if match is None or not 0 < float(match[1]) * scale[match[2]] < math.inf:
+        raise argparse.ArgumentTypeError(f"write a number as 300e9, 300G or 1.4T, above 0; got {text[:60]!r}")
+    return float(match[1]) * scale[match[2]]
+
+
+def price(text: str) -> float:
+    """Parse an option as an amount of money above 0."""
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"write a price as a number above 0, such as 2.5; got {text[:60]!r}")
+    return float(text)
+
+
+def step_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option that selects the evaluation step."""
+    parser.add_argument("--forward", action="store_true", help="use the evaluation step instead of the training step")
+
+
+def size(text: str) -> float:
+    """Parse an option as a number of bytes: 16GB, 16.9e9, 512MiB."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
+    unit = match[2].removesuffix("b") + "b" * bool(match[2]) if match else ""
+    if match is None or unit not in _UNITS or not 0 < float(match[1]) * _UNITS[unit] < math.inf:
+        raise argparse.ArgumentTypeError(f"write a memory size as 16GB, 512MiB or 16e9, above 0; got {text!r}")
+    return float(match[1]) * _UNITS[unit]
+
+
+def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
+    """The compiled step under a plan, or with --forward the evaluation step, and the specs of its arguments.
+
+    Raises `UsageError` for a workload without inputs, and for settings that give a dim an illegal size.
+    """
+    from ...train import UsageError, planned_stages
+
+    settings = " ".join(options.settings) or "its config"
+    machine = machine_of(options) if plan.needs_machine else None
+    try:
+        if not workload.inputs(workload.config):
+            raise UsageError(
+                f"the workload {workload.name} has no inputs, so there is no step to cost\n"
+                "  its inputs(config) returns an empty dict; return the spec of every tensor of a batch"
+            )
+        compiled, arguments = planned_stages(workload, plan, forward=options.forward, machine=machine)
+    except (ShapeError, ArithmeticError) as error:
+        if not options.settings and options.batch is None and options.length is None:
+            raise
+        raise UsageError(f"{workload.name} does not work with {settings}: {error}") from None
+    empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.dims)]
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        raise UsageError(
+            f"{workload.name} has tensors of size 0: {', '.join(empty[:3])}{more}\n"
+            "  every size must be at least 1; check the settings"
+        )
+    return compiled, arguments
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    import jax
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "dims"))
+    return [(jax.tree_util.keystr(path[1:], simple=True, separator="/"), leaf) for path, leaf in flat]
+
+
+def machine_of(options: argparse.Namespace) -> Any:
+    """The machine named by the options; raises `UsageError` for an unknown machine or a malformed file."""
+    from ...cost.machine import MachineError, machine
+    from ...train import UsageError
+
+    try:
+        return machine(
+            DEFAULT_MACHINE if options.machine is None else options.machine, profile=getattr(options, "profile", None)
+        )
+    except MachineError as error:
+        raise UsageError(str(error)) from None
+
+
+def assignment_of(options: argparse.Namespace) -> dict[str, list[str]] | None:
+    """The hardware axes of each mesh axis, from --place; None for the default."""
+    from ...train import UsageError
+
+    assignment: dict[str, list[str]] = {}
+    for word in options.place:
+        axis, equals, hardware = word.partition("=")
+        if not equals or not axis or not hardware:
+            raise UsageError(f"write --place as axis=hardware, such as cols=x or rows=node:2,gpu:4; got {word!r}")
+        if axis in assignment:
+            raise UsageError(f"--place is given twice for the mesh axis {axis!r}")
+        assignment[axis] = hardware.split(",")
+    return assignment or None
+
+
+def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title: str, workload: Any = None) -> Any:
+    """The cost report of a compiled step under the options; of a workload, with its rates."""
+    import dataclasses
+
+    from ...cost.machine import MachineError
+    from ...train import UsageError
+
+    try:
+        report = compiled.cost(
+            *arguments, machine=machine_of(options), limit=options.memory, assignment=assignment_of(options)
+        )
+    except MachineError as error:  # the machine's file has no peak for a dtype
+        raise UsageError(str(error)) from None
+    report = dataclasses.replace(report, title=title)
+    return (
+        report
+        if workload is None
+        else with_rates(options, report, work(workload, compiled, arguments, options.forward))
+    )
+
+
+def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
+    """The work of one step of the workload: the products of its graph without rematerialisation."""
+    import meshdsl as md
+
+    from ...cost.report.rates import work_of
+    from ...train import planned_stages
+
+    has_remat = hasattr(workload.config, "remat") and (workload.config.remat or compiled.plan.remat != "model")
+    plain = not has_remat and compiled.plan.microbatches == 1
+    if not plain and not forward:
+        plan = md.Plan("all:1", remat="none" if has_remat else "model")
+        compiled, arguments = planned_stages(workload, plan)
+    return work_of(compiled.graph(*arguments), workload.inputs(workload.config))
+
+
+def with_rates(options: argparse.Namespace, report: Any, work: Any) -> Any:
+    """The report with rates and, for --tokens, the time and money."""
+    import dataclasses
+
+    from ...train import UsageError
+
+    if options.price and not options.tokens:
+        raise UsageError("--price has no effect without --tokens, the amount to pay for")
+    report = dataclasses.replace(report, work=work)
+    if options.tokens is None or report.rates is None:
+        return report
+    return dataclasses.replace(report, budget=report.rates.budget(options.tokens, options.price))
+
+
+def report_for(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
+    """The compiled step of a workload under a plan, and its cost report."""
+    compiled, arguments = step_of(options, workload, plan)
+    return compiled, report_of(options, compiled, arguments, step_title(options, workload), workload)
+
+
+def step_title(options: argparse.Namespace, workload: Any) -> str:
+    """A report title, such as "lm, training step"."""
+    return f"{workload.name}, {'evaluation' if options.forward else 'training'} step"
+
+
+def exit_code(*reports: Any) -> int:
+    """0, or 3 if a layout does not fit in memory; prints the reasons on stderr."""
+    problems = [problem for report in reports for problem in report.problems()]
+    for problem in problems:
+        print(f"over memory: {problem}", file=sys.stderr)
+    return ILLEGAL_LAYOUT if problems else OK
+
+
+def pictures_of(reports: Mapping[str, Any]) -> dict[str, str]:
+    """The picture of each report's program, for the HTML page."""
+    from ..pictures.programs import MOST, program_picture
+
+    return {name: program_picture(report.program, MOST).svg for name, report in reports.items()}

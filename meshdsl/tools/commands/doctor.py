@@ -1,0 +1,174 @@
+"""`meshdsl doctor`: checks versions and devices against those that meshdsl is tested with."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import Any
+
+from .common import FAILURE, OK, command, out_file, print_json, version, workload_options
+from .costing import step_options
+from .plans import knob_options, overlap_option
+from .profiling import profile
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    about = "check versions and devices against those that meshdsl is tested with"
+    parser = command(commands, "doctor", run, about, workload=False)
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        const="",
+        type=_machine_file,
+        metavar="FILE",
+        help="measure this computer's CPU instead, and write the machine file that --machine cpu reads (default: in "
+        "$MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="WORKLOAD",
+        help="measure the kernels of a workload's step on this computer's devices instead, and write the file that "
+        "--profile of analyze, compare and explain reads",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="with --calibrate or --profile: fewer points, or shorter measurements, in a third of the time",
+    )
+    measured: Any = parser.add_argument_group("with --profile")
+    workload_options(measured)
+    step_options(measured)
+    knob_options(measured, overlap=False)
+    overlap_option(measured, several=True)
+    measured.add_argument("--machine", metavar="NAME", help="the machine that overlap plans are made for")
+    measured.add_argument(
+        "--out",
+        type=_machine_file,
+        default="profile.toml",
+        metavar="FILE",
+        help="the profile; one of the same device and JAX version is extended (default profile.toml)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print versions, devices and problems, and return 1 if there are problems; or calibrate, or profile."""
+    _check(options)
+    if options.calibrate is not None:
+        return _calibrate(options)
+    if options.profile is not None:
+        return profile(options)
+    versions, problems = _examine()
+    if options.json:
+        print_json({"command": "doctor", **versions, "problems": problems, "ok": not problems})
+    else:
+        for key, value in versions.items():
+            print(f"{key:<14}{value if isinstance(value, str) else ', '.join(value)}")
+        for problem in problems:
+            print(f"problem: {problem}")
+        print("problems found" if problems else "no problems found")
+    return FAILURE if problems else OK
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that have no effect together."""
+    from ...train import UsageError
+
+    if options.calibrate is not None and options.profile is not None:
+        raise UsageError("--calibrate and --profile measure different things; give one of them")
+    if options.quick and options.calibrate is None and options.profile is None:
+        raise UsageError("--quick has no effect without --calibrate or --profile")
+    names = ("layout", "mesh", "settings", "batch", "length", "overlap", "machine", "forward")
+    unused = [f"--{name}" for name in names if getattr(options, name)]
+    if unused and options.profile is None:
+        raise UsageError(f"{unused[0].replace('settings', 'set')} has no effect without --profile")
+
+
+def _machine_file(text: str) -> str:
+    """Parse an option as the path of a machine file, which must end in .toml."""
+    if text and not text.endswith(".toml"):
+        raise argparse.ArgumentTypeError(f"a machine file must end in .toml, got {text!r}")
+    return str(out_file(text)) if text else ""
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    """Measure this computer and print the machine file and its path."""
+    import jax
+
+    import meshdsl as md
+
+    jax.config.update("jax_platforms", "cpu")
+    md.host_devices(8)
+    from ..compilers.calibrate import calibrate
+
+    path = calibrate(options.calibrate or None, quick=options.quick)
+    machine = md.machine(path)
+    if options.json:
+        print_json({"command": "doctor", "machine_file": str(path), "machine": machine.name, "title": machine.title})
+    else:
+        print(f"{machine}\nwritten to {path}")
+    return OK
+
+
+def _examine() -> tuple[dict[str, Any], list[str]]:
+    """The installed versions and devices, and a list of problems."""
+    import importlib.metadata  # imported here because it is slow, and `--help` imports this file
+    import platform
+
+    required = _requirements()
+    versions: dict[str, Any] = {
+        "meshdsl": version(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+    problems = []
+    for name in ("jax", "jaxlib", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+            problems.append(f"{name} is not installed; pip install {name}{required.get(name, '')}")
+            continue
+        if not _in_range(versions[name], required.get(name, "")):
+            problems.append(f"{name} {versions[name]} is outside the tested range {required[name]}")
+    versions["tested jax"] = required.get("jax", "unknown")
+    versions["cpu cores"] = str(os.cpu_count())
+    try:
+        import jax
+
+        versions["devices"] = [f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()]
+    except Exception as error:  # a broken plugin may raise anything; report it
+        problems.append(f"JAX finds no device: {type(error).__name__}: {error}")
+    return versions, problems
+
+
+def _requirements() -> dict[str, str]:
+    """The version ranges of meshdsl's dependencies, from its package metadata."""
+    import importlib.metadata
+
+    try:
+        lines = importlib.metadata.requires("meshdsl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    parsed = (re.match(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?$", line) for line in lines)
+    return {m[1]: (m[2] or "").strip() for m in parsed if m and not m[3]}
+
+
+def _in_range(version: str, required: str) -> bool:
+    """
+    >>> _in_range("0.10.2", "<0.11,>=0.10.2"), _in_range("0.11.0", "<0.11,>=0.10.2"), _in_range("1.0", "")
+    (True, False, True)
+    """
+    numbers = _numbers(version)
+    for bound in required.split(","):
+        match = re.match(r"\s*(>=|<)\s*([\d.]+)", bound)
+        if match and (numbers >= _numbers(match[2])) != (match[1] == ">="):
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])

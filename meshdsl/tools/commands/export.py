@@ -1,0 +1,52 @@
+"""`meshdsl export`: a step of a run as a file of another format."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .common import OK, command, count, print_json
+from .weights import checkpoints_of, hub_directory, model_source, params_of_run, settings_of_run
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    about = "write a saved step as a safetensors file, an orbax directory or a Hugging Face directory"
+    parser = command(commands, "export", run, about, workload=False)
+    parser.add_argument("run_directory", metavar="RUN", help="the checkpoint directory of a run")
+    parser.add_argument(
+        "out", metavar="OUT", help="a file ending in .safetensors, a new directory for orbax, or hf:DIR"
+    )
+    parser.add_argument("--model", metavar="NAME", help="for hf:DIR: the model, as in `meshdsl import`")
+    parser.add_argument("--step", type=count, metavar="N", help="the step (default: the newest valid one)")
+    parser.add_argument("--params-only", action="store_true", help="leave the optimizer state out")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file and print its path; raises `CheckpointError` if the step is corrupt."""
+    import meshdsl as md
+
+    from ...train import UsageError
+
+    hub = hub_directory(options.out)
+    if (hub is None) != (options.model is None):
+        raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
+    checkpoints, step = checkpoints_of(options.run_directory, options.step)
+    if hub is not None:
+        workload = settings_of_run(model_source(options.model), checkpoints, step, []).workload
+        md.export_hugging_face(params_of_run(checkpoints, step, workload), workload, hub)
+        return _report(options, step)
+    prefix = "params/" if options.params_only else ""
+    export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax
+    export(checkpoints, step, options.out, prefix=prefix)
+    return _report(options, step)
+
+
+def _report(options: argparse.Namespace, step: int) -> int:
+    if options.json:
+        print_json({"command": "export", "step": step, "file": options.out, "params_only": options.params_only})
+    else:
+        print(f"step {step} written to {options.out}")
+    return OK

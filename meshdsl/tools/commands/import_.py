@@ -1,0 +1,77 @@
+"""`meshdsl import`: a Hugging Face directory as the first step of a run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from . import devices
+from .common import OK, command, print_json, write
+from .weights import device_options, hub_directory, model_source
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    about = "read a Hugging Face directory into sharded parameters, and save them as the first step of a run"
+    parser = command(commands, "import", run, about, workload=False)
+    parser.add_argument("source", metavar="hf:DIR", help="a directory with config.json and safetensors files")
+    parser.add_argument(
+        "--model", required=True, metavar="NAME", help="llama, gpt2, ... (models/NAME.py), or a workload file.py:name"
+    )
+    parser.add_argument("--out", metavar="RUN", help="the checkpoint directory of the run (default: only check)")
+    parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the parameters (default: that of the files)")
+    parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
+    parser.add_argument("--mesh", metavar="AXES", help="axes such as 'rows:2;cols:4'")
+    device_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Import, save and print what was imported; raises `CheckpointError` with all that does not fit."""
+    import meshdsl as md
+
+    from ...train import UsageError, load, mesh_and_layout, resolve
+
+    directory = hub_directory(options.source)
+    if directory is None:
+        raise UsageError(f"write the directory as hf:DIR, got {options.source[:60]!r}")
+    source = model_source(options.model)
+    workload = load(source)
+    mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
+    devices.check(options, mesh)
+    devices.start(options, mesh)
+    workload, params = md.import_hugging_face(directory, workload, mesh, layout, dtype=options.dtype)
+    count = sum(math.prod(d.size for d in x.dims) for x in params.values())
+    summary = {"parameters": count, "tensors": len(params), "dtype": workload.config.param_dtype, "run": options.out}
+    if options.out is not None:
+        values = {f"config.{f.name}": getattr(workload.config, f.name) for f in dataclasses.fields(workload.config)}
+        place = {"mesh": options.mesh, "layout": options.layout, "checkpoints.directory": options.out}
+        _save(resolve(source, None, [], {**values, **place}), params, mesh, layout)
+    if options.json:
+        print_json({"command": "import", "source": options.source, "model": source, **summary})
+        return OK
+    print(f"{count:,} parameters of {options.source} in {len(params)} tensors, {summary['dtype']}")
+    if options.out is not None:
+        print(f"saved as step 0 of {options.out}; to train: meshdsl train {source} --config {options.out}/config.toml")
+    return OK
+
+
+def _save(settings: Any, params: Any, mesh: Any, layout: Any) -> None:
+    """Save parameters and a new optimizer state as step 0, and the settings beside it."""
+    import meshdsl as md
+
+    from ...train import Keeping
+    from ...train.state import State
+
+    workload, folder = settings.workload, Path(settings.checkpoints.directory)
+    names = {d.name for x in params.values() for d in x.dims}
+    rules = {dim: axes for dim, axes in layout.rules.items() if dim in names}  # not those of the batch
+    state = md.compile(workload.optimizer(workload.config).init, mesh, md.Layout(rules))(params)
+    with md.Checkpoints(folder) as checkpoints:
+        keeping = Keeping(checkpoints, config=settings.to_dict())
+        keeping.save(State({"params": params, "state": state}), settings.train.seed, wait=True)
+    write(folder / "config.toml", str(settings))

@@ -1,0 +1,67 @@
+"""`meshdsl machines`: the machines that `--machine` knows, with the figures that decide most."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .common import OK, command, print_json
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    command(commands, "machines", run, "list the machines that --machine knows", workload=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table of the machines: those of the package, and the user's own."""
+    from ...cost.machine import PACKAGED, machine, machines
+    from ...cost.report.tables import table
+    from ...errors.units import show_bytes
+
+    known = [machine(name) for name in machines()]
+    records = [
+        {
+            "name": each.name,
+            "title": each.title,
+            "device": each.device,
+            "memory": each.hbm,
+            "memory_bandwidth": each.hbm_bandwidth,
+            "peak": dict(each.peak),
+            "network": str(each.network),
+            "origin": "package" if Path(each.file).parent == PACKAGED else each.file,
+            "sources": dict(each.sources),
+        }
+        for each in known
+    ]
+    if options.json:
+        print_json({"command": "machines", "machines": records})
+        return OK
+    rows = [
+        [
+            each.name,
+            each.device,
+            show_bytes(each.hbm),
+            f"{show_bytes(each.hbm_bandwidth)}/s",
+            _peak(each.peak),
+            str(each.network),
+            record["origin"],
+        ]
+        for each, record in zip(known, records, strict=True)
+    ]
+    header = ["name", "device", "memory", "bandwidth", "peak", "network", "origin"]
+    print(table(header, rows, "<<>><<<", indent=0, width=140))
+    print("\n--json prints the peak of every dtype, and the source of each figure")
+    return OK
+
+
+def _peak(peak: Mapping[str, float]) -> str:
+    """The peak of the dtype that models train in, where the machine has it."""
+    from ...errors.units import number
+
+    dtype = next((name for name in ("bfloat16", "float16") if name in peak), max(peak, key=peak.__getitem__))
+    return f"{number(peak[dtype], 'FLOP/s')} {dtype}"

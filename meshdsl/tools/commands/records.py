@@ -1,0 +1,122 @@
+"""Prints the records of `meshdsl train` as text or JSON lines, and opens the files that store them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...cost.report.schema import SCHEMA_VERSION
+from .common import print_json, printable
+
+__all__ = ["StdoutWriter", "sinks"]
+
+
+def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], object]) -> list[Any]:
+    """The writers of metrics, for process 0, and of a profile, for every process."""
+    import jax
+
+    from ...train.metrics import Lines, Profile, TensorBoard, Wandb
+
+    writers: list[Any] = []
+    if options.metrics is not None and is_first:
+        writers.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
+    if options.tensorboard is not None and is_first:
+        writers.append(TensorBoard(options.tensorboard))
+    if options.wandb is not None and is_first:
+        writers.append(Wandb(options.wandb))
+    if options.profile is not None:
+        multi_process = jax.process_count() > 1  # on one host, processes would write the same file
+        folder = options.profile / f"process-{jax.process_index()}" if multi_process else options.profile
+        writers.append(Profile(folder, say=report))
+    return writers
+
+
+class StdoutWriter:
+    """Prints records on stdout, one step in `every`, and the progress on stderr."""
+
+    def __init__(self, options: argparse.Namespace, progress: Any, steps: int):
+        self.json, self.progress, self.steps = options.json, progress, steps
+        self.every = options.log_every or (1 if options.json else max(1, steps // 20))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Print a record; step records only if due, first, last or skipped."""
+        if record["event"] == "step":
+            step, loss = record["step"], record["loss"]
+            self.progress.update(step, ("skipped" if loss is None else f"loss {loss:.4f}") + _use(record))
+            if step % self.every and step not in (1, self.steps) and not record.get("skipped"):
+                return
+        self.progress.clear()
+        if self.json:
+            print_json({"command": "train", **record})
+        elif record["event"] != "save":
+            print(printable(_line(record)), flush=True)
+        if record["event"] == "start" and self.steps:
+            self.progress.note("compiling the step")
+
+    def close(self) -> None:
+        """Erase the progress bar."""
+        self.progress.clear()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    """A record as a line of text."""
+    event = record["event"]
+    if event == "step":
+        loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
+        loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
+        rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
+        rate += _use(record)
+        left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
+        compiled = f"  compiled in {record['compile_seconds']:.1f} s" if "compile_seconds" in record else ""
+        return f"step {record['step']:>6}  loss {loss}  {_milliseconds(record['seconds'])}{rate}{left}{compiled}"
+    if event == "eval":
+        bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
+        loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
+        return f"step {record['step']:>6}  eval loss {loss}{bits}"
+    if event == "start":
+        split = f"layout {record['layout']}" if record["layout"] else "replicated"
+        return (
+            f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
+            f"data: {_data(record['data'])}"
+        )
+    if event == "resume":
+        changed = "".join(f"\n  {line}" for line in record["changed"])
+        done = "" if record["steps_left"] else "; all steps are already done"
+        return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
+    rate = f"; {record['bytes_per_second']:,.0f} bytes/s" if "bytes_per_second" in record else ""
+    rate += f"; {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
+    skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
+    return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
+
+
+def _use(record: Mapping[str, Any]) -> str:
+    """Utilisation and memory, where they are known."""
+    mfu = f"  MFU {record['mfu']:.1%}" if "mfu" in record else ""
+    return mfu + (f"  {record['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in record else "")
+
+
+def _milliseconds(seconds: float) -> str:
+    """A time in milliseconds with three digits.
+
+    >>> _milliseconds(0.000123), _milliseconds(0.0123), _milliseconds(95.3671)
+    ('0.123 ms', '12.3 ms', '95367 ms')
+    """
+    ms = max(seconds * 1e3, 1e-3)
+    return f"{ms:.3f} ms" if ms < 1 else f"{ms:.2f} ms" if ms < 10 else f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    if data["kind"] == "text":
+        size, held_out = data["bytes"] / 1e6, sum(kind["bytes"] for kind in data["held_out"].values()) / 1e6
+        return (
+            f"{size:.2f} MB of the Python standard library's own text, {held_out:.2f} MB of it held out for eval "
+            f"(sha256 {data['sha256'][:16]})"
+        )
+    kinds: dict[str, str] = {"noise": "random numbers, because the inputs are not text", "given": "from the workload"}
+    return kinds.get(data["kind"], str(data["kind"]))

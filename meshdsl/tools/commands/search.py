@@ -1,0 +1,207 @@
+"""`meshdsl search`: the best layouts of a workload on a machine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from ...errors import LayoutError
+from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
+from .costing import assignment_of, cost_options, machine_of, step_of, step_title
+from .plans import check_forward, overlap_option, overridden, update_options
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    parser = command(
+        commands,
+        "search",
+        run,
+        "find the best plan for a machine: mesh, layout and knobs, and show why others are slower",
+    )
+    mesh_group = parser.add_mutually_exclusive_group(required=True)
+    mesh_group.add_argument(
+        "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; repeat to search several meshes"
+    )
+    mesh_group.add_argument("--devices", type=positive, metavar="N", help="search every mesh of N devices")
+    parser.add_argument(
+        "--layout", default="", metavar="RULES", help="rules that every candidate must contain, such as 'batch:rows'"
+    )
+    config_options(parser)
+    cost_options(parser)
+    update_options(parser)
+    overlap_option(parser)
+    parser.add_argument(
+        "--knobs",
+        metavar="NAMES",
+        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, overlap (default: all "
+        "that no option sets; none: only mesh and layout)",
+    )
+    parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
+    parser.add_argument(
+        "--objective",
+        choices=["seconds", "peak_bytes", "wire_bytes", "energy"],
+        default="seconds",
+        help="quantity to minimise (default: seconds per step); energy is that of all devices at their TDP",
+    )
+    parser.add_argument(
+        "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"
+    )
+    parser.add_argument("--axes", metavar="NAMES", help="mesh axes to shard over (default: all)")
+    parser.add_argument("--one-axis", action="store_true", help="shard each dim over at most one axis")
+    parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only in mesh order")
+    parser.add_argument(
+        "--time-limit",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="stop after SECONDS; the result is the best layout so far and its gap (default 60; 0: no limit)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=_seconds,
+        default=4.0,
+        metavar="SECONDS",
+        help="stop after SECONDS of processor time without a better plan (default 4; 0: continue until proven)",
+    )
+    parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
+    parser.add_argument(
+        "--overrides",
+        action="store_true",
+        help="search only mesh and layout, then overrides of single parameters on top of the best (can take minutes)",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number of seconds, at least 0; got {text!r}")
+    return seconds
+
+
+def _show_progress(progress: Any) -> None:
+    """Overwrite one line on stderr with the progress, if stderr is a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
+    """The values to try of each knob to search; knobs set by an option have one."""
+    from ...search.knobs import turns_of
+    from ...train import UsageError
+
+    if options.forward or options.knobs == "none" or (options.overrides and not options.knobs):
+        return {}
+    values = {
+        "weight_update": options.weight_update or options.regather,
+        "remat": options.remat,
+        "microbatches": options.microbatches,
+        "overlap": options.overlap,
+    }
+    try:
+        names = [turn.knob for turn in turns_of(options.knobs or "all")]
+    except LayoutError as error:
+        raise UsageError(str(error)) from None
+    if twice := [name for name in names if options.knobs and values[name]]:
+        raise UsageError(f"--knobs has {', '.join(twice)}, which another option sets; give one of the two")
+    return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in values.items() if value}
+
+
+def _tradeoff(result: Any) -> dict[str, str]:
+    """The picture of time against memory of all plans costed; none for a search of layouts only."""
+    from ...cost.report.tradeoff import Point, tradeoff
+
+    if not result.costed:
+        return {}
+    points = [Point(each.seconds, each.peak_bytes, repr(each.plan)) for each in result.costed]
+    return {"Plans by time and memory": tradeoff(points, result.limit)}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search and print the best layouts."""
+    import meshdsl as md
+
+    from ...train import UsageError
+
+    if options.one_axis and options.orders:
+        raise UsageError("--orders has no effect with --one-axis: a dim has at most one axis")
+    workload = workload_of(options)
+    fixed = md.Layout(options.layout)
+    check_forward(options)
+    plan = overridden(md.Plan("all:1"), options)
+    if plan.weight_update.group is not None:
+        raise UsageError("--update-group has no effect in a search, whose meshes have other axes; leave it out")
+    compiled, arguments = step_of(options, workload, plan)
+    knobs = _knobs(options, plan)
+    result = md.search(
+        *((workload,) if knobs else (compiled, *arguments)),
+        knobs=knobs,
+        mesh=options.mesh,
+        devices=options.devices,
+        machine=machine_of(options),
+        limit=options.memory,
+        objective=options.objective,
+        layout=fixed,
+        dims=options.dims,
+        axes=options.axes,
+        several=False if options.one_axis else None,
+        orders=options.orders,
+        runners_up=options.top - 1,
+        front=options.front,
+        time_limit=options.time_limit or None,
+        patience=options.patience or None,
+        progress=_show_progress,
+        assignment=assignment_of(options),
+    )
+    _end_progress()
+    result = dataclasses.replace(result, title=step_title(options, workload))
+    overrides = None
+    if options.overrides:
+        overrides = md.search_overrides(
+            compiled,
+            *arguments,
+            mesh=result.best.mesh,
+            layout=result.best.layout,
+            machine=machine_of(options),
+            limit=options.memory,
+            objective=options.objective,
+            tensors="params/*"
+            if options.forward
+            else None,  # the default, updated arguments, has none in an evaluation step
+            assignment=assignment_of(options),
+        )
+        overrides = dataclasses.replace(overrides, title=result.title)
+    if options.html:
+        from ...cost.report.html import page
+
+        entries = [result.best, *result.runners_up[:3]]
+        names = ["best", "second", "third", "fourth"]
+        reports = {name: entry.report for name, entry in zip(names, entries, strict=False)}
+        write(options.html, page(reports, extra=_tradeoff(result)))
+    if options.save_plan:
+        write(options.save_plan, result.plan.to_toml())
+    if options.json:
+        print_json(
+            {
+                "command": "search",
+                **result.to_dict(),
+                **({"with_overrides": overrides.to_dict()} if overrides else {}),
+            }
+        )
+    else:
+        print(result if overrides is None else f"{result}\n\n{overrides}")
+    return OK

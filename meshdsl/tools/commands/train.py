@@ -1,0 +1,286 @@
+"""`meshdsl train`: trains a workload on its own data or on the Python standard library's own text.
+
+With `--checkpoints`, a run can be stopped by SIGTERM (exit code 75) or SIGINT (130), or killed; the same command then
+resumes from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import MeshdslError, raised
+from . import devices
+from .common import (
+    ILLEGAL_LAYOUT,
+    OK,
+    command,
+    print_json,
+    printable,
+    write,
+)
+from .output import results, unblock
+from .records import StdoutWriter, sinks
+from .startup import default_sigterm
+from .train_options import train_options
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    about = "train a workload, on its own data or on the Python standard library's own text"
+    parser = command(commands, "train", run, about)
+    train_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train and print the records; or print the settings (--print-config) or the cost (--dry-run)."""
+    from ...train import Stop
+
+    settings = _resolved(options)
+    if options.print_config:
+        if options.json:
+            print_json({"command": "train", "event": "config", **settings.to_dict()})
+        else:
+            print(settings, end="")
+        return OK
+    plan = settings.run_plan()
+    devices.check(options, plan.mesh)
+    if options.dry_run:
+        return _dry_run(options, settings, plan)
+    if settings.checkpoints.directory is None:
+        default_sigterm()
+        devices.start(options, plan.mesh)
+        return _train(options, settings, plan, None)
+    options.saves = True  # so the run goes on, and saves, when nobody reads its output any more
+    devices.start(options, plan.mesh)
+    with Stop(interrupt=unblock) as stop:
+        return _train(options, settings, plan, stop)
+
+
+def _resolved(options: argparse.Namespace) -> Any:
+    from ...train import resolve
+
+    options_given = {
+        "mesh": options.mesh,
+        "layout": options.layout,
+        "plan": None if options.plan is None else str(options.plan),
+        "config.batch": options.batch,
+        "config.length": options.length,
+        "train.steps": options.steps,
+        "train.seed": options.seed,
+        "train.eval_every": options.eval_every,
+        "train.eval_batches": options.eval_batches,
+        "train.weight_update": options.weight_update,
+        "train.update_group": options.update_group,
+        "train.regather": options.regather,
+        "train.remat": options.remat,
+        "train.microbatches": options.microbatches,
+        "train.overlap": options.overlap,
+        "train.machine": options.machine,
+        "train.non_finite": options.non_finite,
+        "checkpoints.directory": options.checkpoints,
+        "checkpoints.save_every": options.save_every,
+        "checkpoints.keep": options.keep,
+        "checkpoints.resume": options.resume,
+        "checkpoints.take_over": options.take_over,
+    }
+    settings = resolve(options.workload, options.config, options.settings, options_given)
+    _check_used(options, settings)
+    return settings
+
+
+def _check_used(options: argparse.Namespace, settings: Any) -> None:
+    """Raises `UsageError` for options that have no effect."""
+    from ...train import UsageError
+
+    chosen, saving = settings.train, settings.checkpoints
+    decides = chosen.weight_update == "auto" or chosen.overlap != "none"
+    if options.machine and not options.dry_run and not options.print_config and not decides:
+        raise UsageError("--machine has no effect here; use it with --dry-run, --weight-update auto or --overlap")
+    set_keys = {setting.partition("=")[0] for setting in options.settings}
+    used = {
+        "--save-every": options.save_every is not None,
+        "--keep": options.keep is not None,
+        "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
+        "--take-over": saving.take_over,
+    }
+    if saving.directory is None and any(used.values()):
+        raise UsageError(
+            f"{' '.join(name for name in used if used[name])} has no effect without --checkpoints DIR\n"
+            "  give the directory in which this run saves; it is also needed to resume from another run's step"
+        )
+    if options.eval_every and not chosen.eval_batches:
+        raise UsageError("--eval-every has no effect with --eval-batches 0; use --eval-batches of at least 1")
+    if "train.max_skips" in set_keys and chosen.non_finite != "skip":
+        raise UsageError("train.max_skips has no effect with --non-finite stop; use --non-finite skip")
+
+
+@contextlib.contextmanager
+def _workload_errors(settings: Any) -> Iterator[None]:
+    """Turns exceptions of the workload's own functions into `MeshdslError`s that show the failing line."""
+    try:
+        yield
+    except MeshdslError:
+        raise
+    except Exception as error:  # a workload's file may raise anything
+        line = raised(error)
+        if line is None:  # no line of the workload is involved, so it is a bug in meshdsl
+            raise
+        location = f"\n  at {line}  {line.source()}"
+        problem = str(error).splitlines()[0] if str(error) else "no message"
+        raise MeshdslError(
+            f"{settings.workload.name} fails with this configuration: {type(error).__name__}: {problem}{location}"
+        ) from error
+
+
+def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
+    """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
+    from ...cost.machine import MachineError, machine
+    from ...train import UsageError, planned_stages
+
+    try:
+        dry_run_machine = machine(settings.train.machine or "tpu-v5e")
+    except MachineError as error:
+        raise UsageError(str(error)) from None
+    with _workload_errors(settings):
+        compiled, types = planned_stages(settings.workload, plan, guard=True)
+        cost = compiled.cost(*types, machine=dry_run_machine)
+    if options.json:
+        update = compiled.weight_update.to_dict()
+        print_json({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
+    else:
+        print(f"{cost}\n\n{compiled.weight_update}")
+    return OK if cost.fits else ILLEGAL_LAYOUT
+
+
+def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> int:
+    import jax
+
+    from ...train import Progress, train
+
+    chosen, is_first = settings.train, jax.process_index() == 0
+    progress = Progress(chosen.steps, "train")
+
+    def report(line: str) -> None:
+        progress.clear()
+        print(line, file=sys.stderr, flush=True)
+
+    problems: list[MeshdslError] = []
+    with contextlib.ExitStack() as stack:
+        files = sinks(options, is_first, report)
+        stdout = [StdoutWriter(options, progress, chosen.steps)] if is_first else []
+        for sink in (*files, *stdout):
+            stack.enter_context(contextlib.closing(sink))
+        records = train(
+            settings.workload,
+            plan.mesh,
+            plan.layout,
+            plan=plan,
+            peak_seconds=_peak_seconds(settings, plan),
+            steps=chosen.steps,
+            seed=chosen.seed,
+            eval_every=chosen.eval_every,
+            eval_batches=chosen.eval_batches,
+            non_finite=chosen.non_finite,
+            max_skips=chosen.max_skips,
+            keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,
+            stop=stop,
+        )
+        stack.enter_context(contextlib.closing(records))
+        with _workload_errors(settings), _device_errors():
+            has_settings = not is_first
+            for record in records:
+                failed = [sink for sink in files if not _written(sink, record, problems, report)]
+                files = [sink for sink in files if sink not in failed]
+                if record["event"] == "save" and not has_settings:
+                    has_settings = True
+                    _attempt(lambda: _save_settings(settings, options.config), problems, report)
+                for sink in stdout:
+                    sink.write(record)
+                if stop is None and results().problem is not None:
+                    raise BrokenPipeError  # nobody reads the output, and there is nothing to save
+    if problems:
+        raise problems[0]
+    return OK
+
+
+def _peak_seconds(settings: Any, plan: Any) -> float | None:
+    """Seconds of a step's products at the devices' peak; None if no machine file has these devices."""
+    import jax
+
+    from ...cost.machine import MachineError
+    from ...cost.report.rates import machine_of_device
+    from ...train import planned_stages
+    from .costing import work
+
+    machine = machine_of_device(jax.devices()[0].device_kind)
+    if machine is None:
+        return None
+    compiled, arguments = planned_stages(settings.workload, plan)
+    try:
+        return work(settings.workload, compiled, arguments).peak_seconds(machine, plan.mesh.size)
+    except MachineError:
+        return None  # the machine has no peak for a dtype of the model
+
+
+def _written(sink: Any, record: Any, problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
+    """True if a record was written. Otherwise the run goes on without this file, and fails at its end."""
+    return _attempt(lambda: sink.write(record), problems, report)
+
+
+def _attempt(work: Callable[[], object], problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
+    try:
+        work()
+    except MeshdslError as error:
+        problems.append(error)
+        report(f"{type(error).__name__}: {error.args[0]}\n  the run goes on without it, and fails at its end")
+        return False
+    return True
+
+
+def _save_settings(settings: Any, config_file: Path | None) -> None:
+    """Write the merged settings to the checkpoint directory, without overwriting the file given with --config.
+
+    Temporary files of killed runs are removed; the run holds the directory's lock.
+    """
+    folder = Path(settings.checkpoints.directory)
+    path = folder / "config.toml"
+    for name in os.listdir(folder):
+        if re.fullmatch(r"\.(config|resolved)\.toml\.[a-z0-9_]{8}", name):
+            with contextlib.suppress(OSError):
+                os.unlink(folder / name)
+    is_given = config_file is not None and path.exists() and path.samefile(config_file)
+    write(folder / "resolved.toml" if is_given else path, str(settings))
+
+
+def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
+    import meshdsl as md
+
+    from ...train import Keeping, UsageError
+
+    chosen = settings.checkpoints
+    if Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
+        raise UsageError(f"--checkpoints must be a directory, and {chosen.directory} is a file")
+    checkpoints = md.Checkpoints(
+        chosen.directory, keep=chosen.keep, take_over=chosen.take_over, report=lambda line: report(printable(line))
+    )
+    return Keeping(checkpoints, chosen.save_every, chosen.resume, settings.to_dict())
+
+
+@contextlib.contextmanager
+def _device_errors() -> Iterator[None]:
+    """Turns runtime errors of the devices, such as out of memory, into one-line `MeshdslError`s."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise MeshdslError(f"the devices could not run the step: {str(error).splitlines()[0]}") from error

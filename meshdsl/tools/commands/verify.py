@@ -1,0 +1,115 @@
+"""`meshdsl verify`: compares predicted collectives and memory with StableHLO and with the TPU compiler's result."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_options
+from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
+from .plans import knob_options, workload_and_plan
+
+__all__ = ["add"]
+
+
+def add(commands: Any) -> None:
+    """Add the subcommand and its options."""
+    about = "check predicted collectives against StableHLO and the TPU compiler"
+    parser = command(commands, "verify", run, about)
+    workload_options(parser)
+    step_options(parser)
+    knob_options(parser)
+    parser.add_argument(
+        "--machine", metavar="NAME", help=f"machine for --weight-update auto and --overlap (default {DEFAULT_MACHINE})"
+    )
+    parser.add_argument(
+        "--aot",
+        metavar="TOPOLOGY",
+        help="also compile for a topology such as tpu:v5e:4x4, without the hardware (needs the extra `aot`)",
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="with --aot: reduce the compiler's effort; several times faster"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit."""
+    from ...train import UsageError
+    from ..compilers.verify import verify
+
+    if options.fast and not options.aot:
+        raise UsageError("--fast has no effect without --aot")
+    if options.aot:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
+    workload, plan = workload_and_plan(options)
+    if options.machine and not plan.needs_machine:
+        raise UsageError(
+            "--machine has no effect without --weight-update auto or --overlap: the collectives are the same on every "
+            "machine"
+        )
+    compiled, arguments = step_of(options, workload, plan)
+    program = compiled.program(*arguments)
+    comparison = verify(compiled.lower(*arguments).as_text(), program)
+    built = _compile(options, compiled, arguments) if options.aot else None
+    if options.json:
+        aot = {} if built is None else {"aot": {**built.to_dict(), "predicted": _memory(compiled, arguments).to_dict()}}
+        print_json({"command": "verify", "title": step_title(options, workload), **comparison.to_dict(), **aot})
+    else:
+        print(f"{step_title(options, workload)} on {plan.mesh}: {comparison}")
+        if built is not None:
+            print("\n" + _aot_text(built, _memory(compiled, arguments)))
+    if built is not None and not built.fits:
+        return ILLEGAL_LAYOUT
+    return OK if comparison.equal else FAILURE
+
+
+def _compile(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
+    """Compile the step for the topology of --aot."""
+    from ...train import UsageError
+    from ..compilers.aot import compile_for
+
+    if not options.aot.startswith("tpu:") or not options.aot.removeprefix("tpu:"):
+        raise UsageError(f"write a topology as tpu:NAME:SIZES, for example tpu:v5e:4x4; got {options.aot!r}")
+    program, donated = compiled.program(*arguments), compiled.donated(*arguments)
+    return compile_for(options.aot, program, donated=donated, effort="O1" if options.fast else "")
+
+
+def _memory(compiled: Any, arguments: Any) -> Any:
+    from ...cost.memory import memory
+    from ..compilers.aot import tpu_program
+
+    return memory(tpu_program(compiled.program(*arguments)), donated=compiled.donated(*arguments))
+
+
+def _aot_text(built: Any, memory: Any) -> str:
+    """The predicted memory and collectives beside the compiler's, as text."""
+    from ...cost.report.tables import table
+    from ...errors.units import percent, show_bytes
+
+    lines = [str(built)]
+    if built.memory is None:
+        lines += [
+            f"  predicted {show_bytes(memory.peak)} at the peak",
+            f"  the compiler: {built.message.strip()[:500]}",
+        ]
+        return "\n".join(lines)
+    sizes = memory.by_category
+    predicted_arguments = sum(sizes[name] for name in ("parameters", "optimizer state", "inputs"))
+    rows = [
+        [name, show_bytes(predicted), show_bytes(compiled), percent(predicted - compiled, compiled)]
+        for name, predicted, compiled in (
+            ("peak", memory.peak, built.memory.peak),
+            ("arguments", predicted_arguments, built.memory.argument),
+        )
+    ]
+    lines.append(table(["on one device", "predicted", "compiled", "difference"], rows, "<>>>"))
+    changed = [change for change in built.changes if change.words]
+    unchanged = len(built.changes) - len(changed)
+    total = len(built.changes)
+    lines += [
+        "",
+        f"collectives: {unchanged} of {total} kinds as predicted, {len(changed)} changed by the compiler",
+    ]
+    return "\n".join([*lines, *(f"  {change}" for change in changed)])

@@ -1,0 +1,77 @@
+"""Options and functions shared by the commands that read or write weights: models by name, `hf:DIR`, saved steps."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .common import cpu_devices, reason_of
+
+__all__ = ["checkpoints_of", "device_options", "hub_directory", "model_source", "params_of_run", "settings_of_run"]
+
+HUB = "hf:"
+
+
+def device_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--devices`, for a command that runs as a single process."""
+    parser.add_argument("--devices", type=cpu_devices, metavar="N", help="run on N CPU devices")
+    parser.set_defaults(coordinator=None, processes=None, process=None, cluster="none")
+
+
+def model_source(text: str) -> str:
+    """A workload as file.py:name; a bare name such as `llama` is models/llama.py:llama."""
+    return f"models/{text}.py:{text}" if text.isidentifier() else text
+
+
+def hub_directory(text: str) -> Path | None:
+    """The directory of `hf:DIR`, or None for other text."""
+    return Path(text.removeprefix(HUB)) if text.startswith(HUB) else None
+
+
+def settings_of_run(source: str, checkpoints: Any, step: int, changes: list[str]) -> Any:
+    """The settings with which a step was saved; `changes` are given as KEY=VALUE."""
+    from ...train import UsageError, resolve
+
+    saved = checkpoints.restore(step, like={}).config
+    config = saved.get("config") if isinstance(saved, Mapping) else None
+    if not isinstance(config, Mapping):
+        raise UsageError(f"step {step} of {checkpoints.directory} was not saved by `meshdsl train` or `meshdsl import`")
+    known = _leaves(resolve(source).to_dict()["config"], "config.")
+    values = {key: value for key, value in _leaves(config, "config.").items() if key in known}
+    return resolve(source, None, changes, values)
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for name, value in values.items():
+        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return leaves
+
+
+def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
+    """The checkpoints of a run's directory, and the step; raises `UsageError` if there is none."""
+    import meshdsl as md
+
+    from ...train import UsageError
+
+    directory = Path(text)
+    try:
+        is_directory = directory.is_dir()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"RUN cannot be read: {reason_of(error)}") from None
+    if not is_directory:
+        raise UsageError(f"there is no directory {text[:60]!r}; give that of a run, or hf:DIR")
+    checkpoints = md.Checkpoints(directory)
+    step = checkpoints.latest() if step is None else step
+    if step is None or step not in checkpoints.steps():
+        saved = ", ".join(map(str, checkpoints.steps())) or "none"
+        raise UsageError(f"{directory} has no step {'' if step is None else step}\n  steps: {saved}")
+    return checkpoints, step
+
+
+def params_of_run(checkpoints: Any, step: int, workload: Any, **where: Any) -> dict[str, Any]:
+    """The parameters of a saved step, on one device or under a mesh and a layout."""
+    specs = workload.model(workload.config).specs(workload.inputs(workload.config))
+    return checkpoints.restore(step, like={"params": specs}, **where).tree["params"]

@@ -1,0 +1,25 @@
+"""GSPMD's program for a graph of ours, to compare its collectives, cycles and memory with our own program's."""
+
+from __future__ import annotations
+
+import jax
+
+from ...ir import Graph
+from ...layouts import Layout, Mesh
+from ...lowering import Program
+from ...lowering.emit import run_equations, shardings
+from ...lowering.partition import partition
+
+__all__ = ["gspmd"]
+
+
+def gspmd(graph: Graph, program: Program) -> jax.stages.Compiled:
+    """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results."""
+    whole = partition(graph, Mesh(""), Layout(""))
+    mesh = program.mesh.bind()
+    function = jax.jit(
+        lambda *xs: run_equations(whole, xs),
+        in_shardings=shardings(program.ins, mesh),
+        out_shardings=shardings(program.outs, mesh),
+    )
+    return function.lower(*(jax.ShapeDtypeStruct([d.size for d in v.dims], v.dtype) for v in whole.ins)).compile()

@@ -1,0 +1,112 @@
+"""The devices of a mesh in small, with the groups that a collective joins, or the arrows of a permutation."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ...cost.report.svg import element
+from ...errors.markup import axis_class
+from ...layouts import Mesh
+from ...lowering.program import CollectiveRecord
+from .frames import Rect
+from .grid import Grid
+
+__all__ = ["DOT", "Devices"]
+
+DOT = 17  # distance between devices, in pixels
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The drawn devices of a mesh as dots."""
+
+    grid: Grid
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self.grid.mesh
+
+    @property
+    def width(self) -> float:
+        """In pixels."""
+        return len(self.grid.drawn[0]) * (len(self.grid.drawn[2]) * DOT + 10)
+
+    @property
+    def height(self) -> float:
+        """In pixels."""
+        return len(self.grid.drawn[1]) * DOT
+
+    def _at(self, x: float, y: float, i: int, j: int, k: int) -> tuple[float, float]:
+        plane = len(self.grid.drawn[2]) * DOT + 10
+        return x + i * plane + k * DOT + DOT / 2, y + j * DOT + DOT / 2
+
+    def dots(self, x: float, y: float) -> str:
+        """The devices alone."""
+        return "".join(
+            element("circle", cx=cx, cy=cy, r=3.2, stroke_width=1.2, cls="dot outline")
+            for i, j, k, _ in self.grid.places()
+            for cx, cy in [self._at(x, y, i, j, k)]
+        )
+
+    def bands(self, x: float, y: float, record: CollectiveRecord) -> str:
+        """The groups of devices that exchange, or the arrows of a permutation."""
+        colour = axis_class(self.mesh.axes, record.axes[0])[5:]
+        pairs = record.op.pairs(self.mesh)
+        if pairs is not None:
+            return self.dots(x, y) + self._arrows(x, y, record, pairs, colour)
+        groups: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
+        for i, j, k, coords in self.grid.places():
+            key = tuple(at for axis, at in coords.items() if axis not in record.axes)
+            groups.setdefault(key, []).append((i, j, k))
+        tip = f"groups of {self.mesh.count(record.axes)} devices exchange"
+        drawn = [self._group(x, y, members, colour, tip) for members in groups.values()]
+        return "".join(drawn) + self.dots(x, y)
+
+    def _group(self, x: float, y: float, members: list[tuple[int, int, int]], colour: str, tip: str) -> str:
+        """A band around the members in each plane, and a line between the planes."""
+        parts: list[str] = []
+        ends: list[tuple[float, float]] = []
+        for plane in sorted({i for i, _, _ in members}):
+            places = [self._at(x, y, i, j, k) for i, j, k in members if i == plane]
+            left, right = min(p[0] for p in places) - 6.5, max(p[0] for p in places) + 6.5
+            top, bottom = min(p[1] for p in places) - 6.5, max(p[1] for p in places) + 6.5
+            box = Rect(left, top, right - left, bottom - top)
+            parts += [box.draw(f"axis-{colour} faint", tip, rx=6.5), box.draw(f"band line-{colour}", rx=6.5)]
+            ends.append(((left + right) / 2, top))
+        for (x1, y1), (x2, y2) in itertools.pairwise(ends):
+            d = f"M{x1:.1f} {y1:.1f}Q{(x1 + x2) / 2:.1f} {min(y1, y2) - 7:.1f} {x2:.1f} {y2:.1f}"
+            parts.append(element("path", d=d, cls=f"band line-{colour}"))
+        return "".join(parts)
+
+    def _arrows(self, x: float, y: float, record: CollectiveRecord, pairs: list[tuple[int, int]], colour: str) -> str:
+        """Sender to receiver for each pair whose two devices are drawn; pairs number the devices along the axes."""
+        axes = [axis for axis in self.mesh.axes if axis in record.axes]
+        by_group: dict[tuple[int, ...], dict[int, tuple[float, float]]] = {}
+        for i, j, k, coords in self.grid.places():
+            key = tuple(at for axis, at in coords.items() if axis not in axes)
+            number = 0
+            for axis in axes:
+                number = number * self.mesh.axes[axis] + coords[axis]
+            by_group.setdefault(key, {})[number] = self._at(x, y, i, j, k)
+        parts: list[str] = []
+        for places in by_group.values():
+            for sender, receiver in pairs:
+                if sender != receiver and sender in places and receiver in places:
+                    parts.append(_arrow(places[sender], places[receiver], colour))
+        return "".join(parts)
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
+    """A curved arrow; opposite arrows bend to opposite sides, so that both can be seen."""
+    (x1, y1), (x2, y2) = start, end
+    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    bend = min(3 + length * 0.28, 34)
+    cx, cy = (x1 + x2) / 2 + uy * bend, (y1 + y2) / 2 - ux * bend
+    ex, ey = x2 - ux * 4, y2 - uy * 4
+    bx, by = ex - 4 * ux, ey - 4 * uy  # behind the tip
+    tip = f"M{bx + 3 * uy:.1f} {by - 3 * ux:.1f}L{ex:.1f} {ey:.1f}L{bx - 3 * uy:.1f} {by + 3 * ux:.1f}"
+    curve = f"M{x1 + 4 * ux:.1f} {y1 + 4 * uy:.1f}Q{cx:.1f} {cy:.1f} {ex:.1f} {ey:.1f}"
+    return element("path", d=f"{curve}{tip}", cls=f"band line-{colour}")

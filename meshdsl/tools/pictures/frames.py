@@ -1,0 +1,166 @@
+"""The geometry of a tensor in a picture: two dims as height and width, a third as a pile of sheets.
+
+`Frame` maps blocks of a sharded value to rectangles; padding and the cuts between blocks come from the same value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...cost.report.svg import element
+from ...dims import Dim
+from ...errors.markup import axis_class
+from ...ir import Var
+from ...lowering import Program
+from ...lowering.simulate import index_along
+
+__all__ = ["Frame", "Rect", "hatched"]
+
+SHEETS = 4  # sheets that are drawn of a third sharded dim
+THIN = 3.0  # the least width and height of a block, in pixels
+CUTS = 16  # cuts that are drawn along one dim; more would merge
+
+
+@dataclass(frozen=True)
+class Rect:
+    """A rectangle in pixels."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def draw(self, cls: str, tip: str = "", rx: float = 0) -> str:
+        """The rectangle as an SVG element."""
+        return element("rect", tip=tip, x=self.x, y=self.y, width=self.width, height=self.height, rx=rx or "", cls=cls)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One value of a program, drawn in a box of `width` x `height` pixels whose corner is given to each method."""
+
+    program: Program
+    var: Var
+    width: float
+    height: float
+
+    @cached_property
+    def shown(self) -> tuple[Dim | None, Dim | None]:
+        """The dims drawn as height and width: sharded dims first, in storage order."""
+        dims = sorted(self.var.dims, key=lambda dim: not self.var.sharding.axes(dim))[:2]
+        dims.sort(key=self.var.dims.index)
+        if not dims:
+            return None, None
+        return (None, dims[0]) if len(dims) == 1 else (dims[0], dims[1])
+
+    @cached_property
+    def deep(self) -> tuple[Dim, ...]:
+        """The other sharded dims; their blocks are drawn as sheets, one behind the other."""
+        return tuple(dim for dim in self.var.dims if self.var.sharding.axes(dim) and dim not in self.shown)
+
+    @cached_property
+    def sheets(self) -> int:
+        """The number of sheets that are drawn."""
+        return min(math.prod(self.blocks(dim) for dim in self.deep), SHEETS)
+
+    def blocks(self, dim: Dim | None) -> int:
+        """The number of blocks that a dim is divided into."""
+        return 1 if dim is None else self.program.mesh.count(self.var.sharding.axes(dim))
+
+    def block(self, dim: Dim | None, coords: Mapping[str, int]) -> int:
+        """The index of the block of a dim that the device at these coordinates stores."""
+        if dim is None:
+            return 0
+        return index_along(self.program.mesh, dict(coords), self.var.sharding.axes(dim))
+
+    def sheet(self, coords: Mapping[str, int]) -> int:
+        """The sheet of the device's block; the last one represents all further sheets."""
+        index = 0
+        for dim in self.deep:
+            index = index * self.blocks(dim) + self.block(dim, coords)
+        return min(index, self.sheets - 1)
+
+    @property
+    def step(self) -> float:
+        """Distance between two sheets, in pixels."""
+        return max(3.0, self.width / 18)
+
+    def face(self, x: float, y: float, sheet: int = 0) -> Rect:
+        """One sheet of the whole tensor."""
+        depth = self.step * (self.sheets - 1)
+        shift = self.step * sheet
+        return Rect(x + shift, y + depth - shift, self.width - depth, self.height - depth)
+
+    def part(self, x: float, y: float, coords: Mapping[str, int]) -> Rect:
+        """The block of the device at these coordinates."""
+        face = self.face(x, y, self.sheet(coords))
+        rows, cols = (self.blocks(dim) for dim in self.shown)
+        row, col = (self.block(dim, coords) for dim in self.shown)
+        width, height = max(face.width / cols, THIN), max(face.height / rows, THIN)
+        x0 = min(face.x + face.width * col / cols, face.x + face.width - width)
+        y0 = min(face.y + face.height * row / rows, face.y + face.height - height)
+        return Rect(x0, y0, width, height)
+
+    def tint(self, coords: Mapping[str, int]) -> str:
+        """The class of the block's colour; equal blocks have equal colours."""
+        index = self.sheet(coords)
+        for dim in self.shown:
+            index = index * self.blocks(dim) + self.block(dim, coords)
+        return f"block-{index % 8}"
+
+    def padding(self, x: float, y: float, within: Rect, sheet: int = 0) -> Iterator[Rect]:
+        """The parts of a rectangle on a sheet that store padding, at least 4 pixels wide."""
+        face = self.face(x, y, sheet)
+        for dim, vertical in zip(self.shown, (True, False), strict=True):
+            if dim is None or not self.program.extents.is_padded(dim):
+                continue
+            share = dim.size / self.program.extents.padded(dim)
+            if vertical:
+                start = min(face.y + face.height * share, face.y + face.height - 4)
+                top, end = max(start, within.y), within.y + within.height
+                if end - top > 0.01:
+                    yield Rect(within.x, top, within.width, end - top)
+            else:
+                start = min(face.x + face.width * share, face.x + face.width - 4)
+                left, end = max(start, within.x), within.x + within.width
+                if end - left > 0.01:
+                    yield Rect(left, within.y, end - left, within.height)
+
+    def cuts(self, x: float, y: float) -> Iterator[str]:
+        """The cuts between blocks, in the colours of the axes; a major axis has the thicker line."""
+        face = self.face(x, y)
+        for dim, vertical in zip(self.shown, (True, False), strict=True):
+            for share, axis, depth in self._shares(dim):
+                x1, x2, y1, y2 = face.x, face.x + face.width, face.y, face.y + face.height
+                if vertical:
+                    y1 = y2 = face.y + face.height * share
+                else:
+                    x1 = x2 = face.x + face.width * share
+                kind = f"line-{axis_class(self.program.mesh.axes, axis)[5:]}"
+                yield element("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke_width=1.2 if depth else 2.4, cls=kind)
+
+    def _shares(self, dim: Dim | None) -> Iterator[tuple[float, str, int]]:
+        """The cuts of a dim: position as a fraction, mesh axis, and the axis's depth (0: major); `CUTS` at most."""
+        done = 1
+        for depth, axis in enumerate(() if dim is None else self.var.sharding.axes(dim)):
+            size = self.program.mesh.axes[axis]
+            if done * size > CUTS and depth:
+                return
+            blocks = min(done * size, CUTS)
+            yield from ((k / blocks, axis, depth) for k in range(1, blocks) if not depth or k % size)
+            done *= size
+
+
+def hatched(rect: Rect, tip: str = "") -> str:
+    """A rectangle filled with diagonal lines, as explicit lines: patterns would need ids, unique on a page."""
+    lines: list[str] = []
+    offset = 5.0
+    while offset < rect.width + rect.height:
+        right, low = min(offset, rect.width), min(offset, rect.height)
+        start = f"M{rect.x + right:.1f} {rect.y + offset - right:.1f}"
+        lines.append(f"{start}L{rect.x + offset - low:.1f} {rect.y + low:.1f}")
+        offset += 5.0
+    return rect.draw("empty", tip) + element("path", d="".join(lines), fill="none", cls="hatch")

@@ -1,0 +1,283 @@
+"""Import and export of safetensors and orbax, to exchange tensors with other programs. Each format needs an extra.
+
+Dim names and the SHA-256 of each tensor are stored in the format's metadata. For a file without them, the caller gives
+the dims, and corruption cannot be detected. Each tensor is held unsharded in one host's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...dims import DimsLike
+from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
+from ...trace import Tensor, tensor
+from .arguments import check_step
+from .manifest import Entry
+from .read import StepReader, open_step
+from .store import Checkpoints
+from .strict import items, keys, parse, show, text
+
+__all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]
+
+_SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64"),
+)
+_METADATA_KEY = "meshdsl"
+_FIELDS = ("step", "config", "data", "key", "tensors")
+
+Dims = Mapping[str, DimsLike]
+
+
+def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *, prefix: str = "") -> None:
+    """Write a step as one safetensors file; needs `pip install meshdsl[safetensors]`.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(f"{folder}/run") as checkpoints:
+    ...     _ = checkpoints.save(7, {"w": md.tensor([1.0, 2.0], "io")})
+    ...     md.export_safetensors(checkpoints, 7, f"{folder}/7.safetensors")
+    ...     md.import_safetensors(f"{folder}/7.safetensors")
+    {'w': tensor(float32[io=2], [1. 2.])}
+
+    Only tensors whose path starts with `prefix` are written, without it; `prefix="params/"` leaves the optimizer state
+    out. Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support,
+    and `SaveError` if the file cannot be written.
+    """
+    library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
+    try:
+        with _step(checkpoints, step) as reader:
+            unsupported = [
+                f"{p} ({e.type.dtype})"
+                for p, e in _entries(reader, prefix).items()
+                if e.type.dtype.name not in _SAFETENSORS
+            ]
+            if unsupported:
+                listed = ", ".join(unsupported)
+                raise ShapeError(f"safetensors does not support {listed}\n  cast it before saving, or use orbax")
+            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
+            metadata = json.dumps(_metadata(reader, arrays, prefix))
+        if file.exists() and not file.is_file():
+            raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
+        draft = file.with_name(f"{file.name}.draft")
+        with _write_errors(file):
+            try:
+                library.save_file(arrays, draft, metadata={_METADATA_KEY: metadata})
+                os.replace(draft, file)
+            finally:
+                draft.unlink(missing_ok=True)
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, by name. `dims` gives the dims of tensors whose dims the file does not store.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import safetensors.numpy
+    >>> import meshdsl as md
+    >>> with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:  # a file without dim names
+    ...     safetensors.numpy.save_file({"w": np.ones((2, 3), np.float32)}, file.name)
+    ...     md.import_safetensors(file.name, dims={"w": "io hidden"})["w"].dims
+    (io=2, hidden=3)
+
+    Needs `pip install meshdsl[safetensors]`. The whole file is read into host memory. Raises `CheckpointError` if the
+    file cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
+    """
+    library = _extra("safetensors", "safetensors")
+
+    def read() -> tuple[dict[str, np.ndarray], Any]:
+        with library.safe_open(str(file), framework="numpy") as opened:
+            metadata = (opened.metadata() or {}).get(_METADATA_KEY)
+            names = opened.keys()  # safe_open is not a mapping
+            return {name: opened.get_tensor(name) for name in names}, metadata
+
+    arrays, metadata = _read_errors(str(file), read)
+    return _named(str(file), arrays, metadata, dims or {})
+
+
+def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, prefix: str = "") -> None:
+    """Write a step as an orbax checkpoint in a new directory; needs `pip install meshdsl[orbax]`.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(f"{folder}/run") as checkpoints:
+    ...     _ = checkpoints.save(7, {"layer": {"w": md.tensor([1.0, 2.0], "io")}})
+    ...     md.export_orbax(checkpoints, 7, f"{folder}/orbax")
+    ...     md.import_orbax(f"{folder}/orbax")
+    {'layer/w': tensor(float32[io=2], [1. 2.])}
+
+    `prefix` is that of `export_safetensors`.
+    Raises `CheckpointError` if the step is corrupt, `ShapeError` for a tensor of size 0, which orbax does not support,
+    and `SaveError` if the directory exists or cannot be written.
+    """
+    library = _extra("orbax.checkpoint", "orbax")
+    try:
+        with _step(checkpoints, step) as reader:
+            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
+            if empty := [path for path, values in arrays.items() if not values.size]:
+                raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
+            nested, metadata = _nested(arrays), _metadata(reader, arrays, prefix)
+        path = Path(directory).absolute()
+        if path.exists() or not path.parent.is_dir():
+            reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
+            raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
+        with _write_errors(path), library.StandardCheckpointer() as orbax:
+            orbax.save(path, nested, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
+    """The tensors of an orbax checkpoint, by path. `dims` gives the dims of tensors whose dims it does not store.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import orbax.checkpoint
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder:  # a checkpoint without dim names
+    ...     with orbax.checkpoint.StandardCheckpointer() as other:
+    ...         other.save(f"{folder}/there", {"w": np.ones((2, 3), np.float32)})
+    ...     md.import_orbax(f"{folder}/there", dims={"w": "io hidden"})["w"].dims
+    (io=2, hidden=3)
+
+    Needs `pip install meshdsl[orbax]`. The whole checkpoint is read into host memory. Raises `CheckpointError` if it
+    cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
+    """
+    library = _extra("orbax.checkpoint", "orbax")
+
+    def read() -> tuple[dict[str, np.ndarray], Any]:
+        path = Path(directory).absolute()
+        with library.StandardCheckpointer() as orbax:
+            leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(path))[0]
+            metadata = (orbax.metadata(path).custom_metadata or {}).get(_METADATA_KEY)
+        by_path = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
+        return by_path, metadata
+
+    arrays, metadata = _read_errors(str(directory), read)
+    return _named(str(directory), arrays, metadata, dims or {})
+
+
+def _extra(module: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise at(
+            MeshdslError(
+                f"{module} cannot be imported: {error}\n"
+                f"  install the extra: pip install 'meshdsl[{extra}]'; meshdsl's own format works without it"
+            ),
+            caller(),
+        ) from None
+
+
+@contextlib.contextmanager
+def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
+    """Opens a step of `checkpoints` for reading."""
+    if not isinstance(checkpoints, Checkpoints):
+        raise ShapeError(f"the first argument must be md.Checkpoints(directory), got {type(checkpoints).__name__}")
+    check_step(step)
+    checkpoints.wait()
+    with open_step(checkpoints.directory, step) as reader:
+        yield reader
+
+
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns any exception of a library that writes to `path` into a `SaveError`."""
+    try:
+        yield
+    except Exception as error:  # each library raises its own exceptions
+        raise SaveError(f"{path} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _entries(reader: StepReader, prefix: str) -> dict[str, Entry]:
+    """The tensors whose path starts with the prefix, by the rest of their paths."""
+    stored = reader.manifest.tensors
+    entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}
+    if not entries and prefix:
+        shown = ", ".join(show(path) for path in list(stored)[:5])
+        raise ShapeError(f"no tensor of the step has a path that starts with {prefix!r}; its first are: {shown}")
+    return entries
+
+
+def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+    header, entries = reader.manifest.header, _entries(reader, prefix)
+    tensors = {path: [[d.name for d in entry.type.dims], _sha256(arrays[path])] for path, entry in entries.items()}
+    return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}
+
+
+def _sha256(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The arrays as nested dicts, from which orbax derives its file names."""
+    nested: dict[str, Any] = {}
+    for path, values in arrays.items():
+        *folders, name = path.split("/")
+        inner = nested
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
+        inner[name] = values
+    return nested
+
+
+def _read_errors(name: str, read: Callable[[], Any]) -> Any:
+    """Calls `read` and turns any exception into a `CheckpointError` about the file `name`."""
+    try:
+        return read()
+    except Exception as error:
+        problem = f"{name} cannot be read: {type(error).__name__}: {str(error)[:300]}"
+        raise at(CheckpointError(problem), caller()) from error
+
+
+def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dims) -> dict[str, Tensor]:
+    """The arrays as tensors. Dims in the file's metadata are verified and take precedence over `dims`."""
+    try:
+        dims_by_path: Mapping[str, list[str]] = {}
+        if metadata is not None:
+            parsed = parse(str(metadata).encode("utf-8", "replace"), f"{name}: metadata.{_METADATA_KEY}")
+            dims_by_path = _dims_by_path(parsed, f"{name}: metadata", arrays)
+        unknown = [path for path in dims if path not in arrays]
+        if unknown:
+            raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
+        sixty_four_bit = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
+        if sixty_four_bit:
+            raise ShapeError(f"{', '.join(sixty_four_bit)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
+        unnamed = [path for path in arrays if path not in dims_by_path and path not in dims]
+        if unnamed:
+            raise ShapeError(
+                f"{name} does not store the dims of {unnamed[0]}, an array of shape {arrays[unnamed[0]].shape}\n"
+                f"  pass dims={{{unnamed[0]!r}: 'a b c'}}; {nearest(unnamed[0], dims)}"
+            )
+        return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def _dims_by_path(parsed: Any, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """The dim names of every tensor; raises `CheckpointError` if a tensor does not match its hash."""
+    tensors = keys(keys(parsed, _FIELDS, where)["tensors"], tuple(arrays), f"{where}.tensors")
+    dims_by_path: dict[str, list[str]] = {}
+    for path, pair in tensors.items():
+        location = f"{where}.tensors.{show(path)}"
+        names, digest = items(pair, location, 2)
+        if _sha256(arrays[path]) != digest:
+            raise CheckpointError(f"{location}: the tensor is corrupt: its SHA-256 differs")
+        dims_by_path[path] = [text(dim, location, 256) for dim in items(names, location, arrays[path].ndim)]
+    return dims_by_path

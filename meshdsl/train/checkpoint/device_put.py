@@ -1,0 +1,172 @@
+"""Puts restored tensors on devices with any sharding, whatever the mesh and layout at saving were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from ...dims import Shape, show
+from ...errors import CheckpointError, LayoutError, ShapeError, nearest
+from ...ir import Type
+from ...layouts import Extents, Layout, Mesh, Sharding
+from ...lowering import Program
+from ...lowering.emit import partition_spec
+from ...trace import Tensor, spec_of
+from .grid import Box
+from .manifest import Entry
+from .read import ReadRequest, StepReader
+
+__all__ = ["Target", "assembled", "device_put", "targets"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The type, padded global shape and sharding of a tensor to restore."""
+
+    type: Type
+    sizes: tuple[int, ...]  # with padding
+    sharding: jax.sharding.Sharding
+
+
+def targets(
+    like: Mapping[str, Any], mesh: Mesh | None, layout: Layout | None, program: Program | None
+) -> dict[str, Target]:
+    """The target of each path.
+
+    Its sharding is that of the program's input of this path; without a program, that of the layout; without a layout,
+    that of the tensor in `like`; for a spec in `like`, the tensor is stored unsharded on one device. Raises
+    `ShapeError` for a path that the program lacks, and `LayoutError` for an illegal layout.
+    """
+    if program is not None:
+        return _of_program({path: spec_of(x) for path, x in like.items()}, program)
+    if layout is not None or mesh is not None:
+        if mesh is None:
+            raise LayoutError(f"the layout '{layout}' needs a mesh; pass mesh=")
+        return _of_layout({path: spec_of(x) for path, x in like.items()}, mesh, layout or Layout())
+    return {path: _same_sharding(x) for path, x in like.items()}
+
+
+def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target]:
+    mesh, inputs = program.mesh.bind(), {v.name: v for v in program.ins}
+    problems = [f"  {path}: {nearest(path, inputs)}" for path in types if path not in inputs]
+    problems += [
+        f"  {path}: is {inputs[path].type} in the program and {spec} in like="
+        for path, spec in types.items()
+        if path in inputs and not _accepts(inputs[path].type, spec)
+    ]
+    if problems:
+        listed = "\n".join(problems)
+        raise ShapeError(
+            f"the program's inputs do not match the tensors to restore\n{listed}\n"
+            "  use the paths of the program's arguments: like={'params': ..., 'state': ...} for f(params, state)"
+        )
+    return {
+        path: Target(
+            spec,
+            program.extents.global_shape(inputs[path].dims),
+            NamedSharding(mesh, partition_spec(inputs[path].dims, inputs[path].sharding)),
+        )
+        for path, spec in types.items()
+    }
+
+
+def _accepts(input_type: Type, spec: Type) -> bool:
+    """True if a program input of this type accepts the tensor. Sharded updates rename a dim `io` to `io__rows`."""
+    names = all(
+        a.name == b.name or a.name.startswith(f"{b.name}__") for a, b in zip(input_type.dims, spec.dims, strict=False)
+    )
+    return names and input_type.dtype == spec.dtype and [d.size for d in input_type.dims] == [d.size for d in spec.dims]
+
+
+def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[str, Target]:
+    for rules in (layout.rules, *layout.overrides.values()):
+        for axes in rules.values():
+            for axis in axes:
+                mesh.check_axis(axis)
+    layout, bound = layout.on(mesh), mesh.bind()
+    axes_of: dict[str, set[str]] = {}  # dims are padded as in programs of this layout: see `lowering.partition`
+    for rules in (layout.rules, *layout.overrides.values()):
+        for dim, axes in rules.items():
+            axes_of.setdefault(dim, set()).update(axes)
+    extents = Extents({dim: mesh.count(tuple(axes)) for dim, axes in axes_of.items()})
+    return {
+        path: Target(
+            spec,
+            extents.global_shape(spec.dims),
+            NamedSharding(bound, partition_spec(spec.dims, _sharding(path, spec.dims, layout))),
+        )
+        for path, spec in types.items()
+    }
+
+
+def _sharding(path: str, shape: Shape, layout: Layout) -> Sharding:
+    rules = layout.for_path(path)
+    axes_of_dim = {d.name: rules.get(d.name, ()) for d in shape}
+    axes = [axis for dim_axes in axes_of_dim.values() for axis in dim_axes]
+    if len(axes) != len(set(axes)):
+        repeated = next(axis for axis in axes if axes.count(axis) > 1)
+        dims = " and ".join(name for name, dim_axes in axes_of_dim.items() if repeated in dim_axes)
+        raise LayoutError(
+            f"the layout '{layout}' shards two dims of {path}, {show(shape)}, over the axis {repeated!r}: {dims}\n"
+            "  map one of them to another axis, or pass program= of a step that takes this tensor"
+        )
+    return Sharding.of(axes_of_dim)
+
+
+def _same_sharding(x: Any) -> Target:
+    spec = spec_of(x)
+    if isinstance(x, Tensor) and isinstance(x.stored, jax.Array):
+        return Target(spec, tuple(x.stored.shape), x.stored.sharding)
+    return Target(spec, tuple(d.size for d in spec.dims), SingleDeviceSharding(jax.local_devices()[0]))
+
+
+def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
+    """Read the shards of one tensor that this process's devices store, and put them there. Padding is zero."""
+    stored_order = [[d.name for d in target.type.dims].index(d.name) for d in entry.type.dims]
+    requests: list[ReadRequest] = []
+
+    def request(box: Box, block: np.ndarray) -> None:
+        stored = Box(tuple(box.start[i] for i in stored_order), tuple(box.size[i] for i in stored_order))
+        requests.append(ReadRequest(stored, block.transpose(stored_order)))
+
+    return assembled(target, request, lambda: reader.read(entry, requests))
+
+
+def assembled(
+    target: Target, fill: Callable[[Box, np.ndarray], None], finish: Callable[[], object] = lambda: None
+) -> Tensor:
+    """A tensor of the blocks that this process's devices store; replicas share one.
+
+    `fill(box, block)` is called once for each block, with its place in the tensor and an array of zeros to write to,
+    both without padding. `finish` is called after all of them.
+    """
+    blocks: dict[Box, np.ndarray] = {}
+    devices = target.sharding.addressable_devices_indices_map(target.sizes)
+    for index in devices.values():
+        box = _box(index, target.sizes)
+        if box not in blocks:
+            blocks[box] = _zeros(target, box.size)
+            size = tuple(max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.dims, strict=True))
+            fill(Box(box.start, size), blocks[box][(*map(slice, size), ...)])
+    finish()
+    arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
+    array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
+    return Tensor(target.type.dims, target.type.dtype, array=array)
+
+
+def _zeros(target: Target, sizes: tuple[int, ...]) -> np.ndarray:
+    try:
+        return np.zeros(sizes, target.type.dtype)
+    except MemoryError as error:
+        raise CheckpointError(f"a block of {target.type} does not fit into memory: {error}") from None
+
+
+def _box(index: Sequence[slice] | None, sizes: Sequence[int]) -> Box:
+    index = index or (slice(None),) * len(sizes)
+    ranges = [s.indices(n) for s, n in zip(index, sizes, strict=True)]
+    return Box(tuple(a for a, _, _ in ranges), tuple(b - a for a, b, _ in ranges))

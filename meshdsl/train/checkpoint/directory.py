@@ -1,0 +1,125 @@
+"""The entries of a run's checkpoint directory.
+
+`step-00000012` is a complete step; a step gets this name once all its files are on disk. A suffix marks other states:
+`.unfinished` (a save in progress or interrupted), `.removed` (a step being deleted), `.bad` (a corrupt step that was
+renamed). The file `newest` stores the last published step, so that its loss is detected. The file `lock` identifies
+the writer. A name of a step that is a link is reported, and neither read, moved nor removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+
+from ...errors import CheckpointError
+from .files import is_link, open_root, opened, read_at, remove_tree, rename, write_durably
+from .lock import LOCK
+from .manifest import STEP_LIMIT
+from .read import open_step, step_name
+
+__all__ = ["clean", "is_good", "links", "lost_newest", "note_newest", "remove_step", "set_aside", "step_numbers"]
+__all__ += ["unfinished"]
+
+_STEP = re.compile(r"step-(\d{8,16})")
+_WORK = re.compile(r"step-\d{8,16}\.[0-9a-f-]+\.(unfinished|removed)")
+_NEWEST = "newest"
+_DRAFT = re.compile(rf"{_NEWEST}\.draft|{LOCK}\.[0-9a-f]{{16}}")
+
+
+def step_numbers(directory: Path) -> list[int]:
+    """The steps that have a directory, ascending. They are not verified."""
+    matches = (_STEP.fullmatch(name) for name in _names(directory))
+    return sorted(int(match[1]) for match in matches if match and step_name(int(match[1])) == match[0])
+
+
+def unfinished(directory: Path) -> list[str]:
+    """The names of saves that are in progress or were interrupted."""
+    return sorted(name for name in _names(directory) if _WORK.fullmatch(name) and name.endswith(".unfinished"))
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{directory}: the directory cannot be read: {error.strerror}") from None
+
+
+def links(directory: Path) -> list[str]:
+    """The names of steps, unfinished and removed steps that are links. They are not read, moved or removed."""
+    names = [name for name in _names(directory) if _STEP.fullmatch(name) or _WORK.fullmatch(name)]
+    if not names:
+        return []
+    with open_root(directory) as root:
+        return sorted(name for name in names if is_link(name, root))
+
+
+def clean(directory: Path) -> None:
+    """Remove temporary files and unfinished saves of earlier writers, except links. Requires the lock."""
+    with open_root(directory) as root:
+        for name in _names(directory):
+            if _WORK.fullmatch(name) and not is_link(name, root):
+                remove_tree(name, root)
+            elif _DRAFT.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=root)
+
+
+def is_good(directory: Path, step: int) -> bool:
+    """True if a step is intact. Reads and hashes the whole step."""
+    try:
+        with open_step(directory, step) as reader:
+            reader.verify()
+    except CheckpointError:
+        return False
+    return True
+
+
+def set_aside(directory: Path, step: int, owner: str) -> str:
+    """Rename a corrupt step to `.bad`; returns its new name."""
+    name = f"{step_name(step)}.{owner}.bad"
+    with open_root(directory) as root:
+        rename(step_name(step), name, root)
+        os.fsync(root)
+    return name
+
+
+def remove_step(directory: Path, step: int, owner: str) -> None:
+    """Remove a step. It is renamed first, so that a partly removed step is never read as a step."""
+    removed_name = f"{step_name(step)}.{owner}.removed"
+    with open_root(directory) as root:
+        rename(step_name(step), removed_name, root)
+        os.fsync(root)
+        remove_tree(removed_name, root)
+
+
+def note_newest(directory: Path, step: int | None) -> None:
+    """Store the newest step in the file `newest`."""
+    draft = f"{_NEWEST}.draft"
+    with open_root(directory) as root:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=root)
+        write_durably(draft, root, lambda write: write(json.dumps({"step": step}).encode("ascii")))
+        rename(draft, _NEWEST, root)
+        os.fsync(root)
+
+
+def lost_newest(directory: Path) -> str | None:
+    """The name of the last published step, if neither it nor a newer step exists; else None.
+
+    The file `newest` is only a hint: if it is damaged, the result is None.
+    """
+    with contextlib.suppress(CheckpointError, ValueError, RecursionError), opened(str(directory / _NEWEST)) as fd:
+        raw = bytearray(min(os.fstat(fd).st_size, 64))
+        read_at(fd, memoryview(raw), 0, _NEWEST)
+        record = json.loads(raw)
+        step = record.get("step") if isinstance(record, dict) else None
+        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_LIMIT:
+            return None
+        if step > max(step_numbers(directory), default=-1):
+            return step_name(step)
+    return None

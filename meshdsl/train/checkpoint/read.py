@@ -1,0 +1,129 @@
+"""Reads one step: only the chunks that overlap the requested parts, each at most once, with its hash verified."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import CheckpointError
+from .files import opened, read_at
+from .grid import Box, cell, cells_in, intersect
+from .manifest import Entry, Manifest, part_name
+from .parse import load
+
+__all__ = ["ReadRequest", "StepReader", "open_step", "step_name"]
+
+
+_LARGE = 64 << 20  # larger chunks are hashed before memory is allocated for them
+
+
+class ReadRequest(NamedTuple):
+    """A part of a tensor to read, and the array to fill; elements of the array outside the part are not changed."""
+
+    box: Box  # in the stored order of dims
+    into: np.ndarray  # in the stored order of dims; may be a transposed view
+
+
+class StepReader:
+    """An open step; see `open_step`. `bytes_read` is the number of tensor bytes read so far."""
+
+    def __init__(self, folder: int, manifest: Manifest):
+        self.folder, self.manifest = folder, manifest
+        self.bytes_read = 0
+
+    def read(self, entry: Entry, requests: Sequence[ReadRequest]) -> None:
+        """Fill the arrays of these requests. Raises `CheckpointError` if a chunk is corrupt.
+
+        Needs the memory of one chunk in addition to the arrays.
+        """
+        numbers = sorted({n for part in requests for n in cells_in(entry.cuts, part.box)})
+        for number in numbers:
+            chunk_box = cell(entry.cuts, number)
+            values = self._chunk(entry, number, chunk_box)
+            for part in requests:
+                shared = intersect(chunk_box, part.box)
+                if shared.elements:
+                    part.into[shared.slices(part.box.start)] = values[shared.slices(chunk_box.start)]
+
+    def whole(self, entry: Entry) -> np.ndarray:
+        """The whole tensor. Raises `CheckpointError` like `read`."""
+        sizes = tuple(d.size for d in entry.type.dims)
+        try:
+            values = np.empty(sizes, entry.type.dtype)
+        except MemoryError as error:
+            raise CheckpointError(f"{entry.path!a} is {entry.type}: {error}") from None
+        self.read(entry, [ReadRequest(Box((0,) * len(sizes), sizes), values)])
+        return values
+
+    def verify(self) -> None:
+        """Read every chunk of every tensor. Raises `CheckpointError` for the first corrupt chunk."""
+        for entry in self.manifest.tensors.values():
+            for number in range(len(entry.chunks)):
+                self._chunk(entry, number, cell(entry.cuts, number))
+
+    def _chunk(self, entry: Entry, number: int, box: Box) -> np.ndarray:
+        chunk, name = entry.chunks[number], part_name(entry.chunks[number].file)
+        size = box.elements * entry.type.dtype.itemsize
+        with opened(name, self.folder) as fd:
+            correct = size <= _LARGE or _sha256(fd, chunk.offset, size, name) == chunk.sha256
+            raw = _allocate(size if correct else 0, name)
+            read_at(fd, memoryview(raw), chunk.offset, name)
+        self.bytes_read += size
+        if not correct or hashlib.sha256(raw).digest() != chunk.sha256:
+            raise CheckpointError(
+                f"{name}: chunk {number} of {entry.path!a}, bytes {chunk.offset} to {chunk.offset + size}, "
+                "is corrupt: its SHA-256 differs"
+            )
+        if entry.type.dtype == np.bool_ and raw.translate(None, b"\0\1"):
+            raise CheckpointError(f"{name}: chunk {number} of {entry.path!a} has bytes that are not 0 or 1")
+        return np.frombuffer(raw, entry.type.dtype).reshape(box.size)
+
+
+def _sha256(fd: int, offset: int, size: int, name: str) -> bytes:
+    """The hash of a part of a file, read block by block."""
+    total, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    for start in range(0, size, len(block)):
+        part = block[: min(len(block), size - start)]
+        read_at(fd, part, offset + start, name)
+        total.update(part)
+    return total.digest()
+
+
+def _allocate(size: int, name: str) -> bytearray:
+    try:
+        return bytearray(size)
+    except MemoryError:
+        raise CheckpointError(f"{name}: a chunk has {size} bytes, and there is not enough memory for it") from None
+
+
+def step_name(step: int) -> str:
+    """The directory name of a step.
+
+    >>> step_name(12)
+    'step-00000012'
+    """
+    return f"step-{step:08d}"
+
+
+@contextlib.contextmanager
+def open_step(directory: Path, step: int) -> Iterator[StepReader]:
+    """Opens a step and checks its manifest. Raises `CheckpointError` naming the step, the file and the key."""
+    name = step_name(step)
+    try:
+        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # the user's directory may be a link
+    except OSError as error:
+        raise CheckpointError(f"{directory}: the directory cannot be opened: {error.strerror}") from None
+    try:
+        with opened(name, root, directory=True) as folder:
+            try:
+                yield StepReader(folder, load(folder, step))
+            except CheckpointError as error:
+                raise CheckpointError(f"{name}/{error.args[0]}") from None
+    finally:
+        os.close(root)

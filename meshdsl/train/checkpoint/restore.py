@@ -1,0 +1,105 @@
+"""Restores a given step, or the newest step that every process can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import CheckpointError
+from ...layouts import Layout, Mesh
+from ...lowering import Program
+from ...trace import KEY_WORD, Tensor, spec_of, tensor, tree
+from . import processes
+from .device_put import device_put, targets
+from .directory import lost_newest, step_numbers, unfinished
+from .read import StepReader, open_step, step_name
+from .trees import check_fit, flat
+
+__all__ = ["Restored", "RestoreRequest", "restore_newest", "restore_step"]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The result of `Checkpoints.restore`.
+
+    `tree` has the structure of `like`, with its tensors on devices. `config`, `data` and `key` are those given to
+    `save`. `bytes_read` is the number of tensor bytes that this process read.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     tree = {"w": md.tensor([1.0, 2.0], "io"), "v": md.tensor([3.0], "hidden")}
+    ...     _ = checkpoints.save(7, tree, config={"lr": 0.1})
+    ...     restored = checkpoints.restore(like={"w": md.spec("io:2")})
+    >>> restored.step, restored.tree, restored.config, restored.data, restored.key, restored.bytes_read
+    (7, {'w': tensor(float32[io=2], [1. 2.])}, {'lr': 0.1}, None, None, 8)
+    """
+
+    step: int
+    tree: Any
+    config: Any
+    data: Any
+    key: Tensor | None
+    bytes_read: int
+
+
+class RestoreRequest(NamedTuple):
+    """The arguments of `Checkpoints.restore` that select tensors and their shardings."""
+
+    like: Any
+    mesh: Mesh | None
+    layout: Layout | None
+    program: Program | None
+
+
+def restore_newest(directory: Path, request: RestoreRequest, report: Callable[[str], object]) -> Restored:
+    """Restores the newest valid step. Calls `report` with a line for each lost, unfinished or skipped step.
+
+    Raises `CheckpointError`, with the reason for each step, if there is no valid step.
+    """
+    if missing := lost_newest(directory):
+        report(f"{missing} was saved in {directory} and is missing now")
+    for name in unfinished(directory):
+        report(f"{name} in {directory} is an unfinished save")
+    invalid: dict[int, str] = {}
+    while True:
+        # Listed again each time, because a running writer may have removed a step and saved a newer one.
+        newest = max((s for s in step_numbers(directory) if s not in invalid), default=-1)
+        step = int(processes.from_first(str(newest).encode("ascii"), 20))
+        if step < 0:
+            raise CheckpointError("\n  ".join([f"there is no valid checkpoint in {directory}", *invalid.values()]))
+        try:
+            return restore_step(directory, step, request)
+        except CheckpointError as error:
+            invalid[step] = str(error.args[0])
+            report(f"skipped {step_name(step)} in {directory}: {error.args[0]}")
+
+
+def restore_step(directory: Path, step: int, request: RestoreRequest) -> Restored:
+    """Restores a step; raises `CheckpointError` in all processes if one of them cannot read its part."""
+    restored: Restored | None = None
+    problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; see its error")
+    try:
+        with open_step(directory, step) as reader:
+            restored = _read(reader, request)
+    except CheckpointError as error:
+        problem = error
+    if not processes.all_processes(restored is not None) or restored is None:
+        raise problem
+    return restored
+
+
+def _read(reader: StepReader, request: RestoreRequest) -> Restored:
+    stored, header = reader.manifest, reader.manifest.header
+    like = {path: entry.type for path, entry in stored.tensors.items()} if request.like is None else request.like
+    leaves = flat(like)
+    check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
+    targets_by_path = targets(leaves, request.mesh, request.layout, request.program)
+    restored = [device_put(reader, stored.tensors[path], target) for path, target in targets_by_path.items()]
+    key = None if header.key is None else tensor(np.array(header.key, np.uint32), (KEY_WORD,))
+    restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
+    return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read)

@@ -1,0 +1,122 @@
+"""Checks the user's arguments: trees of tensors by path, configurations, random keys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...errors import CheckpointError, ShapeError, nearest
+from ...ir import Type
+from ...trace import KEY_WORD, Tensor, as_tensor, tree
+from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
+from .strict import plain
+
+__all__ = ["check_fit", "check_header", "flat", "json_value", "key_words", "tensors_of"]
+
+_AT = "\n  at "
+
+
+def flat(values: Any) -> dict[str, Any]:
+    """The leaves of a pytree by path, such as `params/mlp/w1`. Raises `ShapeError` if two have the same path.
+
+    >>> flat({"params": {"w": 1}, "step": 2})
+    {'params/w': 1, 'step': 2}
+    """
+    by_path: dict[str, Any] = {}
+    try:
+        leaves = tree.tree_flatten_with_path(values)[0]
+    except (SystemError, RecursionError):
+        raise ShapeError("this tree is nested thousands of levels deep\n  save a flatter tree") from None
+    except ValueError as error:  # keys of one dict that cannot be sorted, such as 1 and "1"
+        raise ShapeError(f"this is not a tree of tensors: {str(error).splitlines()[0]}") from None
+    for keys, leaf in leaves:
+        path = tree.keystr(keys, simple=True, separator="/") or "value"
+        if path in by_path:
+            raise ShapeError(
+                f"two tensors of the tree have the path {path!r}\n"
+                "  a checkpoint identifies tensors by path; rename the key that contains '/'"
+            )
+        by_path[path] = leaf
+    return by_path
+
+
+def tensors_of(values: Any) -> dict[str, Tensor]:
+    """The tensors of a tree to save, by path, sorted by path; numbers become scalar tensors.
+
+    Raises `ShapeError` for other leaves, and `TraceError` for traced tensors.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path, leaf in flat(values).items():
+        if isinstance(leaf, Type):
+            raise ShapeError(f"{path} is the spec {leaf}, which has no values to save; pass the tensor")
+        try:
+            x = as_tensor(leaf)
+        except ShapeError as error:  # drop its second line: the source line is added again later
+            raise ShapeError(f"{path}: {str(error.args[0]).partition(_AT)[0]}") from None
+        except TypeError:
+            raise ShapeError(
+                f"{path}: expected a tensor or a number, got {type(leaf).__name__} of {leaf.dtype}\n"
+                "  for a JAX random key, save jax.random.key_data(key) with dims, or use md.random.key"
+            ) from None
+        if isinstance(x.stored, jax.Array) and x.stored.is_deleted():
+            raise ShapeError(
+                f"{path} is {x.type}, and its memory was donated to a compiled function (donate=)\n"
+                "  save the tensor that this function returned instead"
+            )
+        if x.dtype.name not in DTYPES:
+            raise ShapeError(f"{path} is {x.type}, and checkpoints support only {', '.join(DTYPES)}; cast it first")
+        if len(path) > PATH_LIMIT:
+            raise ShapeError(f"the path {path[:60]!r}... has {len(path)} characters; the limit is {PATH_LIMIT}")
+        tensors[path] = Tensor(x.dims, x.dtype, array=jax.numpy.asarray(x.stored))
+    return dict(sorted(tensors.items()))
+
+
+def json_value(value: Any, name: str) -> Any:
+    """A copy of the value as plain JSON types; tuples become lists. Raises `ShapeError` if JSON cannot store it."""
+    try:
+        return plain(value, name)
+    except CheckpointError as error:
+        raise ShapeError(f"the {name} of a checkpoint is stored as JSON; {error.args[0]}") from None
+
+
+def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Raises `ShapeError` if configuration and data are longer than a reader accepts."""
+    stored = sum(x.dtype.itemsize * math.prod(x.shape) for x in tensors.values())
+    got, limit = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the list of files
+    if got > limit:
+        raise ShapeError(
+            f"config and data take {got} bytes as JSON; the limit for {stored} bytes of tensors is {limit}\n"
+            "  store large values in a separate file, and the file's name here"
+        )
+
+
+def key_words(key: Any) -> tuple[int, ...]:
+    """The words of a random key. Raises `ShapeError` for anything else."""
+    if not isinstance(key, Tensor) or key.dims != (KEY_WORD,) or key.dtype != np.uint32:
+        got = key.type if isinstance(key, Tensor) else type(key).__name__
+        raise ShapeError(f"key= must be a random key, as from md.random.key(seed), got {got}")
+    return tuple(key.numpy().tolist())
+
+
+def check_fit(stored: Manifest, like: Mapping[str, Type], step: int) -> None:
+    """Raises `ShapeError` listing every tensor of `like` that the checkpoint lacks or stores with another type."""
+    problems: list[str] = []
+    for path, spec in like.items():
+        entry = stored.tensors.get(path)
+        if entry is None:
+            problems.append(f"{path}: is missing; {nearest(path, [ascii(p)[1:-1] for p in stored.tensors])}")
+        elif (set(entry.type.dims), entry.type.dtype) != (set(spec.dims), spec.dtype):
+            problems.append(f"{path}: is {entry.type} in the checkpoint and {spec} in like=")
+        elif jax.dtypes.canonicalize_dtype(spec.dtype) != spec.dtype:
+            problems.append(f"{path}: is {spec}, and JAX keeps 64-bit types only with jax_enable_x64")
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ShapeError(
+            f"the checkpoint of step {step} does not match like=\n{listed}\n"
+            "  restore(step, like=None) restores everything that is stored, by path"
+        )

@@ -1,0 +1,228 @@
+"""Saves one step: copies shards to the host, then writes files.
+
+Each part of a tensor is written once, by one of the processes that store it. The sharding determines which one, so no
+communication is needed. Padding is not copied. Each process writes its own file and a note with the location of its
+chunks; process 0 waits for all notes, writes the manifest, and renames the directory. The processes communicate only
+through the file system, so saving can run during the program's own collectives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...errors import CheckpointError, SaveError
+from ...ir import Type
+from ...trace import Tensor
+from .files import open_root, opened, read_at, regular_size, rename, write_durably
+from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
+from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name
+from .parse import load
+from .read import open_step
+from .strict import integer, items, keys, parse
+
+__all__ = ["Plan", "Snapshot", "await_publication", "mark_failed", "plan", "publish", "snapshot", "write_part"]
+
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The storage of one tensor: its grid, and the process that writes each part. Equal in all processes."""
+
+    path: str
+    type: Type
+    cuts: Cuts
+    owners: tuple[tuple[Box, int], ...]  # each part, without padding, and the process that writes it
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Host copies of this process's parts of one tensor."""
+
+    plan: Plan
+    parts: tuple[tuple[Box, np.ndarray], ...]
+
+
+def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[Plan]:
+    """The storage plan of each tensor. The tensors must be concrete."""
+    return [_plan(path, x, n, chunk_bytes) for n, (path, x) in enumerate(tensors.items())]
+
+
+def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> Plan:
+    stored = x.stored
+    addressable = stored.is_fully_addressable  # every process has an equal copy, and process 0 writes it
+    holders: dict[Box, set[int]] = {}
+    for device, index in stored.sharding.devices_indices_map(stored.shape).items():
+        box = _unpadded(index, x.shape)
+        if box.elements:
+            holders.setdefault(box, set()).add(0 if addressable else device.process_index)
+    owners = tuple(
+        (box, sorted(holders[box])[(number + n) % len(holders[box])]) for n, box in enumerate(sorted(holders))
+    )
+    return Plan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
+
+
+def _unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
+    """A shard's index without padding; its size is 0 if the shard is only padding."""
+    start = tuple(min(s.start or 0, size) for s, size in zip(index, sizes, strict=True))
+    stop = (size if s.stop is None else min(s.stop, size) for s, size in zip(index, sizes, strict=True))
+    return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
+
+
+def snapshot(plans: Sequence[Plan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
+    """Copies the parts that this process writes to the host. Afterwards the tensors may be donated."""
+    own_shards = [_own_shards(p, tensors[p.path]) for p in plans]
+    for shards in own_shards:
+        for shard in shards.values():
+            shard.copy_to_host_async()
+    snapshots = []
+    for p, shards in zip(plans, own_shards, strict=True):
+        parts = ((box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items())
+        snapshots.append(Snapshot(p, tuple(parts)))
+    return snapshots
+
+
+def _own_shards(p: Plan, x: Tensor) -> dict[Box, jax.Array]:
+    shards_by_box = {_unpadded(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
+    return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
+
+
+def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> None:
+    """Write this process's chunks, then a note with their locations."""
+    notes: list[tuple[int, int, int, str]] = []
+
+    def fill(write: Any) -> None:
+        offset = 0
+        for number, copied in enumerate(snapshots):
+            cuts = copied.plan.cuts
+            for box, values in copied.parts:
+                for n in cells_in(cuts, box):
+                    part = np.ascontiguousarray(values[cell(cuts, n).slices(box.start)])
+                    raw = part.reshape(-1).view(np.uint8).data
+                    write(raw)
+                    notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
+                    offset += len(raw)
+
+    draft = f"{_note(process)}.draft"
+    with opened(str(folder), directory=True) as fd:
+        write_durably(part_name(process), fd, fill)
+        write_durably(draft, fd, lambda write: write(json.dumps({"chunks": notes}).encode("ascii")))
+        rename(draft, _note(process), fd)
+
+
+def mark_failed(folder: Path, process: int) -> None:
+    """Mark this process's part as failed, for the other processes."""
+    with opened(str(folder), directory=True) as fd, contextlib.suppress(FileExistsError):
+        os.mkdir(f"failed-{process:05d}", dir_fd=fd)
+
+
+def publish(
+    folder: Path,
+    final: Path,
+    header: Mapping[str, Any],
+    plans: Sequence[Plan],
+    processes: int,
+    seconds: float,
+    check: Callable[[], None],
+) -> None:
+    """Wait for the notes of all processes, write the manifest, and rename the directory to the step's name.
+
+    `check()` runs before the rename and may raise. Raises `SaveError` if a process failed, or if its note does not
+    appear in time.
+    """
+    with opened(str(folder), directory=True) as fd:
+        manifest = _gather(folder, fd, header, plans, processes, seconds)
+
+        def fill(write: Any) -> None:
+            for line in dump(manifest):
+                write(line)
+
+        write_durably(MANIFEST, fd, fill)
+        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
+        os.fsync(fd)
+    check()
+    with open_root(final.parent) as root:
+        rename(folder.name, final.name, root)
+        os.fsync(root)
+
+
+def _gather(
+    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[Plan], processes: int, seconds: float
+) -> Manifest:
+    """The manifest, from the notes of all processes, which are removed."""
+    chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
+    deadline = time.monotonic() + seconds
+    for process in range(processes):
+        _wait_for(folder, process, deadline)
+        for number, n, offset, digest in _read_note(fd, process):
+            chunks[number][n] = Chunk(process, offset, digest)
+        os.unlink(_note(process), dir_fd=fd)
+    missing = [p.path for p, cells in zip(plans, chunks, strict=True) if None in cells]
+    if missing:
+        raise SaveError(f"no process wrote all of {missing[0]!r}")
+    entries = {
+        p.path: Entry(p.path, p.type, p.cuts, tuple(c for c in cells if c))
+        for p, cells in zip(plans, chunks, strict=True)
+    }
+    files = tuple(regular_size(part_name(n), fd) for n in range(processes))
+    return Manifest(Header(**header, files=files), entries)
+
+
+def await_publication(folder: Path, directory: Path, step: int, save: str, seconds: float) -> None:
+    """Wait until process 0 has published the step; called by the other processes.
+
+    Raises `SaveError` if process 0 failed, or if the step is not published in time.
+    """
+    deadline = time.monotonic() + seconds
+    while folder.exists():
+        if (folder / "failed-00000").exists():
+            raise SaveError("process 0 could not write its part; see its error")
+        if time.monotonic() > deadline:
+            raise SaveError(f"process 0 did not publish the step in {seconds:g} seconds")
+        time.sleep(_POLL_SECONDS)
+    try:
+        with open_step(directory, step) as reader:
+            published = reader.manifest.header.save
+    except CheckpointError as error:
+        raise SaveError(f"process 0 did not publish the step: {error.args[0]}") from None
+    if published != save:
+        raise SaveError("process 0 did not publish the step; see its error")
+
+
+def _wait_for(folder: Path, process: int, deadline: float) -> None:
+    while not (folder / _note(process)).exists():
+        failed = next(iter(sorted(folder.glob("failed-*"))), None)
+        if failed is not None:
+            raise SaveError(f"process {int(failed.name[-5:])} could not write its part")
+        if time.monotonic() > deadline:
+            raise SaveError(
+                f"the part of process {process} did not appear in {folder} in time\n"
+                "  every process must save at the same steps, and all must share one file system"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _note(process: int) -> str:
+    return f"note-{process:05d}.json"
+
+
+def _read_note(folder: int, process: int) -> Iterable[tuple[int, int, int, bytes]]:
+    name = _note(process)
+    with opened(name, folder) as fd:
+        raw = bytearray(os.fstat(fd).st_size)
+        read_at(fd, memoryview(raw), 0, name)
+    note = keys(parse(bytes(raw), name), ("chunks",), name)
+    for record in items(note["chunks"], name):
+        number, n, offset, digest = items(record, name, 4)
+        yield integer(number, name), integer(n, name), integer(offset, name), bytes.fromhex(digest)

@@ -1,0 +1,138 @@
+"""Writes parameters as a Hugging Face directory: each process writes the blocks of its devices into shared files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...errors import MeshdslError, SaveError, ShapeError, at, caller
+from ...trace import Tensor
+from ..checkpoint import processes
+from .files import DTYPES, INDEX, SINGLE, header_of, write_header
+from .load import hugging_face_of, rules_of
+from .table import Rule
+
+__all__ = ["export_hugging_face"]
+
+Types = dict[str, tuple[np.dtype, tuple[int, ...]]]
+
+
+def export_hugging_face(
+    params: Mapping[str, Tensor], workload: Any, directory: str | Path, *, largest_file: int = 5_000_000_000
+) -> None:
+    """Write parameters and config as a Hugging Face directory, which must be new or empty.
+
+    >>> import os, tempfile
+    >>> import meshdsl as md
+    >>> from models.gpt2 import gpt2
+    >>> params, _ = gpt2.init(md.random.key(0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     md.export_hugging_face(params, gpt2, folder)
+    ...     sorted(os.listdir(folder))
+    ['config.json', 'model.safetensors']
+
+    Files have at most `largest_file` bytes, unless one tensor is larger; several have an index. Tensors have the dtype
+    of the parameters, so that importing and exporting a directory gives the same bytes. Requires that the processes of
+    a program share a file system. Raises `ShapeError` if the parameters are not those of the workload, and `SaveError`
+    if the directory has files or cannot be written.
+    """
+    try:
+        table, folder = hugging_face_of(workload), Path(directory)
+        rules = rules_of(workload, table)
+        _check(params, rules, workload.name)
+        config = {**table.write_config(workload.config), "dtype": workload.config.param_dtype}
+        types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in _names(r)}
+        types = dict(sorted(types.items()))
+        files = _files(types, largest_file)
+        if problem := _on_first(lambda: _create(folder, files, config)):
+            raise SaveError(f"{folder} cannot be written: {problem}")
+        where = {name: entry for file in files for name, entry in header_of(folder / file).items()}
+        for path, rule in rules.items():
+            _write(rule, params[path], where)
+        processes.all_processes(True)  # until every process has written its blocks
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def _names(rule: Rule) -> list[str]:
+    return [named.name for named in rule.names()]
+
+
+def _check(params: Mapping[str, Tensor], rules: Mapping[str, Rule], name: str) -> None:
+    problems = [f"{path} is missing" for path in rules if path not in params]
+    problems += [f"{path} is no parameter of {name}" for path in params if path not in rules]
+    for path, rule in rules.items():
+        if path in params and params[path].dims != rule.dims:
+            problems.append(f"{path} has the dims {params[path].dims}, and {name} has {rule.dims}")
+        if path in params and params[path].dtype not in DTYPES.values():
+            problems.append(f"{path} has dtype {params[path].dtype}, which safetensors files do not have")
+    if problems:
+        raise ShapeError("the parameters do not fit the workload\n" + "\n".join(f"  {line}" for line in problems))
+
+
+def _files(types: Types, largest: int) -> dict[str, Types]:
+    """The tensors of each file, in the order of names."""
+    parts: list[Types] = [{}]
+    size = 0
+    for name, (dtype, shape) in types.items():
+        more = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if size + more > largest and parts[-1]:
+            parts.append({})
+            size = 0
+        parts[-1][name] = (dtype, shape)
+        size += more
+    if len(parts) == 1:
+        return {SINGLE: parts[0]}
+    return {f"model-{i + 1:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts)}
+
+
+def _on_first(work: Any) -> str:
+    """Run `work` on process 0, and return the reason if it failed, in every process."""
+    problem = ""
+    if processes.index() == 0:
+        try:
+            work()
+        except OSError as error:
+            problem = error.strerror or str(error)
+    return processes.from_first(problem.encode("ascii", "replace")[:200], 200).decode("ascii")
+
+
+def _create(folder: Path, files: Mapping[str, Types], config: Mapping[str, Any]) -> None:
+    """Create the directory, config.json, the index, and files of the right sizes without elements."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(0, "it has files already; give a new directory")
+    for file, types in files.items():
+        write_header(folder / file, types)
+    if len(files) > 1:
+        sizes = [os.path.getsize(folder / file) for file in files]
+        index = {
+            "metadata": {"total_size": sum(sizes)},
+            "weight_map": {n: f for f, types in files.items() for n in types},
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="ascii")
+    (folder / "config.json").write_text(json.dumps(dict(config), indent=2, sort_keys=True) + "\n", encoding="ascii")
+
+
+def _write(rule: Rule, x: Tensor, where: Mapping[str, Any]) -> None:
+    """Write this process's blocks of one parameter; of replicas, the first."""
+    for shard in jax.numpy.asarray(x.stored).addressable_shards:
+        if shard.replica_id:
+            continue
+        block = np.asarray(shard.data)
+        start = [s.indices(n)[0] for s, n in zip(shard.index, x.stored.shape, strict=True)]
+        size = [max(0, min(a + n, d.size) - a) for a, n, d in zip(start, block.shape, rule.dims, strict=True)]
+        for named in rule.names(start, size):
+            view = where[named.name].view("r+")
+            inside = [slice(n) for n in size]
+            source = block[tuple(named.index[i] - start[i] if i in named.index else s for i, s in enumerate(inside))]
+            place = [slice(a, a + n) for i, (a, n) in enumerate(zip(start, size, strict=True)) if i not in named.index]
+            rule.arranged(view)[tuple(place)] = source
+            if isinstance(view, np.memmap):
+                view.flush()

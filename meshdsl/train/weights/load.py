@@ -1,0 +1,176 @@
+"""Reads a Hugging Face directory into sharded parameters: each process reads only the blocks of its devices."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
+from ...ir import Type
+from ...layouts import Layout, Mesh
+from ...lowering import Program
+from ...trace import Tensor
+from ..checkpoint.arguments import parse_target
+from ..checkpoint.device_put import Target, assembled, targets
+from ..checkpoint.grid import Box
+from ..checkpoint.strict import show
+from .config import HubConfig
+from .files import Stored, open_directory, read_json
+from .table import STACKED, HuggingFace, Rule, rule_of
+
+__all__ = ["hugging_face_of", "import_hugging_face", "read_params", "rules_of"]
+
+_MOST = 40  # lines of an error
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+def import_hugging_face(
+    directory: str | Path,
+    workload: Any,
+    mesh: Mesh | str | None = None,
+    layout: Layout | str | None = None,
+    *,
+    program: Program | None = None,
+    dtype: str | None = None,
+) -> tuple[Any, dict[str, Tensor]]:
+    """The workload with the config of a Hugging Face directory, and its parameters under a layout.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> from models.llama import llama
+    >>> params, _ = llama.init(md.random.key(0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     md.export_hugging_face(params, llama.replace(d_ff=128), folder)
+    ...     workload, again = md.import_hugging_face(folder, llama, "rows:1", "vocab:rows")
+    >>> workload.config.d_ff, again["embed"].dims
+    (128, (vocab=256, model=64))
+
+    `directory` has config.json and safetensors files. The parameters have the dtype of the file (`dtype` in
+    config.json, else float32), or `dtype`; products are computed in it too. They are sharded as the layout says, or as
+    the inputs `params` of `program`; without both, they are on one device. Each process reads only the blocks of its
+    devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are missing, unknown
+    or of another shape, and values of config.json that the model does not support.
+    """
+    try:
+        table, folder = hugging_face_of(workload), Path(directory)
+        values = read_json(folder / "config.json")
+        _check_kind(folder, workload, table, values)
+        stored = _renamed(open_directory(folder), table.base)
+        hub = HubConfig(values, tensors=stored)
+        configured = _configured(workload, table, hub, dtype)
+        if not hub.complete:
+            _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
+        rules = rules_of(configured, table)
+        problems = [*hub.problems, *_mismatches(rules, stored, table)]
+        if problems:
+            _refuse(folder, workload, problems)
+        return configured, read_params(
+            rules, stored, configured.config.param_dtype, *parse_target(mesh, layout, program)
+        )
+    except MeshdslError as error:
+        raise at(error, caller()) from None
+
+
+def hugging_face_of(workload: Any) -> HuggingFace:
+    """The table of a workload."""
+    table = getattr(workload, "hugging_face", None)
+    if table is None:
+        raise ShapeError(
+            f"{getattr(workload, 'name', workload)!r} has no table of Hugging Face tensors\n"
+            "  give one: md.Workload(hugging_face=md.HuggingFace(...))"
+        )
+    return table
+
+
+def _refuse(folder: Path, workload: Any, problems: Sequence[str]) -> NoReturn:
+    more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+    listed = "\n".join(f"  {line}" for line in [*problems[:_MOST], *more])
+    raise CheckpointError(f"{folder} does not fit {workload.name}\n{listed}")
+
+
+def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` if config.json names another type of model; no other check would pass either."""
+    kind, known = values.get("model_type"), table.fixed.get("model_type")
+    if known is not None and kind is not None and kind != known:
+        raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")
+
+
+def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtype: str | None) -> Any:
+    """The workload with the values of config.json."""
+    stored = hub.values.get("dtype", hub.values.get("torch_dtype")) or "float32"
+    dtype = dtype or str(stored).removeprefix("torch.")
+    if dtype not in _FLOATS:
+        raise ShapeError(f"weights of dtype {dtype!r} are not supported; known: {', '.join(_FLOATS)}")
+    settings = {"param_dtype": dtype, "compute_dtype": dtype, **table.read_config(hub, workload.config)}
+    if dtype == "float64":
+        settings["reduce_dtype"] = dtype
+    return workload.replace(**settings)
+
+
+def rules_of(workload: Any, table: HuggingFace) -> dict[str, Rule]:
+    """The rule of each parameter of the workload; raises `ShapeError` for parameters without a line."""
+    specs: Mapping[str, Type] = workload.model(workload.config).specs(workload.inputs(workload.config))
+    missing = [path for path in specs if path not in table.tensors]
+    if missing:
+        raise ShapeError(
+            f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], table.tensors)}"
+        )
+    return {path: rule_of(path, table.tensors[path], spec.dims) for path, spec in specs.items()}
+
+
+def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:
+    """The tensors by the names of the table; those of a bare model get the prefix that they lack."""
+    if not base or any(name.startswith(f"{base}.") for name in stored):
+        return dict(stored)
+    return {f"{base}.{name}": entry for name, entry in stored.items()}
+
+
+def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: HuggingFace) -> list[str]:
+    """A line for each tensor that is missing, unknown, or of another shape or kind than the table says."""
+    problems: list[str] = []
+    known: set[str] = set()
+    for path, rule in rules.items():
+        for name in (named.name for named in rule.names()):
+            known.add(name)
+            if name not in stored:
+                problems.append(f"{name} is missing, for {path}")
+            elif stored[name].shape != rule.stored_shape:
+                problems.append(f"{name} has shape {stored[name].shape}, and {path} needs {rule.stored_shape}")
+            elif stored[name].dtype.name not in _FLOATS:
+                problems.append(f"{name} has dtype {stored[name].dtype}, and {path} needs one of {', '.join(_FLOATS)}")
+    unused = [STACKED.sub("*", name) for path, (name, _) in table.tensors.items() if path not in rules]
+    ignored = (*table.ignored, *unused)
+    unknown = [n for n in stored if n not in known and not any(fnmatch.fnmatchcase(n, p) for p in ignored)]
+    return problems + [f"{name} of shape {stored[name].shape} is in the file and not in the table" for name in unknown]
+
+
+def read_params(
+    rules: Mapping[str, Rule],
+    stored: Mapping[str, Stored],
+    dtype: Any,
+    mesh: Mesh | None,
+    layout: Layout | None,
+    program: Program | None,
+) -> dict[str, Tensor]:
+    """The parameters on devices, by path."""
+    prefix = "params/" if program is not None else ""
+    like = {f"{prefix}{path}": Type(rule.dims, jnp.dtype(dtype)) for path, rule in rules.items()}
+    shardings = targets(like, mesh, layout, program)
+    return {path: _read(rule, stored, shardings[f"{prefix}{path}"]) for path, rule in rules.items()}
+
+
+def _read(rule: Rule, stored: Mapping[str, Stored], target: Target) -> Tensor:
+    """One parameter: for each block of this process's devices, the parts of the file's tensors that it covers."""
+
+    def fill(box: Box, block: np.ndarray) -> None:
+        for named in rule.names(box.start, box.size):
+            inside = tuple(named.index[i] - a if i in named.index else slice(None) for i, a in enumerate(box.start))
+            source = rule.arranged(stored[named.name].view())
+            block[inside] = source[tuple(s for i, s in enumerate(box.slices()) if i not in named.index)]
+
+    return assembled(target, fill)

@@ -1,0 +1,148 @@
+"""The table of a model: for each parameter, the tensor of a Hugging Face file and the dims of its axes.
+
+A line is `path: (name, axes)`. Commas separate the axes of the file's tensor, and spaces the dims of ours that one axis
+flattens, major first. `{layer}` in a name is an index along the dim `layer`: one tensor for each; `{layer+1}` is
+one more. `1/3` is the second of three equal parts of an axis. So these two lines
+
+    "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model")
+    "layer/attention/wk": ("h.{layer}.attn.c_attn.weight", "model, 1/3 heads head")
+
+read a parameter [layer, model, heads, head] from one matrix for each layer, transposed and reshaped by the dims.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...dims import Shape
+from ...errors import ShapeError
+from .config import HubConfig
+
+__all__ = ["STACKED", "HuggingFace", "Rule", "rule_of"]
+
+STACKED = re.compile(r"\{(\w+)(?:\+(\d+))?\}")  # an index of a stacked dim in a name, and what is added to it
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """The names of a workload's parameters and config in a Hugging Face directory; `Workload.hugging_face`.
+
+    `tensors` maps the path of each parameter to the name of its tensor and the dims of that tensor's axes. Lines for
+    parameters that a config does not have are left out.
+
+    `keys` maps keys of config.json to fields of the workload's config, `fixed` to the only value that the model
+    supports. `defaults` has the values of keys that a file may lack, or functions of a `md.HubConfig` that return them.
+    For anything else, `settings(hub)` returns further fields of the config, and `config(values)` their keys.
+
+    `base` is the prefix of names that files of the bare model lack. Tensors that match a pattern of `ignored` are
+    buffers, not parameters. `architecture` is the class in transformers that an export names.
+
+    >>> import meshdsl as md
+    >>> md.HuggingFace({"w": ("linear.weight", "out, io")}, {"in_features": "io"}).keys
+    {'in_features': 'io'}
+    """
+
+    tensors: Mapping[str, tuple[str, str]]
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    settings: Callable[[HubConfig], dict[str, Any]] = lambda hub: {}
+    config: Callable[[Any], dict[str, Any]] = lambda config: {}
+    base: str = ""
+    ignored: tuple[str, ...] = ()
+    architecture: str = ""
+
+    def read_config(self, hub: HubConfig, like: Any) -> dict[str, Any]:
+        """The fields of a config such as `like`; what does not fit is collected in `hub.problems`."""
+        fields = {name: self._value(hub, key, getattr(like, name)) for key, name in self.keys.items()}
+        for key, value in self.fixed.items():
+            hub.only(key, value)
+        fields |= self.settings(hub)
+        hub.close()
+        return fields
+
+    def write_config(self, config: Any) -> dict[str, Any]:
+        """The contents of config.json; `read_config` of them gives the same fields."""
+        keys = {key: getattr(config, name) for key, name in self.keys.items()}
+        return {"architectures": [self.architecture], **self.fixed, **keys, **self.config(config)}
+
+    def _value(self, hub: HubConfig, key: str, like: Any) -> Any:
+        default: Any = self.defaults.get(key)
+        if callable(default):
+            default = default(hub)
+        if isinstance(like, bool):
+            return hub.flag(key, default)
+        return hub.number(key, default) if isinstance(like, float) else hub.size(key, default)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of a table with the sizes of the parameter's dims."""
+
+    name: str  # with {dim} for stacked dims
+    dims: Shape  # of the parameter
+    stacked: tuple[str, ...]
+    axes: tuple[tuple[str, ...], ...]  # of the file's tensor; of dim names and parts such as "1/3"
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of one tensor in the file."""
+        return tuple(math.prod(self._size(item) for item in axis) for axis in self.axes)
+
+    def names(self, start: Sequence[int] | None = None, size: Sequence[int] | None = None) -> Iterator[Named]:
+        """The tensors of a block of the parameter: each with its name and its index along the stacked dims."""
+        start, size = start or [0] * len(self.dims), size or [d.size for d in self.dims]
+        at = [[d.name for d in self.dims].index(dim) for dim in self.stacked]
+        for index in itertools.product(*(range(start[i], start[i] + size[i]) for i in at)):
+            yield Named(self._named(dict(zip(self.stacked, index, strict=True))), dict(zip(at, index, strict=True)))
+
+    def _named(self, index: Mapping[str, int]) -> str:
+        """The name with the indices of the stacked dims."""
+        return STACKED.sub(lambda match: str(index[match[1]] + int(match[2] or 0)), self.name)
+
+    def arranged(self, stored: np.ndarray) -> np.ndarray:
+        """A view of the file's tensor with the parameter's dims in its order, without the stacked ones."""
+        items = [item for axis in self.axes for item in axis]
+        parts = stored.reshape([self._size(item) for item in items])
+        parts = parts[tuple(int(item.partition("/")[0]) if "/" in item else slice(None) for item in items)]
+        dims = [item for item in items if "/" not in item]
+        return parts.transpose([dims.index(d.name) for d in self.dims if d.name not in self.stacked])
+
+    def _size(self, item: str) -> int:
+        if "/" in item:
+            return int(item.partition("/")[2])
+        return next(d.size for d in self.dims if d.name == item)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tensor of a file, and the index of the parameter's stacked dims, by their place in its shape, that it is."""
+
+    name: str
+    index: dict[int, int]
+
+
+def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
+    """The rule of a line for a parameter of this shape; raises `ShapeError` unless it names each dim once.
+
+    >>> from meshdsl.dims import dims
+    >>> rule = rule_of("w", ("h.{layer}.weight", "out, 0/2 io"), dims("layer:2 io:3 out:5"))
+    >>> rule.stored_shape, [named.name for named in rule.names()]
+    ((5, 6), ['h.0.weight', 'h.1.weight'])
+    """
+    name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
+    stacked = tuple(match[1] for match in STACKED.finditer(name))
+    named = [*stacked, *(item for axis in axes for item in axis if "/" not in item)]
+    if sorted(named) != sorted(d.name for d in shape):
+        raise ShapeError(
+            f"the table reads {path!r} from {name!r} with the dims {' '.join(named)}, and its dims are {list(shape)}\n"
+            "  name each of them once: stacked ones in the name as {layer}, the others in the axes"
+        )
+    return Rule(name, shape, stacked, axes)

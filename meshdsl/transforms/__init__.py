@@ -1,1 +1,0 @@
-"""Transformations of functions and graphs: gradients, products with derivatives, and `md.vmap`."""

@@ -1,1 +1,0 @@
-"""Decisions that need a cost model: sharding of weight updates, overlap of collectives, products before loops."""

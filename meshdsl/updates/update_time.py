@@ -1,0 +1,147 @@
+"""Estimate on a machine which choice is fastest: sharding an update or not, its group, and the bucket limit.
+
+An update is judged alone: an all-reduce of its gradient and all of its memory traffic against a reduce-scatter, one
+shard's traffic and an all-gather, by the machine's network. Bucket limits are judged by the time of the whole step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.network import Placement, place
+from ..cost.timeline import timeline
+from ..ir import Var
+from ..layouts.sharding import Axes
+from ..lowering import Program
+from ..passes.weight_update.pending import ShardedGraph, stages
+from ..passes.weight_update.regions import UpdateRegion, uses
+from ..passes.weight_update.shard_updates import Verdict
+from ..passes.weight_update.updates import Update, recut
+from .bucket_collectives import bucketed_tensors
+from .groups import RefinedMesh, refined_meshes
+
+__all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "on_refined"]
+
+
+def all_groups(pending: Axes) -> Sequence[Axes]:
+    """Every group of these axes, the largest first."""
+    return [group for n in range(len(pending), 0, -1) for group in combinations(pending, n)]
+
+
+def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Callable[[Update], Verdict]:
+    """A function that judges whether sharding an update is faster: saved memory traffic against added collectives."""
+    network = _network(machine, refined)
+
+    def seconds(kind: str, axes: Axes, size: float) -> float:
+        return network.seconds(kind, axes, size) if axes and size else 0.0
+
+    traffic_of: dict[UpdateRegion, tuple[int, int, int]] = {}
+
+    def moved(update: Update) -> tuple[int, int, int]:
+        """Bytes of the gradient, of the update's reads and writes, and of its results that the rest of the step
+        reads.
+        """
+        if update.part not in traffic_of:
+            gradient = placed.bytes(update.sums[0])
+            traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
+            traffic_of[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(update)))
+        return traffic_of[update.part]
+
+    def worth(update: Update) -> Verdict:
+        ways, padding_ratio = update.format.ways, update.format.padding_ratio
+        gradient, traffic, gathered = moved(update)
+        before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
+        inside = sum(
+            seconds("reduce_scatter", axes, gradient * padding_ratio * fraction)
+            for axes, fraction in _steps(placed, update)
+        )
+        across = seconds("all_reduce", update.across, gradient * padding_ratio / ways)
+        after = (
+            len(update.sums) * (inside + across)
+            + traffic * padding_ratio / ways / machine.hbm_bandwidth
+            + sum(
+                seconds("all_gather", axes, gathered * padding_ratio * fraction)
+                for axes, fraction in _steps(placed, update)
+            )
+        )
+        saved = before - after
+        reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
+        return saved > 0, saved, reason
+
+    return worth
+
+
+def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
+    """The axes of each reduce_scatter of a gradient, with the fraction of the gradient that it scatters."""
+    cuts = (tuple(axis for axis in by if axis in update.group) for _, _, by in update.format.dims)
+    steps: list[tuple[Axes, float]] = []
+    fraction = 1.0
+    for axes in stages(placed.mesh, cuts):
+        steps.append((axes, fraction))
+        fraction /= placed.mesh.count(axes)
+    return steps
+
+
+def _gathered(update: Update) -> list[Var]:
+    """Values of the update that the rest of the step reads, which must be gathered for that."""
+    _, readers = uses(update.graph)
+    return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
+
+
+def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:
+    """The refined mesh in whose groups these updates are fastest; the mesh itself unless that saves over 1 % more."""
+
+    def saved(refined: RefinedMesh) -> float:
+        fine = on_refined(refined, placed)
+        worth, total = by_time(fine, machine, refined), 0.0
+        for update in updates:
+            update = dataclasses.replace(update, pending=refined.axes(update.pending))
+            groups = [recut(fine, update, group) for group in all_groups(update.pending)]
+            total += max(0.0, *(worth(candidate)[1] or 0.0 for candidate in groups))
+        return total
+
+    mesh = placed.mesh
+    coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    best = max(refined_meshes(mesh, axes), key=saved, default=coarse)
+    return best if saved(best) > 1.01 * saved(coarse) else coarse
+
+
+def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:
+    """The same graph, with all shardings in the refined mesh's axes."""
+    if not refined.parts:
+        return placed
+    shardings = {v: refined.sharding(sharding) for v, sharding in placed.shardings.items()}
+    graph, layout = refined.graph(placed.graph), refined.layout(placed.layout)
+    return dataclasses.replace(placed, graph=graph, shardings=shardings, mesh=refined.mesh, layout=layout)
+
+
+def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refined: RefinedMesh) -> Program:
+    """The program with the bucket limit that gives the shortest step.
+
+    `joined` builds the program for a limit. The limits tried are 0 (no buckets), and a few around the bytes that a
+    collective sends in the time of its latency.
+    """
+    network, none = _network(machine, refined), joined(0)
+    most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
+    programs = {
+        bucketed_tensors(program): program for program in (none, *(joined(most / part) for part in (256, 16, 1)))
+    }
+    if len(programs) == 1:
+        return none
+    return min(programs.values(), key=lambda program: timeline(ledger(program), machine, network).seconds)
+
+
+def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:
+    """The bytes of a collective that spends half of its time on latency, to a power of two."""
+    size = 1.0
+    while network.seconds(kind, axes, size) < 2 * network.seconds(kind, axes, 1.0):
+        size *= 2
+    return size
+
+
+def _network(machine: Machine, refined: RefinedMesh) -> Placement:
+    return refined.placement(place(machine.network, refined.coarse))

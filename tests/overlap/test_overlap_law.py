@@ -1,0 +1,103 @@
+"""Loops unrolled, parts, a new order and fences never change a result: random programs, random layouts, bit for bit.
+
+Values are small whole numbers, so sums are exact in any order, and parts that are added give the bits of the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+import meshdsl as md
+from meshdsl.cost.network import KINDS, place
+from meshdsl.ir import verify
+from meshdsl.lowering.asynchrony import FENCE, WAIT, Start
+from meshdsl.lowering.check import check
+from meshdsl.lowering.program import Program
+from meshdsl.lowering.unroll import unroll
+from meshdsl.overlap.combine import combine
+from meshdsl.overlap.fences import fence
+from meshdsl.overlap.kernels import kernels_with_products
+from meshdsl.overlap.late_sends import late_sends
+from meshdsl.overlap.list_schedule import list_schedule
+from meshdsl.overlap.one_in_flight import one_in_flight
+from meshdsl.overlap.parts import PART
+from meshdsl.overlap.split import split
+from meshdsl.overlap.tasks import ordered, tasks_of
+from tests.lowering.maker import Draw
+from tests.lowering.programs import draw, same_bits
+
+MACHINE = md.machine("a100-p4de")
+PROGRAMS, BLOCKS = 80, 2
+
+
+def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
+    """The program unrolled; in parts along a random dim; each in the order of a list schedule, and fenced."""
+    flat = unroll(program)
+    yield "unrolled", flat
+    yield "combined", combine(flat, dict.fromkeys(KINDS, 1e9))
+    dims = sorted({d.name for v in (*program.ins, *(v for eqn in flat.eqns for v in eqn.outs)) for d in v.dims})
+    n = rng.choice([2, 2, 3, 4])
+    cut = split(flat, rng.choice(dims), n).program if dims else flat
+    yield f"{n} parts", cut
+    for name, one in (("list", flat), ("parts, list", cut)):
+        tasks = tasks_of(one, MACHINE, place(MACHINE.network, program.mesh))
+        hold = rng.choice([0.0, 1e-4])
+        order = ordered(tasks, list_schedule(tasks, lambda t, hold=hold: t.tail - hold * (t.number % 2)))
+        yield name, order
+        limited = list_schedule(tasks, limit=rng.choice([0, 64, 256]))
+        yield f"{name}, least memory", ordered(tasks, late_sends(tasks, limited))
+        yield f"{name}, fenced", fence(order, kernels_with_products(order))
+        apart = one_in_flight(order, MACHINE, place(MACHINE.network, program.mesh))
+        assert not queued(apart)
+        yield f"{name}, one in flight, fenced", fence(apart, kernels_with_products(apart))
+
+
+def queued(program: Program) -> bool:
+    """True if a collective starts before another one has been waited for."""
+    in_flight = 0
+    for eqn in program.eqns:
+        in_flight += isinstance(eqn.op, Start) - (eqn.op is WAIT)
+        if in_flight > 1:
+            return True
+    return False
+
+
+def law(seeds: range) -> Counter[str]:
+    """Counts of the variants of so many random programs; fails on the first wrong bit."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        case = draw(seed)
+        compiled, arguments = case.compiled()
+        try:
+            program = compiled.program(*arguments)
+        except md.LayoutError:
+            counts["illegal"] += 1
+            continue
+        arrays = [x.numpy() for x in arguments]
+        wanted = md.simulate(program, *arrays)
+        for name, one in variants(program, Draw(seed)):
+            check(verify(one, name), name)
+            assert same_bits(md.simulate(one, *arrays), wanted), f"{name} of seed {seed}: {case!r}"
+            counts["starts"] += sum(isinstance(eqn.op, Start) for eqn in one.eqns)
+            counts["parts"] += sum(eqn.op is PART for eqn in one.eqns)
+            counts["fences"] += sum(eqn.op is FENCE for eqn in one.eqns)
+        counts["programs"] += 1
+    return counts
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_overlap_passes_keep_every_bit_of_random_programs(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    n = PROGRAMS // BLOCKS
+    counts = law(range(block * n, (block + 1) * n))
+    with capsys.disabled():
+        print(f"overlap law: {dict(counts)}")
+    assert counts["starts"] > n and counts["parts"] > n and counts["fences"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_overlap_passes_keep_every_bit_of_thousands_of_random_programs(block: int) -> None:
+    law(range(10_000 + 200 * block, 10_000 + 200 * (block + 1)))
