@@ -60,9 +60,9 @@ def row(size: str, machine: str, devices: int, router: str, mode: str, one_group
         "batch:rows; group:rows; expert:rows",
         donate=(0, 1),
         overlap=overlap,
-        machine=None if mode == "none" else machine,
+        machine=None if mode == "none" else f"{machine}:compiled",
     )
-    report = step.cost(*model.specs(), machine=machine)
+    report = step.cost(*model.specs(), machine=f"{machine}:compiled")
     return {
         "size": size, "machine": machine, "devices": devices, "router": router, "overlap": mode,
         "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 2),

@@ -37,7 +37,7 @@ CASES = {
     "lm": Case(lm, 8, "tpu-v5e"),
     "1.3B-256": Case(LARGE, 256, "tpu-v5e"),
     "1.3B-2048": Case(LARGE.replace(batch=4096), 2048, "tpu-v5p"),
-    "llama-h100": Case(llama2_7b.replace(batch=256, **BF16), 64, "h100-a3:flash"),
+    "llama-h100": Case(llama2_7b.replace(batch=256, **BF16), 64, "h100-a3:compiled,flash"),
     "llama-v5p": Case(llama2_7b.replace(batch=256, **BF16), 64, "tpu-v5p:flash,overlap"),
     "mixtral-v5p": Case(mixtral_8x7b.replace(batch=512, capacity_factor=1.0, **BF16), 64, "tpu-v5p:flash,overlap"),
     "gshard-128": Case(preset(128, 12), 128, "tpu-v4"),

@@ -1,7 +1,7 @@
 """Refit the fitted figures of a machine without a group of rows, and predict that group.
 
 The figures are the efficiency of large products, and on GPUs the memory bandwidth and the host's time for an operation
-in the mode `eager`, and the rate of fused attention; the few rows on TPUs do not tell attention from products. A refit
+by default, and the rate of fused attention; the few rows on TPUs do not tell attention from products. A refit
 evaluates the roofline of `meshdsl.cost` on arrays; collectives of sharded parameters run beside the kernels, which they
 slow by 1.13 on GPUs. Rows of one source weigh as much as another's.
 """

@@ -152,11 +152,12 @@ def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | N
     A name is looked up in the folders of $MESHDSL_MACHINES (default ~/.config/meshdsl/machines), then among the
     machines of the package. A `name` that ends in `.toml` or contains a path separator is a file. `profile` is a file
     that `meshdsl doctor --profile` has written. After a colon follow modes, which replace figures by those of another
-    software: `a100-p4de:eager` runs one operation at a time from Python, `h100:eager,flash` has fused attention too.
+    software: a GPU runs one operation at a time, as PyTorch launches them; `h100:compiled` is a program of XLA, and
+    `h100:flash` has fused attention.
 
     >>> machine("tpu-v5e").peak_of("bfloat16")
     197000000000000.0
-    >>> [f"{machine(name).operation * 1e6:.0f} us" for name in ("a100-p4de", "a100-p4de:eager")]
+    >>> [f"{machine(name).operation * 1e6:.0f} us" for name in ("a100-p4de:compiled", "a100-p4de")]
     ['0 us', '16 us']
 
     Raises `MachineError` for an unknown name or mode, and for a malformed file, with all its problems.

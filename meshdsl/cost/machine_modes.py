@@ -1,7 +1,7 @@
 """Modes of a machine: other figures for the same hardware, as another software reaches them.
 
-A machine file has one table for each, `[mode.eager]` for example, with the top-level keys that it replaces. A machine
-is named with its modes after a colon: `a100-p4de:eager`, `h100:eager,flash`. Later modes replace earlier ones.
+A machine file has one table for each, such as `[mode.compiled]`, with the top-level keys that it replaces. A machine
+is named with its modes after a colon: `a100-p4de:compiled`, `h100:compiled,flash`. Later modes replace earlier ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["in_modes", "split_modes"]
 def split_modes(name: str) -> tuple[str, tuple[str, ...]]:
     """The machine's name or file, and its modes.
 
-    >>> split_modes("h100:eager,flash"), split_modes("h100"), split_modes("/a:b/mine.toml")
-    (('h100', ('eager', 'flash')), ('h100', ()), ('/a:b/mine.toml', ()))
+    >>> split_modes("h100:compiled,flash"), split_modes("h100"), split_modes("/a:b/mine.toml")
+    (('h100', ('compiled', 'flash')), ('h100', ()), ('/a:b/mine.toml', ()))
     """
     base, colon, words = name.rpartition(":")
     if not colon or os.sep in words or words.endswith(".toml"):

@@ -120,7 +120,7 @@ def test_efficiency_between_and_outside_its_points(folder: Path):
 
 
 MODES = """
-[mode.eager]
+[mode.compiled]
 operation = 2e-6
 hbm_bandwidth = 5e10
 [mode.flash]
@@ -132,15 +132,15 @@ uncertainty = { compute = 0.1, launch = 0.3, network = 0.2 }
 
 def test_modes_replace_figures(folder: Path):
     file = written(folder, ("[sources]\n", MODES.lstrip()))
-    plain, eager, both = (machine(name) for name in (file, f"{file}:eager", "mine:eager,flash"))
+    plain, compiled, both = (machine(name) for name in (file, f"{file}:compiled", "mine:compiled,flash"))
     assert (plain.operation, plain.attention, plain.hbm_bandwidth) == (0, 0, 1e11)
-    assert (eager.operation, eager.attention, eager.hbm_bandwidth) == (2e-6, 0, 5e10)
-    assert (both.operation, both.attention, both.hbm_bandwidth, both.name) == (2e-6, 0.4, 5e10, "mine:eager,flash")
+    assert (compiled.operation, compiled.attention, compiled.hbm_bandwidth) == (2e-6, 0, 5e10)
+    assert (both.operation, both.attention, both.hbm_bandwidth, both.name) == (2e-6, 0.4, 5e10, "mine:compiled,flash")
     assert (plain.half_width("launch"), both.half_width("launch")) == (0.15, 0.3)
-    with pytest.raises(MachineError, match="has no mode 'eger'; did you mean 'eager'"):
-        machine("mine:eger")
-    with pytest.raises(MachineError, match="has no mode 'eager'; there are none\n  add a table"):
-        machine(f"{written(folder)}:eager")
+    with pytest.raises(MachineError, match="has no mode 'compilde'; did you mean 'compiled'"):
+        machine("mine:compilde")
+    with pytest.raises(MachineError, match="has no mode 'compiled'; there are none\n  add a table"):
+        machine(f"{written(folder)}:compiled")
 
 
 def test_products_are_padded_to_tiles_and_slower_in_some_dtypes(folder: Path):
@@ -204,7 +204,7 @@ WRONG = {
     "regime missing": (("[peak]", "uncertainty = { compute = 0.1 }\n[peak]"), "missing for launch, network"),
     "combine": (("[network]", "[network]\ncombine = { gather = 1 }"), "network.combine.gather: unknown key;"),
     "reached": (("[peak]", "[reached]\nfloat = 0.5\n[peak]"), "reached.float: no dtype has this name"),
-    "mode": (("[sources]", "[mode.eager]\nhbbm = 1\n[sources]"), "mode.eager.hbbm: unknown key; did you mean 'hbm'?"),
+    "mode": (("[sources]", "[mode.mine]\nhbbm = 1\n[sources]"), "mode.mine.hbbm: unknown key; did you mean 'hbm'?"),
     "asynchronous": (("[peak]", 'asynchronous = ["gather"]\n[peak]'), "asynchronous[0]: unknown 'gather'"),
 }  # fmt: skip
 

@@ -152,7 +152,7 @@ ROWS = [
     (lambda: ON_ROWS.cost(SPEC, assignment={"cols": "x"}), "the assignment of mesh axes to hardware axes does not fit"),
     (lambda: ON_ROWS.cost(SPEC, machine="tpu-v5e", assignment={"rows": "q"}), "the assignment of mesh axes to"),
     (lambda: md.machine("nothing.toml"), "there is no machine file nothing.toml; the names known are:"),
-    (lambda: md.machine("tpu-v4:eager"), "the machine file "),
+    (lambda: md.machine("tpu-v4:compiled"), "the machine file "),
     (lambda: md.memory(ON_ROWS), "program is <compiled <lambda> on rows:2, layout batch:rows>"),
     (lambda: md.simulate(ON_ROWS, X), "program is <compiled <lambda> on rows:2, layout batch:rows>"),
     (lambda: md.simulate(ON_ROWS.program(SPEC)), "the program takes inputs of shapes [(8, 4)], got []"),

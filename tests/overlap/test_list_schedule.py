@@ -24,7 +24,7 @@ from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
 from meshdsl.targets.fusion import Kernel, Send, Wait
 from tests.lowering.programs import draw
 
-MACHINE = dataclasses.replace(md.machine("a100-p4de"), overlap_slowdown=1.0)
+MACHINE = dataclasses.replace(md.machine("a100-p4de:compiled"), overlap_slowdown=1.0)
 
 
 def simulated(program: Program) -> float:

@@ -29,7 +29,7 @@ from meshdsl.overlap.tasks import ordered, tasks_of
 from tests.lowering.maker import Draw
 from tests.lowering.programs import draw, same_bits
 
-MACHINE = md.machine("a100-p4de")
+MACHINE = md.machine("a100-p4de:compiled")
 PROGRAMS, BLOCKS = 80, 2
 
 

@@ -20,7 +20,7 @@ from meshdsl.overlap.values import Overlap
 from models.gpt_moe import gpt2_moe
 from tests.lowering.programs import draw
 
-MACHINE = md.machine("a100-p4de")
+MACHINE = md.machine("a100-p4de:compiled")
 ERROR, LOSS = 0.2, 0.06
 
 

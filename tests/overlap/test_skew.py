@@ -20,7 +20,7 @@ from models.transformer import lm
 from tests.lowering.maker import Draw, Maker, whole_numbers
 from tests.lowering.programs import MESHES, draw_layout, same_bits
 
-MACHINE = "a100-p4de"
+MACHINE = "a100-p4de:compiled"
 
 
 class Looping(Maker):

@@ -39,8 +39,14 @@ def brute_force(workload: md.Workload, mesh: str, knobs: dict[str, list[Any]], d
 
 
 CASES = [
-    (SMALL, "x:4", {"weight_update": ["replicated", "sharded"], "microbatches": [1, 2, 3]}, "batch hidden", "h100"),
-    (SMALL, "x:2 y:2", {"overlap": ["none", "list"]}, "batch", "h100"),
+    (
+        SMALL,
+        "x:4",
+        {"weight_update": ["replicated", "sharded"], "microbatches": [1, 2, 3]},
+        "batch hidden",
+        "h100:compiled",
+    ),
+    (SMALL, "x:2 y:2", {"overlap": ["none", "list"]}, "batch", "h100:compiled"),
     (LM, "x:4", {"remat": ["model", "none", "full"]}, "batch", "tpu-v5e"),
 ]
 
@@ -71,7 +77,7 @@ def test_plan_search_result_costs_what_compile_costs():
 
 
 def test_plan_search_text_says_why_runners_up_lose_and_what_knobs_are_worth():
-    text = str(md.search(SMALL, mesh="x:4", machine="h100", dims="batch", knobs="remat weight_update"))
+    text = str(md.search(SMALL, mesh="x:4", machine="h100:compiled", dims="batch", knobs="remat weight_update"))
     for words in ("the best plan by seconds", "weight update", "proven", "next:", "on half the devices (2)"):
         assert words in text
     assert "remat: the config of mlp has no field remat" in text
@@ -119,28 +125,28 @@ def test_plan_search_interrupted_keeps_the_best_so_far():
 
 def test_plan_search_is_at_least_as_good_as_its_start():
     start = md.Plan("x:2 y:4", "batch:x,y heads:y", weight_update="sharded", remat="none")
-    result = md.search(LM, devices=8, machine="h100", time_limit=0.0, start=start)
+    result = md.search(LM, devices=8, machine="h100:compiled", time_limit=0.0, start=start)
     assert result.plan == start
     with pytest.raises(md.LayoutError, match="this is a search for layouts"):
-        md.search(LM, devices=8, machine="h100", knobs=(), start=start)
+        md.search(LM, devices=8, machine="h100:compiled", knobs=(), start=start)
 
 
 def test_plan_search_by_energy_prefers_few_devices():
     meshes, knobs = ["x:1", "x:2", "x:8"], {"overlap": ["none"]}
-    every = {mesh: md.search(SMALL, mesh=mesh, machine="h100", knobs=knobs).best for mesh in meshes}
-    found = md.search(SMALL, mesh=meshes, machine="h100", knobs=knobs, objective="energy", time_limit=None)
+    every = {mesh: md.search(SMALL, mesh=mesh, machine="h100:compiled", knobs=knobs).best for mesh in meshes}
+    found = md.search(SMALL, mesh=meshes, machine="h100:compiled", knobs=knobs, objective="energy", time_limit=None)
     least = min(entry.seconds * 700 * entry.mesh.size for entry in every.values())
     assert (found.best.energy, found.gap, found.bound) == (pytest.approx(least), 0.0, pytest.approx(least))
-    layouts = md.search(SMALL, mesh=meshes, machine="h100", knobs=(), objective="energy")
+    layouts = md.search(SMALL, mesh=meshes, machine="h100:compiled", knobs=(), objective="energy")
     assert layouts.best.energy == pytest.approx(least) and "J" in str(found)
-    for machine, text in (("tpu-v5e", "its file has no power"), ("h100", "takes no objective 'energy'")):
+    for machine, text in (("tpu-v5e", "its file has no power"), ("h100:compiled", "takes no objective 'energy'")):
         with pytest.raises(md.LayoutError, match=text):
             search = md.search if machine == "tpu-v5e" else md.search_overrides
             search(SMALL, mesh="x:2", machine=machine, objective="energy")
 
 
 def test_plan_search_without_time_costs_one_plan():
-    result = md.search(LM, devices=8, machine="h100", time_limit=0.0)
+    result = md.search(LM, devices=8, machine="h100:compiled", time_limit=0.0)
     assert (result.counts.costed, result.stopped) == (1, "the time limit of 0 s")
 
 
@@ -149,7 +155,7 @@ def test_plan_search_without_time_costs_one_plan():
 def test_plan_search_keeps_its_time_limit(limit: float):
     deep = transformer.lm.replace(layers=24, d_model=512, d_ff=2048, batch=64)
     started = time.perf_counter()
-    result = md.search(deep, devices=64, machine="h100", time_limit=limit)
+    result = md.search(deep, devices=64, machine="h100:compiled", time_limit=limit)
     assert result.seconds <= limit + 1
     assert str(result) and time.perf_counter() - started <= limit + 3
 
@@ -163,7 +169,9 @@ RECIPES = [  # what people write first
 ]
 
 
-@pytest.mark.parametrize(("machine", "part"), [("tpu-v5e", 0.6), pytest.param("h100", 0.6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("machine", "part"), [("tpu-v5e", 0.6), pytest.param("h100:compiled", 0.6, marks=pytest.mark.slow)]
+)
 def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float):
     """With less memory than plain data parallelism needs."""
     wide = transformer.lm.replace(layers=2, d_model=512, d_ff=2048, d_head=64, batch=64, vocab=8192)
@@ -181,6 +189,6 @@ def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float)
 
 def test_plan_search_gives_up_plans_that_are_not_costed_in_time():
     with deadline(-1.0), pytest.raises(OutOfTimeError):
-        md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100")
+        md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100:compiled")
     deadline_is_over = md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x"))
-    assert deadline_is_over.cost(*LM.specs(), machine="h100").seconds > 0
+    assert deadline_is_over.cost(*LM.specs(), machine="h100:compiled").seconds > 0
