@@ -11,7 +11,7 @@ import jax
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, at, caller
-from ..layouts import Layout, Mesh
+from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
@@ -26,7 +26,7 @@ __all__ = ["compile", "host_devices"]
 
 def compile(
     f: Callable[..., Any],
-    mesh: Mesh | str | None = None,
+    mesh: MeshLike | None = None,
     layout: Layout | str | dict[str, Any] = "",
     *,
     plan: Plan | None = None,
@@ -95,7 +95,7 @@ def compile(
         cost_machine = None
         if machine is not None or updates.mode == "auto" or windows.mode != "none":
             cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
-        mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+        mesh = Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
         if updates.group is not None:
             group_of(mesh, updates.group)

@@ -21,7 +21,7 @@ from ..cost.report.report import Report
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from ..errors.markup import page_part
 from ..ir import Graph, Var, walk
-from ..layouts import Layout, Mesh
+from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
 from ..overlap.values import OverlapPlan
 from ..targets.attention import is_attention
@@ -338,11 +338,11 @@ class Compiled:
         program = self.program(*args, **kwargs)
         return tuple(program.ins[i] for i in self._for(args, kwargs)[0].donated)
 
-    def under(self, mesh: Mesh | str, layout: Layout | str | dict[str, Any]) -> Compiled:
+    def under(self, mesh: MeshLike, layout: Layout | str | dict[str, Any]) -> Compiled:
         """The same function on another mesh or under another layout; existing traces are reused."""
         other = copy.copy(self)
         try:
-            other.mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+            other.mesh = Mesh(mesh)
             other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         except MeshdslError as error:
             raise at(error, caller()) from None

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..backend.typed import is_typed
 from ..trace import Tensor
 from .array_function import ArrayFunction
 from .signature import Stages
@@ -62,13 +64,22 @@ def _stored(stages: Stages, i: int, x: Any) -> Any:
             raise stages.deleted(i)
         same_type = x.shape == sizes and x.dtype == v.dtype and not x.weak_type
         if same_type and x.sharding.is_equivalent_to(sharding, len(sizes)):
-            return x
+            return stages.over_own_axes(i, x)
     x = jnp.asarray(x, v.dtype)
+    if is_typed(x):
+        x = jax.device_put(x, _unpadded(sharding, sizes, x.shape))
     pads = [(0, size - n) for size, n in zip(sizes, x.shape, strict=True)]
     x = jnp.pad(x, pads) if any(high for _, high in pads) else x
     if not concrete:
         return x
     return jax.device_put(jnp.copy(x) if stages.donated else x, sharding)  # else it may share memory with x
+
+
+def _unpadded(sharding: NamedSharding, stored: Sequence[int], sizes: Sequence[int]) -> NamedSharding:
+    """The sharding, without dims that are stored with padding."""
+    entries = [*sharding.spec, *(None for _ in sizes)]
+    kept = [entry if a == b else None for entry, a, b in zip(entries, stored, sizes, strict=False)]
+    return NamedSharding(sharding.mesh, PartitionSpec(*kept))
 
 
 _program = Primitive("meshdsl_program")
@@ -86,10 +97,24 @@ def _run(*arrays: Any, function: ArrayFunction, devices: Any) -> list[Any]:
 
 @_program.def_abstract_eval
 def _types(*_: Any, function: ArrayFunction, devices: Any) -> list[ShapedArray]:
-    return [ShapedArray(tuple(d.size for d in t.dims), t.dtype) for t in function.outs]
+    types = [ShapedArray(tuple(d.size for d in t.dims), t.dtype) for t in function.outs]
+    if function.like.mesh.axis_types is None:
+        return types
+    over = [NamedSharding(one.mesh.abstract_mesh, one.spec) for one in function.stages.results]
+    explicit = [AxisType.Explicit in one.mesh.axis_types for one in over]
+    return [t.update(sharding=one) if e else t for t, one, e in zip(types, over, explicit, strict=True)]
 
 
 mlir.register_lowering(_program, mlir.lower_fun(_run, multiple_results=True))
+
+
+def _like(x: Any, aval: Any, function: ArrayFunction) -> Any:
+    """A derivative in the sharding of the type that JAX expects."""
+    if jax.typeof(x).sharding == aval.sharding:
+        return x
+    if AxisType.Explicit in aval.sharding.mesh.axis_types:
+        return jax.sharding.reshard(x, aval.sharding)
+    return jax.device_put(x, NamedSharding(function.like.bound, x.aval.sharding.spec)) if is_typed(x) else x
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: ArrayFunction, devices: Any) -> Any:
@@ -105,7 +130,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: ArrayFunc
         ]
         return outs, _bind(function, ins)
     moved = iter(_bind(function.jvp(tuple(moving)), [*primals, *(tangents[i] for i in moving)]))
-    return outs, [next(moved) if i in function.floating_outs else zero for i, zero in enumerate(zeros)]
+    floating = function.floating_outs
+    return outs, [_like(next(moved), zero.aval, function) if i in floating else zero for i, zero in enumerate(zeros)]
 
 
 def _transpose(cts: Sequence[Any], *args: Any, function: ArrayFunction, devices: Any) -> list[Any]:
@@ -120,7 +146,7 @@ def _transpose(cts: Sequence[Any], *args: Any, function: ArrayFunction, devices:
     else:  # the pullback of a linear function is the same at every point, so also at zero
         ins = [jnp.zeros(x.aval.shape, x.aval.dtype) if i in linear else x for i, x in enumerate(args)]
         results = dict(zip(linear, _bind(function.vjp(tuple(linear)), [*ins, *full]), strict=True))
-    return [results[i] if i in linear else None for i in range(len(args))]
+    return [_like(results[i], x.aval, function) if i in linear else None for i, x in enumerate(args)]
 
 
 def _batch(axis: Any, arrays: Sequence[Any], axes: Sequence[Any], *, function: ArrayFunction, devices: Any) -> Any:

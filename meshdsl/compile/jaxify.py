@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from ..errors import MeshdslError, ShapeError, at, caller
-from ..lowering.emit import partition_spec
 from ..trace import flatten, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
@@ -51,7 +49,6 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
             raise at(error, caller()) from None
         return tree.tree_unflatten(stages.result, results)
 
-    outs = [NamedSharding(stages.bound, partition_spec(v.dims, v.sharding)) for v in stages.program.outs]
-    function.in_shardings = tree.tree_unflatten(structure, stages.shardings)  # pyright: ignore[reportFunctionMemberAccess]
-    function.out_shardings = tree.tree_unflatten(stages.result, outs)  # pyright: ignore[reportFunctionMemberAccess]
+    function.in_shardings = tree.tree_unflatten(structure, stages.typed(stages.program.ins))  # pyright: ignore[reportFunctionMemberAccess]
+    function.out_shardings = tree.tree_unflatten(stages.result, stages.results)  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -20,7 +20,7 @@ from ..cost.machine import PACKAGED, Machine, users_folders
 from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
-from ..layouts import Layout, Mesh
+from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
 from .knobs import KNOBS, check_kernel, check_microbatches, check_pipeline, check_remat, check_unroll, toml
@@ -68,7 +68,7 @@ class Plan:
 
     def __init__(
         self,
-        mesh: Mesh | str = "",
+        mesh: MeshLike = "",
         layout: Layout | str | Mapping[str, Any] = "",
         weight_update: WeightUpdate | str = "replicated",
         remat: str = "model",
@@ -80,7 +80,7 @@ class Plan:
         machine: str | None = None,
     ):
         values = {
-            "mesh": mesh if isinstance(mesh, Mesh) else Mesh(mesh),
+            "mesh": Mesh(mesh),
             "layout": layout if isinstance(layout, Layout) else Layout(layout),
             "weight_update": weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update),
             "remat": check_remat(remat),

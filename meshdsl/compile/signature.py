@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+from ..backend.typed import is_typed
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
 from ..ir import Graph, Type, Var
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.emit import check_platform, emit, partition_spec
+from ..lowering.emit import check_platform, emit, shardings
 from ..targets import Target, target_named, target_of
 from ..targets.attention import with_kernels
 from ..trace import Tensor, spec_of, trace, tree
@@ -109,7 +110,7 @@ class Stages:
 
     @cached_property
     def shardings(self) -> list[NamedSharding]:
-        return [NamedSharding(self.bound, partition_spec(v.dims, v.sharding)) for v in self.program.ins]
+        return shardings(self.program.ins, self.bound)
 
     @cached_property
     def runnable(self) -> Program:
@@ -132,10 +133,29 @@ class Stages:
         starts = np.cumsum([0, *counts])
         return tuple(i for n in self.donate for i in range(starts[n], starts[n + 1]))
 
-    def jit(self, mesh: Any, shardings: Sequence[Any], target: Target) -> Any:
-        out = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.outs]
+    def typed(self, vars: Sequence[Var]) -> list[NamedSharding]:
+        """The shardings of inputs or results for the caller: over the caller's mesh, if it has Explicit axes.
+
+        They are over the program's mesh, whose axes are Auto, where a dim does not divide or is sharded over a part of
+        an axis: the type of an array cannot say either.
+        """
+        mesh, refined, own = self.mesh.typed(), self.state.refined, shardings(vars, self.bound)
+        for i, v in enumerate(vars):
+            axes = [refined.coarse_axes(v.sharding.axes(d)) for d in v.dims]
+            divides = self.program.extents.global_shape(v.dims) == tuple(d.size for d in v.dims)
+            if mesh is not None and divides and None not in axes:
+                own[i] = NamedSharding(mesh, PartitionSpec(*(a or None for a in axes)))
+        return own
+
+    @cached_property
+    def results(self) -> list[NamedSharding]:
+        """The shardings of results, as `typed` gives them."""
+        return self.typed(self.program.outs)
+
+    def jit(self, mesh: Any, ins: Sequence[Any], target: Target) -> Any:
+        outs = self.results if mesh is self.bound else shardings(self.program.outs, mesh)
         function = self.emitted(mesh, target)
-        return jax.jit(function, in_shardings=tuple(shardings), out_shardings=out, donate_argnums=self.donated)
+        return jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=self.donated)
 
     def lower(self) -> Any:
         try:
@@ -145,12 +165,12 @@ class Stages:
             mesh = self.program.mesh.abstract()
             target = target_named(jax.default_backend())
             platforms = (target.name,)
-        shardings = [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in self.program.ins]
+        ins = shardings(self.program.ins, mesh)
         shapes = [
             jax.ShapeDtypeStruct(self.program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
-            for v, sharding in zip(self.program.ins, shardings, strict=True)
+            for v, sharding in zip(self.program.ins, ins, strict=True)
         ]
-        traced = self.jit(mesh, shardings, target).trace(*shapes)
+        traced = self.jit(mesh, ins, target).trace(*shapes)
         return traced.lower() if platforms is None else traced.lower(lowering_platforms=platforms)
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
@@ -181,10 +201,20 @@ class Stages:
                 own = stored.sharding
                 if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
                     self.accepted[i] = own
-                    arrays.append(stored)
+                    arrays.append(self.over_own_axes(i, stored))
                     continue
             arrays.append(self.place(x, self.program.ins[i], sharding))
         return arrays
+
+    def over_own_axes(self, i: int, array: jax.Array) -> jax.Array:
+        """An argument in an equivalent sharding, not over Explicit axes that the program lacks, where JAX raises.
+
+        It is copied if the call overwrites it, because an array of the caller has the same memory.
+        """
+        mesh = getattr(array.sharding, "mesh", self.bound)
+        if mesh.axis_names == self.bound.axis_names or not is_typed(array):
+            return array
+        return jax.device_put(array, self.shardings[i], may_alias=i not in self.donated)
 
     def execute(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Run on arrays in the program's shardings; raises `ShapeError` if a donated one is also another argument."""

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
@@ -17,10 +17,20 @@ from ..errors.markup import page_part
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["Mesh"]
+__all__ = ["Mesh", "MeshLike"]
 
 MOST_AXES = 32  # what NumPy iterates over, and JAX with it
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")  # parts of a split axis have names with a dot
+
+
+@runtime_checkable
+class JaxMesh(Protocol):
+    """A `jax.sharding.Mesh` or `AbstractMesh`, which has no devices; recognised without an import of JAX."""
+
+    @property
+    def shape(self) -> Mapping[Any, int]: ...
+    @property
+    def axis_types(self) -> tuple[Any, ...]: ...
 
 
 class Mesh:
@@ -33,6 +43,14 @@ class Mesh:
 
     `device_order` is an array of device ids in row-major mesh order (GShard section 3.2, device assignment).
     `devices` are the JAX devices in the same order (default: `jax.devices()`).
+
+    A `jax.sharding.Mesh` is a mesh on its devices. If some of its axes are Explicit, results have its shardings in
+    their types (`jax.typeof`). Wherever a mesh is taken, everything that `Mesh` takes is one.
+
+    >>> import jax
+    >>> Mesh(jax.make_mesh((2, 4), ("rows", "cols")))
+    Mesh('rows:2 cols:4')
+
     Raises `LayoutError` for malformed axes, and, on execution, for too few devices.
     """
 
@@ -40,12 +58,14 @@ class Mesh:
 
     def __init__(
         self,
-        axes: str | Mapping[str, int] | None = None,
+        axes: MeshLike | None = None,
         *,
         device_order: Sequence[int] | None = None,
         devices: Sequence[Any] | None = None,
         **named: int,
     ):
+        own_devices, own_order, self.axis_types = _placed(axes)
+        devices, device_order = devices or own_devices, device_order or own_order
         positional = _parse(axes)
         if twice := [name for name in named if name in positional]:
             sizes = f"{positional[twice[0]]} and {named[twice[0]]}"
@@ -103,7 +123,7 @@ class Mesh:
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
-        return (tuple(self.axes.items()), self.device_order, self.devices)
+        return (tuple(self.axes.items()), self.device_order, self.devices, self.axis_types)
 
     @cached_property
     def _hash(self) -> int:
@@ -157,6 +177,14 @@ class Mesh:
         grid = np.array(devices[: self.size], dtype=object).reshape(tuple(self.axes.values()))
         return jax.sharding.Mesh(grid, tuple(self.axes), axis_types=(jax.sharding.AxisType.Auto,) * len(self.axes))
 
+    def typed(self) -> jax.sharding.Mesh | None:
+        """The JAX mesh of results: the one that `Mesh` was given, if some of its axes are Explicit."""
+        import jax
+
+        if self.axis_types is None:
+            return None
+        return jax.sharding.Mesh(self.bind().devices, tuple(self.axes), axis_types=self.axis_types)
+
     def abstract(self) -> jax.sharding.AbstractMesh:
         """The JAX mesh without devices, for lowering only."""
         import jax
@@ -171,9 +199,31 @@ def _flat(ids: Any) -> tuple[int, ...]:
     return tuple(i for item in ids for i in (_flat(item) if isinstance(item, list | tuple) else (int(item),)))
 
 
-def _parse(axes: str | Mapping[str, int] | None) -> dict[str, int]:
+def _placed(given: MeshLike | None) -> tuple[Sequence[Any] | None, Sequence[int] | None, tuple[Any, ...] | None]:
+    """The devices of a mesh and their order, and the types of its axes if it is JAX's and some are Explicit."""
+    if isinstance(given, Mesh):
+        return given.devices, given.device_order, given.axis_types
+    if not isinstance(given, JaxMesh):
+        return None, None, None
+    import jax
+
+    kinds = jax.sharding.AxisType
+    if kinds.Manual in given.axis_types:
+        raise LayoutError(
+            f"axes of this mesh are Manual, as inside jax.shard_map: {given}\n"
+            "  a program has its own shard_map; call it outside, with the mesh that jax.shard_map was given"
+        )
+    types = given.axis_types if kinds.Explicit in given.axis_types else None
+    return tuple(given.devices.ravel()) if isinstance(given, jax.sharding.Mesh) else None, None, types
+
+
+def _parse(axes: MeshLike | None) -> dict[str, int]:
     if axes is None:
         return {}
+    if isinstance(axes, Mesh):
+        return axes.axes
+    if isinstance(axes, JaxMesh):
+        return dict(axes.shape)
     if isinstance(axes, Mapping):
         return dict(axes)
     parsed: dict[str, int] = {}
@@ -187,3 +237,6 @@ def _parse(axes: str | Mapping[str, int] | None) -> dict[str, int]:
             raise LayoutError(f"the mesh axis {name!r} is given twice, in {axes!r}; give the axes different names")
         parsed[name] = int(size)
     return parsed
+
+
+MeshLike = Mesh | JaxMesh | str | Mapping[str, int]  # what is taken where a mesh is wanted

@@ -53,7 +53,14 @@ def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) 
     def device(*xs: Any) -> list[Any]:
         return run_equations(program, xs)
 
-    return jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+    mapped = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
+
+    @functools.wraps(device)
+    def call(*xs: Any) -> list[Any]:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # not the one that the caller set
+            return mapped(*xs)
+
+    return call
 
 
 def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:

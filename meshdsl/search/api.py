@@ -16,7 +16,7 @@ from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
-from ..layouts import Layout, Mesh
+from ..layouts import Layout, Mesh, MeshLike
 from ..trace import spec
 from .anytime import search as search_layouts
 from .evaluate import Problem
@@ -36,7 +36,7 @@ __all__ = ["search", "search_overrides"]
 def search(
     f: Any,
     *args: Any,
-    mesh: Mesh | str | Sequence[Mesh | str] | None = None,
+    mesh: MeshLike | Sequence[MeshLike] | None = None,
     devices: int | None = None,
     machine: Machine | str | os.PathLike[str] = "tpu-v5e",
     limit: float | None = None,
@@ -143,7 +143,7 @@ def search(
 def search_overrides(
     f: Any,
     *args: Any,
-    mesh: Mesh | str,
+    mesh: MeshLike,
     layout: Layout | str | Mapping[str, Any] = "",
     machine: Machine | str | os.PathLike[str] = "tpu-v5e",
     limit: float | None = None,
@@ -183,7 +183,7 @@ def search_overrides(
         compiled, args = _compiled(f, args, donate)
         return overrides(
             _problem(f, compiled, args),
-            mesh if isinstance(mesh, Mesh) else Mesh(mesh),
+            Mesh(mesh),
             layout if isinstance(layout, Layout) else Layout(layout),
             _bounded(machine),
             objective=objective,
@@ -233,7 +233,7 @@ def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tup
 
 
 def _meshes(
-    mesh: Mesh | str | Sequence[Mesh | str] | None, devices: int | None, most_axes: int, machine: Machine
+    mesh: MeshLike | Sequence[MeshLike] | None, devices: int | None, most_axes: int, machine: Machine
 ) -> list[Mesh]:
     if (mesh is None) == (devices is None):
         raise LayoutError(
@@ -241,10 +241,10 @@ def _meshes(
         )
     if devices is not None:
         return meshes(devices, most_axes)
-    listed = [mesh] if isinstance(mesh, Mesh | str) else list(mesh or ())
+    listed = [mesh] if isinstance(mesh, MeshLike) else list(mesh or ())
     if not listed:
         raise LayoutError("a search needs at least one mesh; got an empty list")
-    return [each if isinstance(each, Mesh) else Mesh(each) for each in listed]
+    return [Mesh(each) for each in listed]
 
 
 def _names(names: str | Collection[str] | None) -> tuple[str, ...] | None:

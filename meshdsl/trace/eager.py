@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..backend import Jax, Local, NumPy, whole
+from ..backend.typed import untyped
 from ..dims import Shape
 from ..errors import ShapeError
 from ..ir import Op, Type
@@ -24,7 +25,7 @@ SMALL = 1024  # elements
 
 def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: Any) -> tuple[Tensor, ...]:
     """The results of an operation on concrete tensors; raises `ShapeError` if they are on different devices."""
-    arrays = [x.array for x in ins]
+    arrays = [untyped(x.array) for x in ins]
     if len(ins) > 1 and _on_other_devices([x.stored for x in ins]):
         raise ShapeError(
             f"{op.name} of tensors on different devices: results of functions compiled for different meshes\n"

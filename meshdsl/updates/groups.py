@@ -115,6 +115,17 @@ class RefinedMesh:
         split = {dim: self.axes(axes) for dim, axes in sharding.split}
         return Sharding.of(split, self.axes(sharding.partial), sharding.kind)
 
+    def coarse_axes(self, axes: Axes) -> Axes | None:
+        """Axes of the refined mesh as axes of the coarse mesh; None if they contain a part of one without the other.
+
+        >>> refined = RefinedMesh.of(Mesh("rows:8 cols:2"), {"rows": 4})
+        >>> refined.coarse_axes(("rows.outer", "rows.inner", "cols")), refined.coarse_axes(("rows.inner",))
+        (('rows', 'cols'), None)
+        """
+        whole = {parts[0]: axis for axis, parts in self.parts.items()}
+        found = tuple(whole.get(axis, axis) for axis in axes if axis not in {inner for _, inner in self.parts.values()})
+        return found if self.axes(found) == axes else None
+
     def graph(self, graph: Graph) -> Graph:
         """The same graph and values, with every `md.shard` translated to the refined mesh's axes."""
         if not self.parts:

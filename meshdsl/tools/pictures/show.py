@@ -9,7 +9,7 @@ from ...compile import Compiled, compile
 from ...dims import show as show_dims
 from ...errors import LayoutError, ShapeError, nearest
 from ...ir import Type, Var
-from ...layouts import Extents, Layout, Mesh, Sharding
+from ...layouts import Extents, Layout, Mesh, MeshLike, Sharding
 from ...lowering import Program
 from ...trace import Tensor, spec_of
 from .blocks import blocks
@@ -22,7 +22,7 @@ __all__ = ["show"]
 def show(
     value: Tensor | Type | Program,
     layout: str | Layout | Mapping[str, Any] | Sharding | None = None,
-    mesh: Mesh | str | None = None,
+    mesh: MeshLike | None = None,
     *,
     most: int = MOST,
 ) -> Picture:
@@ -56,7 +56,7 @@ def show(
             "a tensor is drawn under a layout on a mesh, and one of them is missing\n"
             "  for example md.show(x, 'batch:rows', 'rows:2 cols:4')"
         )
-    mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+    mesh = Mesh(mesh)
     type_ = spec_of(value)
     if isinstance(layout, Sharding):
         program, var = _under_sharding(type_, layout, mesh)

@@ -41,7 +41,7 @@ def check_step(step: Any) -> None:
 def parse_target(mesh: Any, layout: Any, program: Any) -> tuple[Mesh | None, Layout | None, Program | None]:
     """Mesh, layout and program of a restore; text is converted to `Mesh` and `Layout` as in `md.compile`."""
     if program is None:
-        mesh = mesh if mesh is None or isinstance(mesh, Mesh) else Mesh(mesh)
+        mesh = None if mesh is None else Mesh(mesh)
         layout = layout if layout is None or isinstance(layout, Layout) else Layout(layout)
         return mesh, layout, None
     if not isinstance(program, Program):

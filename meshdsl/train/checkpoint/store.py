@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
-from ...layouts import Layout, Mesh
+from ...layouts import Layout, MeshLike
 from ...lowering import Program
 from ...trace import Tensor
 from . import lock, processes
@@ -316,7 +316,7 @@ class Checkpoints:
         step: int | None = None,
         like: Any = None,
         *,
-        mesh: Mesh | str | None = None,
+        mesh: MeshLike | None = None,
         layout: Layout | str | dict[str, Any] | None = None,
         program: Program | None = None,
     ) -> Restored:

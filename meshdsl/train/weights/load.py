@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
 from ...ir import Type
-from ...layouts import Layout, Mesh
+from ...layouts import Layout, Mesh, MeshLike
 from ...lowering import Program
 from ...trace import Tensor
 from ..checkpoint.arguments import parse_target
@@ -32,7 +32,7 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 def import_hugging_face(
     directory: str | Path,
     workload: Any,
-    mesh: Mesh | str | None = None,
+    mesh: MeshLike | None = None,
     layout: Layout | str | None = None,
     *,
     program: Program | None = None,
