@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 __all__ = ["is_typed", "untyped"]
@@ -26,7 +27,7 @@ def is_typed(x: Any) -> bool:
 def untyped(x: Any) -> Any:
     """The array over the same mesh with Auto axes, without a copy; a traced array stays as it is."""
     sharding = getattr(x, "sharding", None)
-    if isinstance(x, jax.core.Tracer) or not isinstance(sharding, NamedSharding) or not is_typed(x):
+    if isinstance(x, Tracer) or not isinstance(sharding, NamedSharding) or not is_typed(x):
         return x
     return jax.device_put(x, NamedSharding(_auto(sharding.mesh), sharding.spec))
 

@@ -241,7 +241,7 @@ def _meshes(
         )
     if devices is not None:
         return meshes(devices, most_axes)
-    listed = [mesh] if isinstance(mesh, MeshLike) else list(mesh or ())
+    listed = list(mesh) if isinstance(mesh, Sequence) and not isinstance(mesh, str) else [mesh or ""]
     if not listed:
         raise LayoutError("a search needs at least one mesh; got an empty list")
     return [Mesh(each) for each in listed]
