@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import meshdsl as md
-from meshdsl.compilers.verify import verify
+from meshdsl.tools.compilers.verify import verify
 
 SIZES, NAMES, LAYOUT = (2, 4), ("dp", "tp"), "batch:dp; hidden:tp"
 EXPLICIT = jax.make_mesh(SIZES, NAMES)
