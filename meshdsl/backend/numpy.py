@@ -38,6 +38,15 @@ class _NumPy:
         return getattr(np, name)
 
     @staticmethod
+    def astype(x: Any, dtype: Any) -> Any:
+        """Like XLA: integers take the nearest value that they hold, and 0 for NaN, where NumPy's wrap."""
+        if x.dtype.kind not in "fV" or np.dtype(dtype).kind not in "iu":
+            return x.astype(dtype)
+        limits, y = np.iinfo(dtype), np.nan_to_num(x.astype(np.float64), nan=0.0)
+        low, high = y <= float(limits.min), y >= float(limits.max)
+        return np.where(low, limits.min, np.where(high, limits.max, np.where(low | high, 0, y).astype(dtype)))
+
+    @staticmethod
     def erf(x: Any) -> Any:
         from scipy.special import erf  # on first use: importing it takes a sixth of the time of importing meshdsl
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ShapeError, nearest
+from ..ir import exact
 
 __all__ = ["Bound", "bind", "static_names"]
 
@@ -75,6 +76,6 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
     labels = [names[i] if i < spread else f"{names[i]}_{i - spread}" for i in moving] + keywords
     parameter = inspect.Parameter
     call.__signature__ = inspect.Signature([parameter(label, parameter.POSITIONAL_OR_KEYWORD) for label in labels])  # pyright: ignore[reportFunctionMemberAccess]
-    key = (tuple((name, type(value), value) for name, value in fixed.items()), tuple(labels))
+    key = (tuple((name, exact(value)) for name, value in fixed.items()), tuple(labels))
     values = (*(bound.args[i] for i in moving), *(bound.kwargs[name] for name in keywords))
     return Bound(key, call, values, (*moving, *(None for _ in keywords)))

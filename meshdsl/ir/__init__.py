@@ -4,13 +4,14 @@ from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, silent
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs
+from .exact import exact
 from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, scratch_bytes, walk
-from .op import Bounded, Fuses, Labels, Linear, Op, Product, Reduce, Type
+from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
-    "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Product", "Reduce", "Scan", "Type", "Var",
-    "While", "acts", "borders", "cse", "dce", "format_graph", "operations", "predicates", "scratch_bytes",
-    "silent", "verify", "walk",
+    "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
+    "Type", "Var", "While", "acts", "borders", "cse", "dce", "exact", "format_graph", "operations", "predicates",
+    "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip

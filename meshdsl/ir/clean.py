@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 from weakref import WeakSet
 
-import numpy as np
-
+from .exact import exact
 from .graph import Eqn, G, Graph, Scan, Var
 from .op import Op
 
@@ -136,7 +134,7 @@ def _key(eqn: Eqn) -> Hashable:
     """A key that is equal for equal equations; None for equations that are never merged."""
     if eqn.control is not None or (isinstance(eqn.op, Op) and eqn.op.effects):
         return None
-    params: Any = tuple((k, v.tobytes() if isinstance(v, np.ndarray) else v) for k, v in sorted(eqn.params.items()))
+    params = tuple((name, exact(value)) for name, value in sorted(eqn.params.items()))
     key = (eqn.op, eqn.ins, params, tuple((v.dims, v.dtype, v.sharding) for v in eqn.outs))
     try:
         hash(key)

@@ -315,7 +315,7 @@ def _lines(
         names[v] = _name(v, names)
     for eqn in graph.eqns:
         if _is_number(eqn):
-            names[eqn.outs[0]] = str(eqn.params["value"])  # literals are printed where they are used
+            names[eqn.outs[0]] = _short(eqn.params["value"])  # literals are printed where they are used
             continue
         for v in eqn.outs:
             names[v] = _name(v, names)
@@ -361,6 +361,8 @@ def _short(value: Any) -> str:
     if isinstance(value, np.ndarray):
         sizes: tuple[int, ...] = np.shape(cast(Any, value))
         return f"array{list(sizes)}" if sizes else str(cast(Any, value))
+    if isinstance(value, np.generic):
+        return str(cast(Any, value)).removesuffix(".0")
     if callable(value):
         return getattr(value, "__name__", "function")
     items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()

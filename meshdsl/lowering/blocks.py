@@ -20,6 +20,7 @@ from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label, replaced
 from ..ops.reshape import refill
+from ..trace import number
 
 __all__ = [
     "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "ON_FIRST",
@@ -216,7 +217,7 @@ FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are
 
 
 def _on_first_kernel(c: Local, x: Any, *, axes: Axes) -> Any:
-    return c.xp.where(c.index(axes) == 0, x, c.xp.zeros((), x.dtype))
+    return c.xp.where(c.index(axes) == 0, x, number(-0.0, x.dtype))  # -0.0 + y is y; 0.0 + -0.0 is 0.0
 
 
 def _on_first_sharding(eqn: Eqn) -> list[Sharding]:

@@ -30,7 +30,7 @@ def _ordered(program: Graph, told: Var | None) -> tuple[Program, Var]:
     eqns: list[Eqn] = []
     if told is None:
         told = Var((), BOOL)
-        eqns.append(Eqn(FULL, (), (told,), {"value": False, "shape": (), "dtype": BOOL}))
+        eqns.append(Eqn(FULL, (), (told,), {"value": np.False_, "shape": ()}))
     for eqn in program.eqns:
         if acts(eqn):
             eqn = _after(eqn, told)

@@ -65,7 +65,7 @@ def float_for(dtype: np.dtype) -> str:
 CAST = Op(
     "cast",
     type=lambda x, *, dtype: Type(x.dims, dtype),
-    kernel=lambda c, x, *, dtype: (x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x).astype(dtype),
+    kernel=lambda c, x, *, dtype: c.xp.astype(x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x, dtype),
     vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
     linear=Linear.WIDENING,
     fuses=Fuses.MAP,

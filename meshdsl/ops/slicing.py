@@ -15,7 +15,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel
 
@@ -140,6 +140,7 @@ def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int
     Raises `ShapeError` for a dim that x lacks, for a negative `inner`, and if it would crop more elements than exist.
     """
     x = as_tensor(x)
+    fill = checked_number(value, x.dtype)
 
     def resolve() -> Dim:
         d = find(dim, x.dims)
@@ -147,7 +148,7 @@ def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int
             raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
         return d
 
-    return bind1(_PAD, x, dim=located(resolve), low=int(low), high=int(high), inner=int(inner), value=value)
+    return bind1(_PAD, x, dim=located(resolve), low=int(low), high=int(high), inner=int(inner), value=fill)
 
 
 _REVERSE = along(

@@ -26,7 +26,7 @@ from ..lowering.program import Program
 from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
 from ..ops.reshape import RENAME
-from ..trace import FULL
+from ..trace import FULL, number
 from .turn import TURN
 
 __all__ = ["Ring", "ring_products", "rings"]
@@ -157,7 +157,7 @@ def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
     eqns: list[Eqn] = []
 
     def full(v: Var, value: int) -> Var:
-        how = {"value": value, "shape": v.dims, "dtype": v.dtype}
+        how = {"value": number(value, v.dtype), "shape": v.dims}
         eqns.append(Eqn(FULL, (), (v,), how, eqn.where, eqn.backward))
         return v
 

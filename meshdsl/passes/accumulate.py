@@ -14,7 +14,7 @@ from ..ir import Eqn, Graph, Linear, Scan, Var, verify
 from ..ops.dtypes import CAST
 from ..ops.elementwise import ADD, SUBTRACT
 from ..ops.reductions import BROADCAST
-from ..trace import CONSTANT, FULL
+from ..trace import CONSTANT, FULL, number
 
 __all__ = ["running_sum", "sums_begin_with_zero"]
 
@@ -41,9 +41,10 @@ def _summed(eqn: Eqn, loop: Scan, producers: dict[Var, Eqn]) -> list[Eqn]:
         if step is None or not _is_zero(start, producers) or _is_constant(start, producers):
             continue
         zero = ins[consts + i] = Var(start.dims, start.dtype, start.name)
-        params = {"value": 0, "shape": start.dims, "dtype": start.dtype}
+        positive = producers[start].op is CONSTANT and not any(producers[start].params["value"].tobytes())
+        params = {"value": number(0.0 if positive else -0.0, start.dtype), "shape": start.dims}  # -0.0 + x is x
         before.append(Eqn(FULL, (), (zero,), params, producers[start].where))
-        if producers[start].op is not CONSTANT:
+        if not positive:
             outs[i] = Var(total.dims, total.dtype, total.name)
             after.append(step.replace(ins=(outs[i], start), outs=(total,)))
     return [*before, eqn.replace(ins=tuple(ins), outs=tuple(outs)), *after]

@@ -52,7 +52,8 @@ def _bound(eqn: Eqn, bounds: Mapping[Var, float]) -> float:
 
 
 def _largest(value: Any) -> float:
-    numbers = np.abs(np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64))
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        numbers = np.abs(np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64))
     return float(np.max(numbers, initial=0.0, where=~np.isnan(numbers)))
 
 

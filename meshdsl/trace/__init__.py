@@ -2,12 +2,25 @@
 
 from .arguments import KEY_WORD, array_of, dtype_of, key_words, spec, spec_of, tensor
 from .eager import run_kernel
-from .literals import CONSTANT, FULL
+from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
-from .tracing import Traced, as_tensor, bind, bind1, current, eval_shape, evaluate, flatten, location, trace, tree
+from .tracing import (
+    Traced,
+    as_tensor,
+    bind,
+    bind1,
+    checked_number,
+    current,
+    eval_shape,
+    evaluate,
+    flatten,
+    location,
+    trace,
+    tree,
+)
 
 __all__ = [
-    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "current", "dtype_of",
-    "eval_shape", "evaluate", "flatten", "key_words", "location", "run_kernel", "spec", "spec_of", "tensor", "trace",
-    "tree",
+    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "checked_number",
+    "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "location", "number", "run_kernel", "spec",
+    "spec_of", "tensor", "trace", "tree",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from ..backend import Jax, Local, NumPy, whole
 from ..backend.typed import untyped
 from ..dims import Shape
 from ..errors import ShapeError
-from ..ir import Op, Type
+from ..ir import Op, Params, Type, exact
 from .tensors import Tensor
 
 __all__ = ["run_eagerly", "run_kernel"]
@@ -36,7 +37,8 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
         # NumPy computes what has no operands: a compilation for each number in a user's code costs more
         results = [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
     elif all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
-        results = _compiled_kernel(op, shapes, types, tuple(params.items()))(*arrays)
+        key = tuple((name, exact(value)) for name, value in params.items())
+        results = _compiled_kernel(op, shapes, types, _Params(key, params))(*arrays)
     else:  # a constant's array has no hash, and a function is a new one in every call
         results = run_kernel(op, Jax, arrays, shapes, types, params)
     return tuple(Tensor(t.dims, t.dtype, array=a) for t, a in zip(types, results, strict=True))
@@ -48,12 +50,18 @@ def _on_other_devices(arrays: Sequence[Any]) -> bool:
     return len({frozenset(a.devices()) for a in placed if a.committed}) > 1
 
 
+@dataclass(frozen=True)
+class _Params:
+    key: Hashable
+    params: Params = field(compare=False)
+
+
 @functools.lru_cache(maxsize=4096)
 def _compiled_kernel(
-    op: Op, shapes: tuple[Shape, ...], types: tuple[Type, ...], params: tuple[tuple[str, Any], ...]
+    op: Op, shapes: tuple[Shape, ...], types: tuple[Type, ...], params: _Params
 ) -> Callable[..., list[Any]]:
     """The kernel of an operation on unsharded arrays, compiled whole and not one primitive at a time."""
-    return jax.jit(lambda *arrays: run_kernel(op, Jax, arrays, shapes, types, dict(params)))
+    return jax.jit(lambda *arrays: run_kernel(op, Jax, arrays, shapes, types, params.params))
 
 
 def run_kernel(

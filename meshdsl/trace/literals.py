@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Local
+from ..backend import Local, NumPy
 from ..ir import Fuses, Op, Type
 
-__all__ = ["CONSTANT", "FULL"]
+__all__ = ["CONSTANT", "FULL", "number"]
 
 CONSTANT = Op(
     "constant",
@@ -20,12 +20,21 @@ CONSTANT = Op(
 )
 FULL = Op(
     "full",
-    type=lambda *, value, shape, dtype: Type(shape, dtype),
-    kernel=lambda c, *, value, shape, dtype: c.xp.full(c.outs[0].sizes, value, dtype),
+    type=lambda *, value, shape: Type(shape, value.dtype),
+    kernel=lambda c, *, value, shape: c.xp.full(c.outs[0].sizes, value, value.dtype),
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     literal=True,
 )
+
+
+def number(value: Any, dtype: Any) -> Any:
+    """A number as the NumPy scalar of a dtype, converted as by `md.cast`: the value of a `FULL`, of a padding.
+
+    >>> number(300, "int16"), number(1e5, "float16")
+    (np.int16(300), np.float16(inf))
+    """
+    return NumPy.astype(np.asarray(value), np.dtype(dtype))[()]
 
 
 def _block_of(c: Local, value: np.ndarray) -> Any:

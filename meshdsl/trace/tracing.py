@@ -21,11 +21,12 @@ from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller
 from ..ir import Eqn, Graph, Op, Type, Var, dce, verify
 from .arguments import array_of
 from .eager import run_eagerly
-from .literals import CONSTANT, FULL
+from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
 
 __all__ = [
-    "Traced", "as_tensor", "bind", "bind1", "current", "eval_shape", "evaluate", "flatten", "location", "trace", "tree",
+    "Traced", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten", "location",
+    "trace", "tree",
 ]  # fmt: skip
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
@@ -237,8 +238,11 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
 
     Raises `ShapeError` for an array with axes, and for an integer that does not fit into `dtype`.
     """
-    if isinstance(x, Tensor):
-        return x
+    return x if isinstance(x, Tensor) else bind1(FULL, value=checked_number(x, dtype), shape=())
+
+
+def checked_number(x: Any, dtype: Any = None) -> Any:
+    """A number or 0-d array as the NumPy scalar of a dtype, by default JAX's for it; raises as `as_tensor` does."""
     try:
         array = np.asarray(array_of(x))
     except MeshdslError as error:
@@ -266,4 +270,4 @@ def as_tensor(x: Any, dtype: Any = None) -> Tensor:
             ),
             _where(),
         )
-    return bind1(FULL, value=array.item(), shape=(), dtype=kind)
+    return number(array, kind)

@@ -18,7 +18,7 @@ from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ...ops.dtypes import CAST
 from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME
-from ...trace import FULL
+from ...trace import FULL, number
 from ..blocks import ON_FIRST
 from ..labels import apply, labels_of, vanishing
 from . import placement_ops as views
@@ -69,7 +69,8 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         params = {**full.params, "shape": eqn.outs[0].dims}
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif op is CAST and scope.is_zero(eqn.ins[0]):
-        params = {**scope.unmaterialized[eqn.ins[0]].params, "dtype": eqn.outs[0].dtype}
+        full = scope.unmaterialized[eqn.ins[0]]
+        params = {**full.params, "value": number(full.params["value"], eqn.outs[0].dtype)}
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].dims or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn

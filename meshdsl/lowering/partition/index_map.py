@@ -120,7 +120,8 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
             parts.append(part)
             filled += part.size
     if rows.size and filled:
-        zero = type(moves.fill) is not bool and moves.fill == 0
+        fill = np.asarray(moves.fill)
+        zero = fill.dtype != np.bool_ and not any(fill.tobytes())  # rows without a sender are zeros, and none is -0.0
         rows = _in_slices(rows, _unread(rows, moves), _silent(parts) if zero else np.zeros((n, filled), bool))
     params = {
         "dims": tuple(part.dim for part in parts),

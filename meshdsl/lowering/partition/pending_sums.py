@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from ...ir import Eqn, Graph, Linear, Reduce, Var, walk
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
@@ -20,7 +18,7 @@ from ...ops.reductions import BROADCAST
 from ...passes.magnitude import magnitudes
 from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
-from ...trace import FULL
+from ...trace import FULL, number
 
 __all__ = ["ADDITIONS", "Body", "PendingSums", "Region"]
 
@@ -81,20 +79,20 @@ class PendingSums:
         for eqn in graph.eqns:
             for v in dict.fromkeys(eqn.ins):
                 self.users.setdefault(v, []).append(eqn)
-            number = self._number(eqn)
-            if number is not None:
-                self.numbers[eqn.outs[0]] = number
-            if number == 0:
+            value = self._number(eqn)
+            if value is not None:
+                self.numbers[eqn.outs[0]] = value
+            if value == 0:
                 self.zero.update(eqn.outs)
 
     def _number(self, eqn: Eqn) -> Any:
         """The number that all elements of an equation's result equal, if it is known."""
         if eqn.op is FULL:
-            return np.asarray(eqn.params["value"]).astype(eqn.outs[0].dtype)[()]
+            return eqn.params["value"]
         if eqn.op not in (BROADCAST, CAST):
             return None
-        number = 0 if eqn.ins[0] in self.zero else self.numbers.get(eqn.ins[0])
-        return None if number is None else np.asarray(number).astype(eqn.outs[0].dtype)[()]
+        value = 0 if eqn.ins[0] in self.zero else self.numbers.get(eqn.ins[0])
+        return None if value is None else number(value, eqn.outs[0].dtype)
 
     def may_stay_pending(self, eqn: Eqn, v: Var) -> bool:
         """True if an operation may take this operand as a pending sum, as far as the graph tells.

@@ -19,7 +19,7 @@ from ....ir import NO_CAUSE, Because, Cause, Eqn, Scan, Var
 from ....ops.attention.blocks import RESIDUALS, wide_dtype
 from ....ops.dtypes import CAST
 from ....ops.indexing import IOTA
-from ....trace import FULL
+from ....trace import FULL, number
 from ...program import Program
 from ..index_map import Exchange
 from .call import AttentionCall
@@ -113,13 +113,14 @@ class _Ring:
         for k, v in enumerate(outs):
             initial = Var(v.dims, wide_dtype(v.dtype), "", v.sharding)
             value = -math.inf if k == 1 and not self.call.gradient else 0
-            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.dims, dtype=initial.dtype))
+            value = number(value, initial.dtype)
+            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.dims))
             sums.append(initial)
         return sums
 
     def number(self, value: int) -> Var:
         constant = Var((), np.dtype(np.int32), "", self.scalar)
-        self.scope.eqns.append(self.equation(FULL, [], constant, value=value, shape=(), dtype=constant.dtype))
+        self.scope.eqns.append(self.equation(FULL, [], constant, value=np.int32(value), shape=()))
         return constant
 
     @property
