@@ -34,7 +34,8 @@ def number(value: Any, dtype: Any) -> Any:
     >>> number(300, "int16"), number(1e5, "float16")
     (np.int16(300), np.float16(inf))
     """
-    return NumPy.astype(np.asarray(value), np.dtype(dtype))[()]
+    with np.errstate(all="ignore"):  # infinity is a number too
+        return NumPy.astype(np.asarray(value), np.dtype(dtype))[()]
 
 
 def _block_of(c: Local, value: np.ndarray) -> Any:

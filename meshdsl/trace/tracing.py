@@ -25,8 +25,8 @@ from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
 
 __all__ = [
-    "Traced", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten", "location",
-    "trace", "tree",
+    "Traced", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten",
+    "location", "trace", "tree",
 ]  # fmt: skip
 
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees

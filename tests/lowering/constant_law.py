@@ -29,7 +29,7 @@ DTYPES = [
     "uint16", "int32", "uint32", "int64", "uint64", "bool",
 ]  # fmt: skip
 LAYOUTS = ["", "a:p", "b:p; a:q", "a:p q"]
-Place = Callable[[Any, Any, Any], Any]  # (x, mask, constant) -> the result
+Place = Callable[..., Any]  # (x, mask, constant) -> the result
 
 
 def bits(dtype: str, *words: int) -> list[Any]:

@@ -63,3 +63,13 @@ def test_sums_over_a_loop_keep_the_sign_of_zero() -> None:
     wanted = total(rows, start)
     for got in ([x.numpy() for x in compiled(rows, start)], md.simulate(compiled.program(rows, start), rows, start)):
         assert [x.tobytes() for x in got] == [x.numpy().tobytes() for x in wanted]
+
+
+def test_a_number_beyond_the_range_of_its_dtype_is_infinite() -> None:  # and NumPy warns of nothing
+    def f(x: Any) -> Any:
+        return [md.sum(x, "b") * 1e6, md.pad(x, "a", 0, 1, -1e6), md.cast(md.full("a:2", 1e6, x.dtype), "float32")]
+
+    x = md.tensor(np.ones((3, 2), "f2"), "a b")
+    compiled = md.compile(f, "p:2", "b:p")
+    for got in ([y.numpy() for y in compiled(x)], md.simulate(compiled.program(x), x), [y.numpy() for y in f(x)]):
+        assert [float(np.abs(y).max()) for y in got] == [np.inf, np.inf, np.inf]
