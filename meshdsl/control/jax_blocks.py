@@ -42,7 +42,7 @@ def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> t
                 "their dims keep their sizes: on one device, those of a block"
             )
     if f.checked and tuple(ins) != f.operands:
-        problem = f.problem(f.operands, ins)
+        problem = f.problem(ins)
         if problem is not None:
             raise refusal(f, problem)
     return tuple(Type(shape, aval.dtype) for aval, shape in zip(avals, results, strict=True))
@@ -84,7 +84,14 @@ def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any
 
 
 def _vjp(
-    cts: Any, *ins: Tensor, f: JaxFunction, results: tuple[Shape, ...], key: object, unchecked: bool | None, **_: Any
+    cts: Any,
+    *ins: Tensor,
+    f: JaxFunction,
+    results: tuple[Shape, ...],
+    key: object,
+    unchecked: bool | None,
+    check: str | None,
+    **_: Any,
 ) -> list[Tensor | None]:
     """The cotangents, one equation for all operands that lack the same split dims: theirs are sums over those."""
     cts = list(cts) if isinstance(cts, list | tuple) else [cts]
@@ -104,9 +111,10 @@ def _vjp(
         split = tuple(name for name in (*f.split, *f.contract) if name not in missing)
         checked = f.checked and has_own_gradient(f.traced(f.operands))
         g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
-        if checked and (problem := g.problem(*g.twice())) is not None:
+        if checked and (problem := g.problem()) is not None:
             raise refusal(g, problem)
         options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.shown}
+        options["check"] = options["check"] or check
         cotangents = bind(JAX_BLOCKS, *operands, f=g, **options)
         for i, grad in zip(members, cotangents, strict=True):
             grads[i] = grad
@@ -137,7 +145,7 @@ def _vmap(*ins: Tensor, new: Dim, f: JaxFunction, results: tuple[Shape, ...], **
     types = tuple(x.type for x in ins)
     shapes = tuple((new, *shape) for shape in results)
     g = JaxFunction(flat, f.name, types, shapes, (*f.split, new.name), f.contract, f.checked, f.cost)
-    return bind(JAX_BLOCKS, *ins, f=g, results=shapes, **{**params, **g.shown})
+    return bind(JAX_BLOCKS, *ins, f=g, results=shapes, **{**params, **g.shown, "check": params["check"]})
 
 
 JAX_BLOCKS = Op("local", type=_type, kernel=_kernel, vjp=_vjp, vmap=_vmap, reduce=Reduce.SUM, rule=_rule, flops=_flops)

@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -15,9 +14,13 @@ import jax
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Type
-from ..jaxprs import Problem, Sized, check, resembles
+from ..jaxprs import Problem, check, differs, flops, outline
 
-__all__ = ["JaxFunction", "refusal"]
+__all__ = ["TESTED", "JaxFunction", "refusal"]
+
+TESTED = "tested, not proven"  # in printed programs
+_TRIED = 3e8  # floating-point operations of one run on the whole; a trial has about twelve, in a second
+Types = tuple[Type, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +48,27 @@ class JaxFunction:
         return self.flat(*arrays)
 
     @functools.cached_property
-    def blocks(self) -> dict[tuple[Type, ...], Any]:
+    def blocks(self) -> dict[Types, Any]:
         """The jaxprs by types of operands."""
+        return {}
+
+    @functools.cached_property
+    def steps(self) -> dict[tuple[str, Types, Types], Problem | str]:
+        """The reason why a dim may not have a block size, or how it was found that it may; by dim and types."""
         return {}
 
     @property
     def shown(self) -> dict[str, str | None]:
         """Parameters for printed programs."""
-        return {"split": ",".join(self.split) or None, "contract": ",".join(self.contract) or None}
+        return {
+            "split": ",".join(self.split) or None,
+            "contract": ",".join(self.contract) or None,
+            "check": TESTED if self.tested() else None,
+        }
+
+    def tested(self, blocks: Sequence[Type] | None = None) -> bool:
+        """True if the check of blocks of these types was a trial."""
+        return self.checked and "tested" in map(self.steps.get, self._steps(blocks))
 
     def traced(self, types: Sequence[Type]) -> Any:
         key = tuple(types)
@@ -61,53 +77,89 @@ class JaxFunction:
             self.blocks[key] = jax.make_jaxpr(self.flat)(*structs)
         return self.blocks[key]
 
-    @functools.cached_property
-    def problems(self) -> dict[tuple[Type, ...], Problem | None]:
-        return {}
+    def problem(self, blocks: Sequence[Type] | None = None) -> Problem | None:
+        """The reason why the function may not run on blocks of these types; None if it may.
 
-    def problem(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
-        """The reason why the function may not run on blocks of this type; None if it may."""
-        key = (*full, *block)
-        if key not in self.problems:
-            self.problems[key] = self._compare(full, block)
-        return self.problems[key]
+        Without types, the dims of the operands are compared with dims twice as long.
+        """
+        for step in self._steps(blocks):
+            if step not in self.steps:
+                self.steps[step] = self._step(*step)
+            found = self.steps[step]
+            if isinstance(found, Problem):
+                return found
+        return None
 
-    def _compare(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
-        ins, outs = [names(t.dims) for t in full], [names(shape) for shape in self.results]
-        cut = {d.name for a, b in zip(full, block, strict=True) for d, e in zip(a.dims, b.dims, strict=True) if d != e}
-        split, contract = cut & set(self.split), cut & set(self.contract)
+    def _steps(self, blocks: Sequence[Type] | None) -> list[tuple[str, Types, Types]]:
+        """The comparisons of a check: of types with one dim at its full size, and at that of a block."""
+        dims = (*self.split, *self.contract)
+        full, steps = self.operands, []
+        if blocks is None:
+            sizes = {d.name: d.size for t in full for d in t.dims}
+            return [(name, _sized(full, {name: 2 * sizes[name]}), full) for name in dims if sizes[name] > 1]
+        sizes = {d.name: d.size for t in blocks for d in t.dims}
+        for name in dims:
+            cut = _sized(full, {name: sizes[name]})
+            steps += [(name, full, cut)] if cut != full else []
+            full = cut
+        return steps
+
+    def _step(self, name: str, full: Types, block: Types) -> Problem | str:
+        """Prove that blocks of one dim give the same, or try it where the table cannot tell."""
         try:
             whole, small = self.traced(full), self.traced(block)
         except Exception as error:  # of the function itself, which cannot handle these sizes
-            return Problem("", f"fails for other sizes of {' '.join(sorted(cut))}: {_first_line(error)}")
-        problem = check(whole, small, ins, outs, split, contract)
-        if problem and any(d.size == 1 and d.name in cut for t in block for d in t.dims):
-            # at one element JAX leaves out broadcasts and batch dims; apart from those, both must do the same
-            return self._at_one_element(full, block) if self.problem(*self.twice()) is None else problem
-        return problem
+            return Problem("", f"fails for other sizes of {name}: {_first_line(error)}")
+        ins, outs = [_axis(t.dims, name) for t in full], [_axis(shape, name) for shape in self.results]
+        size, own = (next(d.size for t in types for d in t.dims if d.name == name) for types in (full, block))
+        problem = check(whole, small, ins, outs, name, (size, own), name in self.contract)
+        # at one element JAX leaves out broadcasts and batch dims; with more elements the function was proven
+        if problem is None or not (problem.unknown or (own == 1 and self.problem() is None)):
+            return problem or "proven"
+        try:
+            how = self._try(name, full, block, size // own)
+        except Exception as error:
+            how = f"it fails: {_first_line(error)}"
+        if how and own == 1:
+            return Problem("", f"does something else on a block of one element; on random data, {how}", problem.where)
+        tried = f"on random data, with blocks of {own} of {size} elements of {name}, {how}"
+        return problem._replace(what=f"{problem.what}; {tried}") if how else "tested"
 
-    def _at_one_element(self, full: Sequence[Type], block: Sequence[Type]) -> Problem | None:
-        shares = {
-            d.name: Fraction(e.size, d.size)
-            for a, b in zip(full, block, strict=True)
-            for d, e in zip(a.dims, b.dims, strict=True)
-            if d != e
-        }
-        doubled = [Sized(self.traced(_longer(full, {name})), share) for name, share in shares.items()]
-        return resembles(self.traced(full), self.traced(block), doubled)
+    def _try(self, name: str, full: Types, block: Types, count: int) -> str:
+        """How the function differs on random data, on at most three blocks, with other dims as small as it takes."""
+        sizes = {d.name: d.size for t in block for d in t.dims}
+        outlines = outline(self.traced(full)), outline(self.traced(block))
 
-    def twice(self) -> tuple[list[Type], list[Type]]:
-        """Operands with split dims twice as long, and the operands: sizes at which every split dim differs."""
-        cut = {*self.split, *self.contract}
-        return _longer(self.operands, cut), list(self.operands)
+        def pair(sizes: Mapping[str, int], count: int) -> tuple[Any, Any] | None:
+            types = [_sized(full, {**sizes, name: n * sizes[name]}) for n in (count, 1)]
+            try:
+                jaxprs = tuple(map(self.traced, types))
+            except Exception:  # of the function itself, which does not take these sizes
+                return None
+            return jaxprs if tuple(map(outline, jaxprs)) == outlines else None
+
+        few = min(max(count, 2), 3)
+        count = few if pair(sizes, few) else count
+        jaxprs = pair(sizes, count)
+        for other in sorted(sizes, key=lambda other: -sizes[other]):
+            smaller = [2**k for k in range(1, 30) if 2**k < sizes[other] and sizes[other] % 2**k == 0]
+            for n in smaller if jaxprs is not None and flops(jaxprs[0]) > _TRIED else ():
+                if fitting := pair({**sizes, other: n}, count):
+                    jaxprs, sizes = fitting, {**sizes, other: n}
+                    break
+        if jaxprs is None or flops(jaxprs[0]) > _TRIED:
+            return "it is too large to be run"
+        ins, outs = [_axis(t.dims, name) for t in full], [_axis(shape, name) for shape in self.results]
+        return differs(*jaxprs, ins, outs, count, name in self.contract)
 
 
-def _longer(types: Sequence[Type], cut: Collection[str]) -> list[Type]:
-    """Types with these dims twice as long, unless they have one element."""
-    return [
-        Type(tuple(Dim(d.name, 2 * d.size if d.name in cut and d.size > 1 else d.size) for d in t.dims), t.dtype)
-        for t in types
-    ]
+def _axis(shape: Shape, name: str) -> int | None:
+    return names(shape).index(name) if name in names(shape) else None
+
+
+def _sized(types: Sequence[Type], sizes: Mapping[str, int]) -> Types:
+    """The types with other sizes of these dims."""
+    return tuple(Type(tuple(Dim(d.name, sizes.get(d.name, d.size)) for d in t.dims), t.dtype) for t in types)
 
 
 def _first_line(error: Exception) -> str:

@@ -37,7 +37,7 @@ def apply(
     flat: Callable[..., Any] = lambda *xs: tree.tree_leaves(f(*xs))  # noqa: E731 - a function without a name of its own
     function = JaxFunction(flat, name, types, shapes, split, contract, not unchecked, cost)
     _check_dims(function, avals)
-    if function.checked and (split or contract) and (problem := function.problem(*function.twice())) is not None:
+    if function.checked and (split or contract) and (problem := function.problem()) is not None:
         raise refusal(function, problem)
     params = {"key": object(), "follows": False, "unchecked": True if unchecked else None}
     return tree.tree_unflatten(

@@ -365,6 +365,8 @@ def _short(value: Any) -> str:
         return str(cast(Any, value)).removesuffix(".0")
     if callable(value):
         return getattr(value, "__name__", "function")
+    if isinstance(value, str) and " " in value:
+        return repr(value)
     items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
     if items and all(isinstance(d, Dim) for d in items):
         return show(cast(Shape, items))

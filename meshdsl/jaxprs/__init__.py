@@ -1,14 +1,16 @@
-"""Static checks of JAX functions from their jaxprs: which are elementwise, and which may run on blocks of operands.
+"""Checks of JAX functions from their jaxprs: which are elementwise, and which may run on blocks of their operands.
 
-`primitives` says how each primitive acts on the axes of elementwise functions. For blocks, `dependence` reads the
-function's jaxpr: `factors` describes the axes of a value, `rules` how each primitive acts on them, `control` loops and
-branches, `sums` which values are partial sums, and `kernels` Pallas kernels; `resemblance` compares blocks of one
-element. `counting` counts FLOPs, and `call` makes a jaxpr one equation of a program.
+`table` says what each primitive does with the axes of its operands: it passes, sums or mixes them. `elementwise` reads
+it for functions at all sizes, `walk` for functions on blocks; what `walk` cannot prove, `trial` tries on random data.
+`counting` counts FLOPs, and `call` makes a jaxpr one equation of a program.
 """
 
 from .counting import flops
-from .dependence import Problem, check
-from .primitives import CALLS, elementwise, has_own_gradient, inner
-from .resemblance import Sized, resembles
+from .elementwise import has_own_gradient, mixing
+from .table import CALLS, ELEMENTWISE, inner
+from .trial import differs, outline
+from .walk import Problem, check
 
-__all__ = ["CALLS", "Problem", "Sized", "check", "elementwise", "flops", "has_own_gradient", "inner", "resembles"]
+__all__ = [
+    "CALLS", "ELEMENTWISE", "Problem", "check", "differs", "flops", "has_own_gradient", "inner", "mixing", "outline",
+]  # fmt: skip

@@ -19,7 +19,7 @@ from jax.extend.core import Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from .primitives import CALLS, inner
+from .table import CALLS, inner
 
 __all__ = ["call_on_blocks", "compiled"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
-from .primitives import CALLS, inner
+from .table import CALLS, inner
 
 __all__ = ["flops"]
 

@@ -12,7 +12,7 @@ from ..backend import Local
 from ..dims import names, show
 from ..errors import MeshdslError, ShapeError, at, caller, located, raised
 from ..ir import Fuses, Op, Type
-from ..jaxprs.primitives import has_own_gradient, mixing
+from ..jaxprs import has_own_gradient, mixing
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import kind
 from .elementwise import broadcast_shape

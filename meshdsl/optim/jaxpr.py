@@ -141,7 +141,7 @@ def _elementwise(name: str, ins: Sequence[Value], out: Value) -> bool:
     if name == "broadcast_in_dim":
         return shapes[0] in ((), out.shape)
     scalars = not any((*shapes, out.shape))
-    return scalars or jaxprs.elementwise(name, shapes, out.shape)
+    return scalars or (name in jaxprs.ELEMENTWISE and all(shape in ((), out.shape) for shape in shapes))
 
 
 def _source(traceback: Any) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.jaxprs.primitives import mixing
+from meshdsl.jaxprs import mixing
 
 TAKEN: dict[str, Callable[..., Any]] = {
     **{name: getattr(jax.nn, name) for name in ("celu", "elu", "gelu", "hard_swish", "mish", "relu", "selu", "silu")},

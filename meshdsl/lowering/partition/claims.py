@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...control.jax_function import TESTED, JaxFunction
 from ...dims import Dim, show
 from ...errors import MeshdslError, at
 from ...ir import Eqn, Labels, Type, Var
@@ -65,8 +66,13 @@ def _gathered(eqn: Eqn, name: str) -> str:
     return f"leave {name!r} out of split= and contract=, so that it is gathered first"
 
 
-def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
-    """The splits of the operands of an `md.local` region; its gradient uses the same blocks as the region itself."""
+def region_blocks(
+    scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
+) -> tuple[Mapping[str, Axes], Eqn]:
+    """The splits of the operands of an `md.local` region, and the region, which says how its blocks were checked.
+
+    Its gradient uses the same blocks as the region itself.
+    """
     setting, key = scope.setting, eqn.params["key"]
     if eqn.params["follows"]:
         assigned = setting.regions.get(key, assigned)
@@ -95,7 +101,10 @@ def region_blocks(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str,
         eqn.operation.type(*types, **{**eqn.params, "results": results})
     except MeshdslError as error:
         raise at(error, eqn.where) from None
-    return assigned
+    f = eqn.params["f"]
+    if isinstance(f, JaxFunction) and f.tested(types):
+        eqn = eqn.replace(params={**eqn.params, "check": TESTED})
+    return assigned, eqn
 
 
 def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:

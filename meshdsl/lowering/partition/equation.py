@@ -153,7 +153,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 
     assigned = choose(claims, preferred, price)
     if eqn.op in REGIONS:
-        assigned = region_blocks(scope, eqn, labels, assigned)
+        assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     kept = {d.name for v in eqn.outs for d in v.dims}
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
     ins: list[Var] = []
