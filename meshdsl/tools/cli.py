@@ -18,15 +18,13 @@ from ..errors import caller
 from .commands import (
     analyze,
     compare,
-    completion,
     doctor,
     explain,
     export,
     generate,
     import_,
     init,
-    layouts,
-    machines,
+    list_,
     plot,
     scale,
     search,
@@ -41,16 +39,15 @@ from .commands.parser import Parser
 __all__ = ["SCHEMA_VERSION", "main", "parser"]
 
 GROUPS = {
-    "start": (init, layouts, machines, doctor),
+    "start": (init, list_, doctor),
     "analyse": (analyze, compare, search, scale, explain, verify),
     "train": (train, plot, import_, generate, export),
-    "shell": (completion,),
 }
 
 _EXAMPLES = """\
 examples:
   meshdsl init mine.py
-  meshdsl layouts models/transformer.py:lm
+  meshdsl list models/transformer.py:lm
   meshdsl analyze models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --machine tpu-v5e
   meshdsl compare models/transformer.py:lm --layout data --layout data_model --html layouts.html
   meshdsl explain models/transformer.py:lm --layout data_model --dim heads

@@ -59,13 +59,12 @@ COMMANDS = [
     "doctor",
     "plot",
     "export",
-    "layouts",
-    "machines",
+    "list",
     "scale",
 ]
 COMMANDS += ["trian", "anlyze", "", "--", "-h", "--help", "--version", "help", "x" * 300, "\N{SNOWMAN}", "\udcff"]
 OPTIONS = [
-    *("--layout", "--mesh", "--set", "--batch", "--length", "--machine", "--memory", "--place", "--steps", "--seed"),
+    *("--layout", "--mesh", "--set", "--machine", "--memory", "--place", "--steps", "--seed"),
     *("--devices", "--eval-every", "--eval-batches", "--save-every", "--keep", "--resume", "--log-every", "--config"),
     *("--checkpoints", "--metrics", "--html", "--trace", "--dim", "--collective", "--window", "--overlap", "--top"),
     *("--weight-update", "--non-finite", "--process", "--processes", "--coordinator", "--time-limit", "--patience"),

@@ -132,7 +132,7 @@ def test_explain_collective_and_dim():
 
 
 def test_search_prints_the_best_layouts():
-    large = ["--set", "width=1024", "--batch", "512"]
+    large = ["--set", "width=1024", "--set", "batch=512"]
     options = [*large, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis"]
     run = here("search", BIGRAM, *options)
     assert (run.code, run.err) == (0, ""), run.err
@@ -206,7 +206,7 @@ MISTAKES = [
     ("cost_no_inputs", 2, ["analyze", "workloads_odd.py:nothing"]),
     ("cost_zero", 2, ["analyze", BIGRAM, "--set", "width=0"]),
     ("cost_negative", 2, ["compare", BIGRAM, "--set", "vocab=-256"]),
-    ("cost_zero_batch", 2, ["search", BIGRAM, "--devices", "4", "--batch", "0"]),
+    ("cost_zero_batch", 2, ["search", BIGRAM, "--devices", "4", "--set", "batch=0"]),
     ("cost_one_layout", 2, ["compare", *GRID]),
     ("cost_layout_twice", 2, ["compare", *GRID, "--layout", "data", "--layout", "grid"]),
     ("cost_meshes", 2, ["compare", *GRID, "--layout", "data", "--layout", "", *["--mesh", "all:8"] * 2]),

@@ -1,4 +1,4 @@
-"""The commands that list and write: machines, layouts, init."""
+"""The commands that list and write: list, init."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = HERE.parent.parent
 
 
 def test_machines_lists_every_machine_with_its_figures():
-    run = here("machines")
+    run = here("list")
     assert run.code == 0 and run.err == ""
     lines = {line.split()[0]: line for line in run.out.splitlines()[1:] if line}
     assert set(machines()) <= set(lines)
@@ -28,13 +28,13 @@ def test_machines_in_json_have_their_sources(tmp_path: Path, monkeypatch: pytest
     own = Path(md.machine("h100").file).read_text(encoding="utf-8")
     (tmp_path / "mine.toml").write_text(own, encoding="utf-8")
     monkeypatch.setenv("MESHDSL_MACHINES", str(tmp_path))
-    found = {each["name"]: each for each in json.loads(here("machines", "--json").out)["machines"]}
+    found = {each["name"]: each for each in json.loads(here("list", "--json").out)["machines"]}
     assert found["mine"]["origin"] == str(tmp_path / "mine.toml") and found["h100"]["origin"] == "package"
     assert found["h100"]["sources"]["vector"] == "NVIDIA data sheet"
 
 
 def test_layouts_lists_those_of_the_workload():
-    run = here("layouts", f"{ROOT}/models/mlp.py:mlp")
+    run = here("list", f"{ROOT}/models/mlp.py:mlp")
     assert run.code == 0
     assert [line.split()[0] for line in run.out.splitlines()] == [
         "layout",
@@ -44,7 +44,7 @@ def test_layouts_lists_those_of_the_workload():
         "data_model",
         "three_d",
     ]
-    (record, *_) = json.loads(here("layouts", f"{ROOT}/models/mlp.py:mlp", "--json").out)["layouts"]
+    (record, *_) = json.loads(here("list", f"{ROOT}/models/mlp.py:mlp", "--json").out)["layouts"]
     assert record == {"name": "empty", "mesh": {"all": 8}, "devices": 8, "layout": ""}
 
 
@@ -81,4 +81,4 @@ def test_init_needs_the_name_of_a_module(name: str, tmp_path: Path, monkeypatch:
 def test_init_of_a_name_that_the_file_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert here("init", "model.py").code == 0
-    assert here("layouts", "model.py:model_model").code == 0
+    assert here("list", "model.py:model_model").code == 0

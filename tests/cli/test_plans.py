@@ -15,7 +15,15 @@ from meshdsl.tools.commands import costing
 from meshdsl.train import reader
 from tests.cli.running import HERE, here
 
-MLP = [str(HERE.parent.parent / "models" / "mlp.py") + ":mlp", "--set", "io=32", "--set", "hidden=64", "--batch", "64"]
+MLP = [
+    str(HERE.parent.parent / "models" / "mlp.py") + ":mlp",
+    "--set",
+    "io=32",
+    "--set",
+    "hidden=64",
+    "--set",
+    "batch=64",
+]
 PLAN = md.Plan("rows:4", "batch:rows", "sharded", microbatches=2)
 
 

@@ -128,13 +128,13 @@ def test_doctor_writes_and_extends_a_profile(tmp_path: Path) -> None:
         "--set",
         "io=32",
     )
-    first = run("doctor", "--profile", *workload, "--batch", "16", "--quick", "--out", out)
+    first = run("doctor", "--profile", *workload, "--set", "batch=16", "--quick", "--out", out)
     assert first.returncode == 0, first.stderr
-    second = run("doctor", "--profile", *workload, "--batch", "64", "--quick", "--out", out, "--json")
+    second = run("doctor", "--profile", *workload, "--set", "batch=64", "--quick", "--out", out, "--json")
     assert second.returncode == 0, second.stderr
     told = json.loads(second.stdout)
     assert told["kernels"] > told["forms"]
-    report = run("analyze", *workload, "--batch", "32", "--profile", out, "--json")
+    report = run("analyze", *workload, "--set", "batch=32", "--profile", out, "--json")
     assert report.returncode == 0, report.stderr
     assert json.loads(report.stdout)["profile"]["interpolated"]
     refused = run("doctor", "--layout", "batch:rows")

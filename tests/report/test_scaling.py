@@ -13,7 +13,7 @@ from meshdsl.cost.report.scaling import WIDTH
 from tests.cli.running import here
 
 ROOT = Path(__file__).parent.parent.parent
-MLP = [f"{ROOT}/models/mlp.py:mlp", "--set", "io=256", "--set", "hidden=512", "--batch", "4096"]
+MLP = [f"{ROOT}/models/mlp.py:mlp", "--set", "io=256", "--set", "hidden=512", "--set", "batch=4096"]
 DATA = ["--mesh", "all:8", "--layout", "batch:all", "--machine", "tpu-v5e"]
 
 
@@ -28,7 +28,7 @@ def test_scaling_costs_what_analyze_costs():
     assert [each["devices"] for each in found["strong"]] == [8, 16, 32]
     for kind, batch in (("strong", 4096), ("weak", 8192)):
         second = found[kind][1]
-        options = ["--mesh", "all:16", "--layout", "batch:all", "--batch", str(batch)]
+        options = ["--mesh", "all:16", "--layout", "batch:all", "--set", f"batch={batch}"]
         alone = json.loads(here("analyze", *MLP, *options, "--json").out)
         assert (second["rates"]["seconds"], second["peak_bytes"]) == (alone["seconds"], alone["peak_bytes"])
         rate = [each["rates"]["per_second"] / each["devices"] for each in found[kind]]
@@ -37,8 +37,8 @@ def test_scaling_costs_what_analyze_costs():
 
 def test_scaling_page_is_well_formed_and_says_what_is_skipped(tmp_path: Path):
     page = tmp_path / "scaling.html"
-    run = here("scale", *MLP, "--mesh", "a:2 b:4", "--layout", "batch:a", "--from", "4", "--to", "16", "--batch", "5",
-               "--html", str(page))  # fmt: skip
+    options = ["--mesh", "a:2 b:4", "--layout", "batch:a", "--from", "4", "--to", "16", "--set", "batch=5"]
+    run = here("scale", *MLP, *options, "--html", str(page))
     assert run.code == 0 and "4 devices, weak: a batch of 5 on 8 devices has no equal on 4" in run.out, run.err
     text = page.read_text()
     body = ET.fromstring(re.sub(r"<meta[^>]*>", "", text.partition("\n")[2]))

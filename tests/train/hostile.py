@@ -53,7 +53,7 @@ TEXTS = [
     "x" * 9999,
 ]
 OPTIONS = [
-    *("--set", "--mesh", "--layout", "--steps", "--seed", "--batch", "--length", "--devices", "--save-every", "--keep"),
+    *("--set", "--mesh", "--layout", "--steps", "--seed", "--devices", "--save-every", "--keep"),
     *("--resume", "--eval-every", "--eval-batches", "--weight-update", "--non-finite", "--log-every", "--machine"),
     *("--config", "--checkpoints", "--coordinator", "--process", "--processes", "--unknown", "-x", "--"),
 ]

@@ -91,8 +91,6 @@ def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
         dest="settings",
         help=f"set a value of the workload's config, such as d_model=512{extra}; may be repeated",
     )
-    parser.add_argument("--batch", type=count, metavar="N", help="same as --set batch=N")
-    parser.add_argument("--length", type=count, metavar="N", help="same as --set length=N")
 
 
 def count(text: str) -> int:
@@ -191,5 +189,4 @@ def workload_of(options: argparse.Namespace) -> Any:
     from ...train import configure, load
 
     workload = load(options.workload)
-    shortcuts = [f"{key}={value}" for key in ("batch", "length") if (value := getattr(options, key)) is not None]
-    return configure(workload, [*options.settings, *shortcuts])
+    return configure(workload, options.settings)

@@ -115,7 +115,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
             )
         compiled, arguments = planned_stages(workload, plan, forward=options.forward, machine=machine)
     except (ShapeError, ArithmeticError) as error:
-        if not options.settings and options.batch is None and options.length is None:
+        if not options.settings:
             raise
         raise UsageError(f"{workload.name} does not work with {settings}: {error}") from None
     empty = [f"{name} {spec}" for name, spec in _leaves(arguments) if any(dim.size == 0 for dim in spec.dims)]

@@ -81,7 +81,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError("--calibrate and --profile measure different things; give one of them")
     if options.quick and options.calibrate is None and options.profile is None:
         raise UsageError("--quick has no effect without --calibrate or --profile")
-    names = ("layout", "mesh", "settings", "batch", "length", "overlap", "machine", "forward")
+    names = ("layout", "mesh", "settings", "overlap", "machine", "forward")
     unused = [f"--{name}" for name in names if getattr(options, name)]
     if unused and options.profile is None:
         raise UsageError(f"{unused[0].replace('settings', 'set')} has no effect without --profile")

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"command": "init", "model": str(model), "settings": str(settings), "workload": name})
         return OK
     print(f"wrote {model} and {settings}; now:\n")
-    print(f"  meshdsl layouts {model}:{name}")
+    print(f"  meshdsl list {model}:{name}")
     print(f"  meshdsl train {model}:{name} --config {settings}")
     print(f"  meshdsl compare {model}:{name} --layout data --layout both")
     return OK

@@ -15,6 +15,21 @@ from .common import USAGE, shortened
 __all__ = ["Parser"]
 
 
+EXPERT = {  # options that most people never need; the help lists them last
+    *("--place", "--profile", "--update-group", "--regather", "--microbatches", "--non-finite", "--take-over"),
+    *(
+        "--keep",
+        "--cluster",
+        "--coordinator",
+        "--processes",
+        "--process",
+        "--eval-batches",
+        "--patience",
+        "--time-limit",
+    ),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose errors name the closest command or option."""
 
@@ -39,8 +54,11 @@ class Parser(argparse.ArgumentParser):
         listed = {action.dest: action for action in commands._choices_actions} if commands is not None else {}
         for title, names in self.groups.items():
             yield title, [listed[name] for name in names]
+        rare = [action for action in self._actions if EXPERT.intersection(action.option_strings)]
         for group in self._action_groups:
-            yield group.title, [a for a in group._group_actions if not (self.groups and a is commands)]
+            hidden = [*rare, *([commands] if self.groups else [])]
+            yield group.title, [a for a in group._group_actions if a not in hidden]
+        yield "expert options", rare
 
     def commands(self) -> argparse._SubParsersAction[Any] | None:
         """The subcommands, if the parser has any."""

@@ -72,8 +72,6 @@ def _resolved(options: argparse.Namespace) -> Any:
         "mesh": options.mesh,
         "layout": options.layout,
         "plan": None if options.plan is None else str(options.plan),
-        "config.batch": options.batch,
-        "config.length": options.length,
         "train.steps": options.steps,
         "train.seed": options.seed,
         "train.eval_every": options.eval_every,

@@ -1,4 +1,4 @@
-"""`meshdsl machines`: the machines that `--machine` knows, with the figures that decide most."""
+"""`meshdsl list`: the machines that `--machine` knows, or the named layouts of a workload."""
 
 from __future__ import annotations
 
@@ -14,10 +14,39 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""
-    command(commands, "machines", run, "list the machines that --machine knows", workload=False)
+    about = "list the machines that --machine knows, or the named layouts of a workload"
+    parser = command(commands, "list", run, about, workload=False)
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?", help="file.py:name: list its layouts, not machines")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the machines, or the layouts of the workload."""
+    return _machines(options) if options.workload is None else _layouts(options)
+
+
+def _layouts(options: argparse.Namespace) -> int:
+    """Print each layout with its mesh and the number of devices."""
+    from ...cost.report.tables import table
+    from ...layouts import Mesh
+    from ...train import load
+
+    workload = load(options.workload)
+    layouts = [(name, Mesh(mesh), layout) for name, (mesh, layout) in workload.layouts.items()]
+    if options.json:
+        records = [
+            {"name": name, "mesh": mesh.axes, "devices": mesh.size, "layout": layout} for name, mesh, layout in layouts
+        ]
+        print_json({"command": "list", "workload": workload.name, "layouts": records})
+        return OK
+    if not layouts:
+        print(f"{workload.name} names no layouts; give --mesh 'rows:2;cols:4' --layout 'batch:rows' to a command")
+        return OK
+    rows = [[name, str(mesh), mesh.size, layout or "(nothing is sharded)"] for name, mesh, layout in layouts]
+    print(table(["layout", "mesh", "devices", "rules"], rows, "<<><", indent=0))
+    return OK
+
+
+def _machines(options: argparse.Namespace) -> int:
     """Print a table of the machines: those of the package, and the user's own."""
     from ...cost.machine import PACKAGED, machine, machines
     from ...cost.report.tables import table
@@ -39,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
         for each in known
     ]
     if options.json:
-        print_json({"command": "machines", "machines": records})
+        print_json({"command": "list", "machines": records})
         return OK
     rows = [
         [
