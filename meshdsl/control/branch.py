@@ -135,7 +135,8 @@ def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) ->
 
         return run
 
-    by_input = dict(zip(wrt, cond(p, branch(control.yes), branch(control.no), *ins, *out_cts), strict=True))
+    in_cts = cond(p, branch(control.yes), branch(control.no), *ins, *out_cts, frequency=control.frequency)
+    by_input = dict(zip(wrt, in_cts, strict=True))
     return [None, *(by_input.get(i) for i in range(len(ins)))]
 
 
@@ -149,15 +150,21 @@ _COND = Op(
 )
 
 
-def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
+def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any, frequency: float | None = None) -> Any:
     """`f(*xs)` if the predicate is true, else `g(*xs)`; only the selected branch runs.
 
     >>> import meshdsl as md
     >>> md.cond(md.tensor(True), lambda x: x + 1, lambda x: x - 1, md.tensor(1.0))
     tensor(float32[], 2.)
 
-    Raises `ShapeError` if the branches return different structures, dims or dtypes.
+    `frequency` is the fraction of runs in which the predicate is true. It changes no result: costs count each branch as
+    often as it runs, and a shard that only rare branches read whole is gathered inside them (`docs/weight_update.md`).
+    If the predicate is `i % n == k` for an integer tensor i and Python integers, `frequency` defaults to 1 / n.
+
+    Raises `ShapeError` if the branches return different structures, dims or dtypes, and for a frequency outside 0 to 1.
     """
+    if frequency is not None and not 0 <= frequency <= 1:
+        raise at(ShapeError(f"the frequency of md.cond is a fraction of runs from 0 to 1, got {frequency!r}"), caller())
     ins, structure = leaves_of(tuple(xs))
     traced = [trace(lambda *a, b=b: b(*tree.tree_unflatten(structure, a)), [x.type for x in ins]) for b in (f, g)]
     (yes, held_yes, out), (no, held_no, out_no) = traced
@@ -173,7 +180,8 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any) -> Any:
     yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *unused(held_no), *yes.ins[len(held_yes) :]))
     no = no.replace(ins=(*unused(held_yes), *no.ins))
     try:
-        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=Cond(yes, no)))
+        control = Cond(yes, no, frequency)
+        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=control))
     except MeshdslError as error:
         raise at(error, caller()) from None
 

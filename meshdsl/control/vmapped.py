@@ -82,7 +82,7 @@ def cond_rule(op: Op, p: Tensor, *ins: Tensor, new: Dim, control: Cond) -> list[
             for graph in (control.yes, control.no)]  # fmt: skip
     either = [a or b for a, b in zip(*outs, strict=True)]
     yes, no = (batched_graph(graph, on, new, either) for graph in (control.yes, control.no))
-    return list(bind(op, p, *ins, control=Cond(yes, no)))
+    return list(bind(op, p, *ins, control=dataclasses.replace(control, yes=yes, no=no)))
 
 
 def _chosen(p: Tensor, a: Tensor, b: Tensor, new: Dim) -> Tensor:

@@ -23,19 +23,19 @@ class CommGroup:
     costs: tuple[Cost, ...]
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         """Number of collectives that run in one step."""
         return sum(cost.line.trips for cost in self.costs)
 
     @property
     def bytes(self) -> int:
         """Bytes in one step: for each collective, the larger of one device's operand and result."""
-        return sum(record_of(cost.line).bytes * cost.line.trips for cost in self.costs)
+        return round(sum(record_of(cost.line).bytes * cost.line.trips for cost in self.costs))
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that one device sends in one step."""
-        return sum(record_of(cost.line).wire_bytes * cost.line.trips for cost in self.costs)
+        return round(sum(record_of(cost.line).wire_bytes * cost.line.trips for cost in self.costs))
 
     @property
     def seconds(self) -> float:
@@ -59,7 +59,7 @@ class CommGroup:
         return each[0][1] if len(each) == 1 else f"{each[0][1]} to {show_bytes(each[-1][0])}"
 
     def __str__(self) -> str:
-        what = f"{self.count} {self.kind}{'s' if self.count != 1 else ''}"
+        what = f"{round(self.count, 4)} {self.kind}{'s' if self.count != 1 else ''}"
         return f"{self.label} on {','.join(self.axes)}: {what} of {self.sizes}"
 
     def to_dict(self) -> dict[str, Any]:

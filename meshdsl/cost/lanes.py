@@ -43,7 +43,7 @@ class Event:
     seconds: float
     step: Step
     lines: tuple[Line, ...]  # ledger lines, for a kernel or a collective
-    trips: int  # total number of runs
+    trips: float  # number of runs
     depth: int  # loop nesting depth
 
     @property
@@ -182,7 +182,7 @@ class Schedule:
         if isinstance(step, Wait):
             return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
-            inner = max((self.span(arm, depth) for arm in step.arms), key=lambda arm: arm.seconds)
+            inner = self.branch(step, depth)
         elif self.pipelined and isinstance(step.eqn.control, Scan) and step.trips > 1:
             inner = self.pipeline(step, step.eqn.control, depth + 1)
         else:
@@ -190,6 +190,19 @@ class Schedule:
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
         share = inner.compute / inner.seconds if inner.seconds else 0.0
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
+
+    def branch(self, step: Branch, depth: int) -> Span:
+        """The mean span of a branch of known frequency; otherwise that of the longer graph."""
+        arms = {key: self.span(arm, depth) for key, arm in zip(step.eqn.graphs(), step.arms, strict=True)}
+        if all(step.eqn.runs(key) == 1 for key in arms):
+            return max(arms.values(), key=lambda arm: arm.seconds)
+        total = Span()
+        for key, arm in arms.items():
+            often = step.eqn.runs(key)
+            total.add(arm, often)
+            total.seconds += arm.seconds * often
+            total.events += [replace(event, trips=event.trips * often) for event in arm.events]
+        return total
 
     def repeated(self, loop: Loop, depth: int) -> Span:
         """The span of a loop whose trips do not overlap."""

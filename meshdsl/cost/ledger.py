@@ -43,7 +43,7 @@ class Line:
     index: int  # position in the program, loop bodies included, from 0
     eqn: Eqn
     kind: str  # "matmul", "conv", "vector", "move", "host" (a copy to or from the host's memory) or "collective"
-    trips: int  # product of the trip counts of the enclosing loops; a while loop counts as one
+    trips: float  # how often it runs, by the loops and the branches of known frequency around it; see `walk`
     unbounded: bool  # inside a while loop, whose trip count is unknown
     flops: float
     hbm_bytes: int  # bytes read and written; values that stay inside a kernel do not count
@@ -120,12 +120,12 @@ class Ledger:
     @property
     def hbm_bytes(self) -> int:
         """Bytes one device reads and writes in one run."""
-        return sum(line.hbm_bytes * line.trips for line in self.lines)
+        return round(sum(line.hbm_bytes * line.trips for line in self.lines))
 
     @property
     def wire_bytes(self) -> int:
         """Bytes one device sends in one run."""
-        return sum(line.collective.wire_bytes * line.trips for line in self.lines if line.collective is not None)
+        return round(sum(x.collective.wire_bytes * x.trips for x in self.lines if x.collective is not None))
 
     def of(self, step: Step) -> tuple[Line, ...]:
         """The lines of one kernel or collective, for one run; trips of an unrolled loop share a branch's steps."""
@@ -175,14 +175,14 @@ class LazyLedger(Ledger):
 
 
 def _lines(
-    program: Program, body_steps: Sequence[Step], trips: int, unbounded: bool, order: dict[Eqn, int]
+    program: Program, body_steps: Sequence[Step], trips: float, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:
     for step in body_steps:
         if isinstance(step, Loop):
             yield from _lines(program, step.body, trips * step.trips, unbounded or step.unbounded, order)
         elif isinstance(step, Branch):
-            for arm in step.arms:
-                yield from _lines(program, arm, trips, unbounded, order)
+            for key, arm in zip(step.eqn.graphs(), step.arms, strict=True):
+                yield from _lines(program, arm, trips * step.eqn.runs(key), unbounded, order)
         elif isinstance(step, Wait):
             continue
         elif isinstance(step, Send):
@@ -194,7 +194,7 @@ def _lines(
             yield from _kernel(program, step, trips, unbounded, order)
 
 
-def _kernel(program: Program, step: Kernel, trips: int, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
+def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
     unread = set(step.reads)
     for eqn in step.eqns:
         moved = [(v, program.local_bytes(v)) for v in eqn.outs if v in step.writes]

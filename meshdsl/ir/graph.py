@@ -101,6 +101,7 @@ class Cond:
 
     yes: Graph
     no: Graph
+    frequency: float | None = None  # the fraction of runs in which the predicate is true, if it is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,6 +186,13 @@ class Eqn:
         """The number of times that a loop runs its body per run of the equation; 1 if unknown (`While`)."""
         return self.control.trips if isinstance(self.control, Scan) else 1
 
+    def runs(self, key: str, unknown: float = 1) -> float:
+        """How often a graph runs per run of the equation; `unknown` for a branch of unknown frequency."""
+        if not isinstance(self.control, Cond):
+            return self.trips
+        often = self.control.frequency
+        return unknown if often is None else often if key == "yes" else 1 - often
+
     def graphs(self) -> dict[str, Graph]:
         """The graphs of the equation (loop bodies, branches), by field name."""
         return {} if self.control is None else graphs_of(self.control)
@@ -264,12 +272,16 @@ def _is_number(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and eqn.op.literal and not eqn.outs[0].dims
 
 
-def walk(graph: Graph, trips: int = 1) -> Iterator[tuple[Eqn, int]]:
-    """Yield every equation, including those of loop bodies and branches, with how often it runs."""
+def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator[tuple[Eqn, float]]:
+    """Yield every equation, including those of loop bodies and branches, with how often it runs.
+
+    A branch of unknown frequency, and with `every_branch` each branch, counts as if it ran whenever its equation does.
+    """
     for eqn in graph.eqns:
         yield eqn, trips
-        for graph in eqn.graphs().values():
-            yield from walk(graph, trips * eqn.trips)
+        for key, graph in eqn.graphs().items():
+            often = eqn.trips if every_branch else eqn.runs(key)
+            yield from walk(graph, trips * often, every_branch)
 
 
 def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:

@@ -101,17 +101,18 @@ class Program(Graph):
 
     @property
     def collectives(self) -> tuple[CollectiveRecord, ...]:
-        """Every collective that sends something, in program order; those in loop bodies are counted once per trip."""
-        return tuple(self._records())
+        """Every collective that sends something, in program order, with how often it runs; see `ir.walk`."""
+        return tuple(self.records())
 
-    def _records(self) -> Iterator[CollectiveRecord]:
+    def records(self, every_branch: bool = False) -> Iterator[CollectiveRecord]:
+        """The collectives; with `every_branch`, those in branches count as if each ran, as in a compiled text."""
         loops = [sub for eqn, _ in walk(self) if isinstance(eqn.control, While) for sub in eqn.graphs().values()]
         unbounded = {eqn for sub in loops for eqn, _ in walk(sub)}
-        for eqn, trips in walk(self):
+        for eqn, trips in walk(self, 1, every_branch):
             if eqn.sends:
                 yield self.record(eqn, trips, eqn in unbounded)
 
-    def record(self, eqn: Eqn, trips: int, unbounded: bool = False) -> CollectiveRecord:
+    def record(self, eqn: Eqn, trips: float, unbounded: bool = False) -> CollectiveRecord:
         """The record of one collective that runs `trips` times."""
         (x, *_), (y,) = eqn.ins, eqn.outs  # a ragged exchange has its counts as further operands
         op = eqn.collective
@@ -145,7 +146,7 @@ class CollectiveRecord:
     dtype: np.dtype  # as sent
     bytes: int  # the larger of operand and result
     wire_bytes: int  # sent by one device around a ring; an upper bound for a ragged exchange
-    count: int  # trips of the scans around it; a while loop, whose trips are unknown, counts as one trip
+    count: float  # how often it runs, by the scans and the branches of known frequency around it; see `walk`
     shape: tuple[int, ...]  # of the operand
     name: str  # the tensor's name, or empty
     where: Where
@@ -161,6 +162,6 @@ class CollectiveRecord:
         return f"{'at most ' if self.op.at_most else ''}{show_bytes(self.bytes)}"
 
     def __str__(self) -> str:
-        times = (f" x{self.count}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
+        times = (f" x{round(self.count, 4)}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
         return f"{what} {self.size}{times}  # {self.where} {self.cause}"

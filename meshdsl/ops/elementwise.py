@@ -293,6 +293,7 @@ left_shift = _binary("left_shift", lambda xp: xp.left_shift, None, kinds="i")
 right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
 ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # passes match these records
+EQUAL, NOT_EQUAL, REMAINDER = _RECORDS["equal"], _RECORDS["not_equal"], _RECORDS["remainder"]
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:

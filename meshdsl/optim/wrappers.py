@@ -115,7 +115,7 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
             return params, inner, jax.tree.map(lambda t: md.zeros(t.dims, t.dtype), total)
 
         last = state["part"] == steps - 1
-        params, inner, total = md.cond(last, apply, lambda *same: same, params, inner, total)
+        params, inner, total = md.cond(last, apply, lambda *same: same, params, inner, total, frequency=1 / steps)
         return params, {**inner, "part": (state["part"] + 1) % steps, "total": total}
 
     return Optimizer(init, update)

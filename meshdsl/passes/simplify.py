@@ -1,4 +1,4 @@
-"""Simplify a graph before partition: inline calls and checkpoints, then remove equal and dead equations."""
+"""Simplify a graph before partition: inline calls and checkpoints, remove equal and dead equations, weigh branches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..control.host import keep_on_device
 from ..ir import Call, Eqn, Graph, Var, cse, dce, verify
 from .accumulate import sums_begin_with_zero
+from .frequencies import learn_frequencies
 from .narrow_products import narrow_products
 from .transposes import join_transposes
 from .unmade import recompute_inside_loops
@@ -42,4 +43,4 @@ def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    return verify(dce(cse(graph)), "simplify")
+    return verify(learn_frequencies(dce(cse(graph))), "simplify")

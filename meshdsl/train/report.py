@@ -61,7 +61,7 @@ def collective_table(program: Any) -> str:
 
 
 def _sizes(row: Mapping[str, Any]) -> list[str]:
-    return [str(row["count"]), size(row["bytes"]), size(row["wire_bytes"])]
+    return [str(round(row["count"], 4)), size(row["bytes"]), size(row["wire_bytes"])]
 
 
 def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int = 12) -> str:

@@ -14,11 +14,10 @@ from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, place
 from ..cost.timeline import timeline
-from ..ir import Var
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..passes.weight_update.pending import ShardedGraph, stages
-from ..passes.weight_update.regions import UpdateRegion, uses
+from ..passes.weight_update.regions import UpdateRegion
 from ..passes.weight_update.shard_updates import Verdict
 from ..passes.weight_update.updates import Update, recut
 from .bucket_collectives import bucketed_tensors
@@ -39,16 +38,20 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
     def seconds(kind: str, axes: Axes, size: float) -> float:
         return network.seconds(kind, axes, size) if axes and size else 0.0
 
-    traffic_of: dict[UpdateRegion, tuple[int, int, int]] = {}
+    traffic_of: dict[UpdateRegion, tuple[int, int, float]] = {}
 
-    def moved(update: Update) -> tuple[int, int, int]:
+    def moved(update: Update) -> tuple[int, int, float]:
         """Bytes of the gradient, of the update's reads and writes, and of its results that the rest of the step
         reads.
         """
         if update.part not in traffic_of:
             gradient = placed.bytes(update.sums[0])
             traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-            traffic_of[update.part] = gradient, traffic, sum(map(placed.bytes, _gathered(update)))
+            traffic_of[update.part] = (
+                gradient,
+                traffic,
+                sum(placed.bytes(v) * often for v, often in update.part.gathered),
+            )
         return traffic_of[update.part]
 
     def worth(update: Update) -> Verdict:
@@ -84,12 +87,6 @@ def _steps(placed: ShardedGraph, update: Update) -> list[tuple[Axes, float]]:
         steps.append((axes, fraction))
         fraction /= placed.mesh.count(axes)
     return steps
-
-
-def _gathered(update: Update) -> list[Var]:
-    """Values of the update that the rest of the step reads, which must be gathered for that."""
-    _, readers = uses(update.graph)
-    return [v for v in update.part.inner if not readers.get(v, set()) <= update.part.eqns]
 
 
 def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update]) -> RefinedMesh:

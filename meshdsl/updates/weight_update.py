@@ -154,7 +154,7 @@ def shard(
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
-    if request.mode == "sharded" and not any(d.sharded for d in decisions):
+    if request.mode == "sharded" and not any(d.sharded or d.by_layout for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise LayoutError(
             "weight_update='sharded' has nothing to shard: no weight has an update that several devices repeat"

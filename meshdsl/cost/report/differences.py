@@ -26,12 +26,12 @@ class Sending:
     axes: tuple[str, ...]
     dims: tuple[str, ...]
     cause: str
-    count: int
+    count: float
     bytes: int  # of each collective
     exposed: float  # seconds, total
 
     def __str__(self) -> str:
-        return f"{self.count} {self.kind} {show_bytes(self.bytes)} {','.join(self.axes)}"
+        return f"{round(self.count, 4)} {self.kind} {show_bytes(self.bytes)} {','.join(self.axes)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

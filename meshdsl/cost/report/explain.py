@@ -76,8 +76,8 @@ def collective_text(report: Report, number: int, edits: Sequence[LayoutEdit]) ->
     """Text about one collective: its source line, reason and cost, and the single edits that remove it."""
     cost = report.sends[number]
     line, record = cost.line, record_of(cost.line)
-    times = f"{line.trips} times a step" if line.trips > 1 else "once a step"
-    each = cost.seconds / line.trips
+    times = f"{round(line.trips, 4)} times a step" if line.trips != 1 else "once a step"
+    each = cost.seconds / line.trips if line.trips else 0.0
     hidden = cost.seconds - cost.exposed
     most = "at most " if record.op.at_most else ""
     rows = [

@@ -145,7 +145,7 @@ def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
             group.label,
             ",".join(group.axes),
             group.kind,
-            group.count,
+            round(group.count, 4),
             group.sizes,
             seconds(group.seconds),
             seconds(group.exposed),
@@ -174,13 +174,13 @@ def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
             line_of(where),
             "bwd" if backward else "fwd",
             show_bytes(each),
-            sum(cost.line.trips for cost in costs),
+            round(sum(cost.line.trips for cost in costs), 4),
             percent(sum(cost.exposed for cost in costs), report.seconds),
             f"{cause} on {','.join(group.axes)}",
         ]
     if len(ranked) > 3:
         others = [cost for _, costs in ranked[3:] for cost in costs]
-        count = sum(cost.line.trips for cost in others)
+        count = round(sum(cost.line.trips for cost in others), 4)
         share = percent(sum(cost.exposed for cost in others), report.seconds)
         more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
         yield ["", more, "", "", count, share, f"{group.label} on {','.join(group.axes)}"]
@@ -241,7 +241,7 @@ def instructions(report: Report, top: int) -> str:
             op,
             "bwd" if backward else "fwd",
             line_of(where),
-            sum(cost.line.trips for cost in costs),
+            round(sum(cost.line.trips for cost in costs), 4),
             seconds(sum(cost.seconds for cost in costs)),
             percent(sum(cost.seconds for cost in costs), report.seconds),
             number(sum(cost.line.flops * cost.line.trips for cost in costs)),

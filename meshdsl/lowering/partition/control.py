@@ -7,7 +7,7 @@ the same branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...control.host import host_values
 from ...errors import InternalError, Where
@@ -99,7 +99,7 @@ def _finish(scope: Scope, shardings: Sequence[Sharding], inputs: Sequence[Given]
     return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=scope.setting.mesh, extents=scope.setting.extents)))
 
 
-def _bytes_sent(program: Program) -> int:
+def _bytes_sent(program: Program) -> float:
     return sum(record.wire_bytes * record.count for record in program.collectives)
 
 
@@ -160,18 +160,26 @@ def _solve(
 def _fixed_point(
     scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
 ) -> tuple[list[Sharding], Scope]:
-    """The carry's shardings, equal at the start and the end of the body, and the body built with them."""
+    """The carry's shardings, equal at the start and the end of the body, and the body built with them.
+
+    Each attempt gives a carry a sharding that it did not have before, or fixes it, so their number is finite: a carry
+    that would take an earlier sharding again, as two that change places do, keeps that one from then on.
+    """
     carry: list[Given] = [as_given(scope, v) for v in init]
+    tried: list[list[Given]] = [[now] for now in carry]
+    kept: set[int] = set()
     built = attempt(carry)
-    for _ in range(4):
+    while True:
         after = [natural(built, v) for v in results]
-        settled = [next_carry(scope, v, now, then) for v, now, then in zip(init, carry, after, strict=True)]
+        settled = list(carry)
+        for i, (v, now, then) in enumerate(zip(init, carry, after, strict=True)):
+            if i not in kept:
+                settled[i] = next_carry(scope, v, now, then)
+                kept |= {i} if settled[i] != now and settled[i] in tried[i] else set()
+                tried[i].append(settled[i])
         if settled == carry:
             break
         carry = settled
-        built = attempt(carry)
-    else:
-        carry = [(now if isinstance(now, Sharding) else Sharding()).whole() for now in carry]
         built = attempt(carry)
     fixed = [now if isinstance(now, Sharding) else Sharding() for now in carry]
     if any(isinstance(now, Eqn) for now in carry):
@@ -254,12 +262,24 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))
 
 
+def _result_sharding(eqn: Eqn, arms: Mapping[str, Scope], i: int) -> Sharding:
+    """The sharding of a branch's result for which its graphs send the fewest bytes, weighed by how often they run."""
+    values = {key: (arm, arm.graph.outs[i]) for key, arm in arms.items()}
+    made = [natural(arm, v).whole() for arm, v in values.values() if v not in arm.unmaterialized]
+    if not made:
+        arm, v = values["yes"]
+        return natural(arm, v).whole()
+    return min(made, key=lambda s: sum(eqn.runs(key, 0.5) * arm.price(v, s) for key, (arm, v) in values.items()))
+
+
 def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Lower both branches with the same input and output shardings. Every device takes the same branch."""
     inputs: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
-    yes, no = (_build(scope, graph, inputs, lower) for graph in (branch.yes, branch.no))
-    shardings = [natural(yes, v).whole() for v in branch.yes.outs]
-    branches = {key: _finish(built, shardings, inputs, eqn) for key, built in (("yes", yes), ("no", no))}
+    arms = {key: _build(scope, graph, inputs, lower) for key, graph in eqn.graphs().items()}
+    shardings = [_result_sharding(eqn, arms, i) for i in range(len(eqn.outs))]
+    branches = {key: _finish(arm, shardings, inputs, eqn) for key, arm in arms.items()}
+    for arm in arms.values():
+        scope.def_sharding.update(arm.def_sharding)
     operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], inputs, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
     outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))

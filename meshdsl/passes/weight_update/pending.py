@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...ir import Eqn, Graph, Scan, Var
+from ...ir import Cond, Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
@@ -46,29 +46,40 @@ class ShardedGraph:
 class Sums:
     """The pending sums from which an update starts, in one graph.
 
-    `loops` has the sums inside loop bodies, by loop and result number.
+    `loops` has the sums inside loop bodies, by loop and result number; `branches` those inside branches, by branch and
+    name of its graph.
     """
 
     in_graph: tuple[Var, ...] = ()
     loops: tuple[tuple[Eqn, int, Sums], ...] = ()
+    branches: tuple[tuple[Eqn, str, Sums], ...] = ()
 
     def all(self) -> Iterator[Var]:
         """Iterate over every pending sum."""
         yield from self.in_graph
-        for _, _, inner in self.loops:
+        for _, _, inner in (*self.loops, *self.branches):
             yield from inner.all()
 
 
 def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
-    """The first pending sums from which a value is computed element by element, also through renames and loops."""
+    """The first pending sums from which a value is computed element by element, also through renames, loops, branches.
+
+    A gradient starts in the backward pass: sums of activations, which it also depends on, do not count.
+    """
+    return _pending_sums(placed, graph, [out])[0]
+
+
+def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, list[Var]]:
+    """The pending sums of several values, and the inputs of the graph from which they are computed."""
     producers = placed.producers(graph)
-    queue, seen = [out], {out}
+    queue, seen = list(outs), set(outs)
     sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []
+    branches: list[tuple[Eqn, str, Sums]] = []
     while queue:
         v = queue.pop()
         eqn = producers.get(v)
-        same_dims = [] if eqn is None or eqn.control is not None else _same_elements(eqn, v)
+        before = [] if eqn is None or eqn.control is not None else _same_elements(eqn, v)
         sharding = placed.shardings.get(v, Sharding())
         pending = sharding.partial and sharding.kind == "sum"
         if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
@@ -77,12 +88,20 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
             if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
                 loops.append((eqn, i, inner))
                 continue
-        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in same_dims):
+        if eqn is not None and isinstance(eqn.control, Cond):
+            for key, branch in eqn.graphs().items():
+                inner, ins = _pending_sums(placed, branch, [branch.outs[eqn.outs.index(v)]])
+                branches += [(eqn, key, inner)] if any(inner.all()) else []
+                before += [eqn.ins[1 + branch.ins.index(x)] for x in ins]
+        if eqn is not None and eqn.backward:  # its forward operands are factors, not gradients
+            before = [x for x in before if x not in producers or producers[x].backward]
+        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in before):
             sums.append(v)
             continue
-        queue += [x for x in same_dims if x not in seen]
-        seen.update(same_dims)
-    return Sums(_together(placed, graph, sums), tuple(loops))
+        queue += [x for x in before if x not in seen]
+        seen.update(before)
+    inputs = [v for v in graph.ins if v in seen]
+    return Sums(_together(placed, graph, sums), tuple(loops), tuple(branches)), inputs
 
 
 def _same_elements(eqn: Eqn, v: Var) -> list[Var]:

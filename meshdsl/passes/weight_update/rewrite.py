@@ -14,7 +14,7 @@ from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Type, Var
 from ...layouts import Sharding
 from ...ops.reshape import RENAME
 from .pending import ShardedGraph
-from .regions import Format, UpdateRegion, renamed
+from .regions import BranchRegion, Format, UpdateRegion, renamed
 from .updates import Update
 
 __all__ = ["RESHARD_TO_PRIVATE_DIM", "rewrite_updates", "update_cause"]
@@ -35,10 +35,11 @@ RESHARD_TO_PRIVATE_DIM = Op(
 
 def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
     """The graph with the chosen updates on private dims; `pairs` are inputs with the outputs that replace them."""
-    split_inputs = {v for update in chosen for v in update.carried}
-    sharded_outs = {out for v, out in pairs if v in split_inputs}
+    form_of = {v: update.format for update in chosen for v in update.carried}
+    replacing = {out: form_of[v] for v, out in pairs if v in form_of}
+    leaving = {i: replacing[v] for i, v in enumerate(placed.graph.outs) if v in replacing}
     parts = [(update.format, update.part) for update in chosen]
-    return _Rewrite(placed.graph, parts, placed.shardings, split_inputs, sharded_outs, placed.regather).graph()
+    return _Rewrite(placed.graph, parts, placed.shardings, set(form_of), leaving, placed.regather).graph()
 
 
 class _Rewrite:
@@ -49,8 +50,8 @@ class _Rewrite:
         graph: Graph,
         parts: Sequence[tuple[Format, UpdateRegion]],
         shardings: Mapping[Var, Sharding],
-        carried: Collection[Var] = (),
-        sharded_outs: Collection[Var] = (),
+        entering: Collection[Var],  # inputs that are split
+        leaving: Mapping[int, Format],  # results that are split
         regather: bool = False,
     ):
         self.old, self.shardings = graph, shardings
@@ -61,17 +62,20 @@ class _Rewrite:
         for form, part in parts:
             for eqn, i, inner in part.loops:
                 self.loops[eqn].append((i, form, inner))
-        self.carried = set(carried)  # inputs that are split
-        self.sharded_outs = set(sharded_outs)  # results that are split
-        self.regather = regather
+        self.branches: dict[Eqn, list[tuple[Format, BranchRegion]]] = defaultdict(list)
+        for form, part in parts:
+            for branch in part.branches:
+                self.branches[branch.eqn].append((form, branch))
+        self.entering, self.leaving, self.regather = entering, leaving, regather
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
         self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
         self.regathered: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
 
-    def graph(self) -> Graph:
+    def graph(self, around: Eqn | None = None) -> Graph:
+        """The rewritten graph; `around` is the branch that it belongs to."""
         old = self.old
-        ins = tuple(self.define(v) if v in self.carried else v for v in old.ins)
+        ins = tuple(self.define(v) if v in self.entering else v for v in old.ins)
         for eqn in old.eqns:
             if eqn in self.of:
                 form, _ = self.of[eqn]
@@ -82,6 +86,8 @@ class _Rewrite:
                     else:
                         self.outside[v] = new
                 self.eqns.append(new_eqn)
+            elif eqn in self.branches:
+                self.eqns.append(self.branch(eqn))
             else:
                 if eqn in self.loops:
                     eqn = eqn.with_control(body=self.body(eqn))
@@ -90,13 +96,29 @@ class _Rewrite:
                 eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
                 outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
                 self.eqns.append(eqn.replace(ins=ins_, outs=outs))
-        outs = [self.result(v, old.eqns[-1]) for v in old.outs]
+        last = old.eqns[-1] if old.eqns else around
+        assert last is not None
+        outs = [
+            self.enter(v, self.leaving[i], last) if i in self.leaving else self.leave(v, last)
+            for i, v in enumerate(old.outs)
+        ]
         return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
 
-    def result(self, v: Var, last: Eqn) -> Var:
-        if v not in self.sharded_outs:
-            return self.leave(v, last)
-        return self.enter(v, self.owner[v] if v in self.owner else self.sums[v], last)
+    def branch(self, eqn: Eqn) -> Eqn:
+        """A branch whose graphs take and return shards of the updates that it is part of."""
+        entering = {i: form for form, branch in self.branches[eqn] for i in branch.entering}
+        leaving = {i: form for form, branch in self.branches[eqn] for i in branch.leaving}
+        graphs: dict[str, Graph] = {}
+        for key, graph in eqn.graphs().items():
+            parts = [(form, branch.graphs[key]) for form, branch in self.branches[eqn]]
+            inside = _Rewrite(graph, parts, self.shardings, {graph.ins[i] for i in entering}, leaving, self.regather)
+            graphs[key] = inside.graph(eqn)
+        ins = [self.leave(eqn.ins[0], eqn)]
+        ins += [
+            self.enter(v, entering[i], eqn) if i in entering else self.leave(v, eqn) for i, v in enumerate(eqn.ins[1:])
+        ]
+        outs = tuple(self.define(v) if i in leaving else v for i, v in enumerate(eqn.outs))
+        return eqn.replace(ins=tuple(ins), outs=outs).with_control(**graphs)
 
     def define(self, v: Var) -> Var:
         """Split an input, or a loop's stacked result, under its private dims."""
@@ -105,11 +127,9 @@ class _Rewrite:
         return self.inside[v, form]
 
     def body(self, loop: Eqn) -> Graph:
-        body = _scan_of(loop).body
         parts = [(form, part) for _, form, part in self.loops[loop]]
-        return _Rewrite(
-            body, parts, self.shardings, sharded_outs=[body.outs[i] for i, _, _ in self.loops[loop]]
-        ).graph()
+        leaving = {i: form for i, form, _ in self.loops[loop]}
+        return _Rewrite(_scan_of(loop).body, parts, self.shardings, (), leaving).graph(loop)
 
     def enter(self, v: Var, form: Format, eqn: Eqn) -> Var:
         """A value as an update reads it: a pending sum is scattered, a replicated value is sliced."""
@@ -119,7 +139,7 @@ class _Rewrite:
             x, shape = self.leave(v, eqn), form.renamed(v.dims)
             cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
             if self.sums.get(v) == form:
-                split = {to.name: axes for _, to, axes in form.dims}
+                split = {to.name: axes for _, to, axes in form.dims} | dict(form.kept)
                 split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
                 params = {"shape": shape, "split": tuple(split.items())}
                 self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)

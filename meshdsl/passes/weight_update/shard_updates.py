@@ -23,7 +23,7 @@ from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
 from ..accumulate import running_sum
 from .pending import ShardedGraph, pending_sums
-from .regions import CannotShardError, equations
+from .regions import CannotShardError, equations, leaving_branches
 from .rewrite import rewrite_updates, update_cause
 from .updates import Update, carried, find_update
 
@@ -43,6 +43,7 @@ class Decision:
     bytes_saved: int = 0
     seconds_saved: float | None = None  # None without a machine
     pending: Axes = ()  # all axes over which the gradient is summed; outside the group, shards of it are summed
+    by_layout: bool = False  # no devices repeat the update, because the layout splits the weight
 
 
 Verdict = tuple[bool, "float | None", str]  # whether to shard an update, the seconds saved, and the reason if not
@@ -113,10 +114,10 @@ def _decide(
         if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
             continue
         try:
-            owners = {eqn: names[u.weight] for u in chosen for eqn in equations(u.part)}
+            owners = {x: names[u.weight] for u in chosen for x in (*equations(u.part), *leaving_branches(u.part))}
             update = find_update(placed, v, out, pairs, owners, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
         except CannotShardError as problem:
-            decisions.append(Decision(names[v], v.dims, (), (), False, str(problem)))
+            decisions.append(Decision(names[v], v.dims, (), (), False, str(problem), by_layout=problem.by_layout))
             continue
         sharded, seconds, reason = policy.worth(update)
         form = update.format
@@ -157,7 +158,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         ]
         pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
         inside = dataclasses.replace(placed, graph=body)
-        gradients = {v for step in body.eqns for v in step.outs if _has_backward(step)}
+        gradients = {v for step, _ in walk(body) for v in step.outs if _has_backward(step)}
         weights = [
             (v, out)
             for v, out in pairs

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import product
 
 from ...dims import Dim, Shape
-from ...ir import Eqn, Graph, Var
+from ...ir import Eqn, Graph, Scan, Var, While
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
+from .grow import Region, Step
 from .pending import ShardedGraph, pending_sums
-from .regions import CannotShardError, Format, Region, UpdateRegion
+from .regions import CannotShardError, Format, UpdateRegion
 
 __all__ = ["Update", "carried", "find_update", "recut"]
 
@@ -73,7 +74,7 @@ def find_update(
     v: Var,
     out: Var,
     pairs: Sequence[tuple[Var, Var]],
-    owners: Mapping[Eqn, str],
+    owners: Mapping[Eqn | Var, str],
     groups: Callable[[Axes], Sequence[Axes]],
     seconds_saved: Callable[[Update], float],
 ) -> Update:
@@ -85,21 +86,25 @@ def find_update(
     sums = tuple(pending_gradient.all())
     if not sums:
         producer = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
-        if producer is not None and producer.control is not None:
+        if producer is not None and isinstance(producer.control, Scan | While):
             raise CannotShardError(f"its update is inside a {producer.op.name} at {producer.where}")
         raise CannotShardError("its gradient is not a sum over devices")
     pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")
-    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)))
-    dims = _dims(v, sums)
-    if not dims:
+    stored = placed.shardings.get(v, Sharding()).split_axes
+    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)) and a not in stored)
+    if not axes:
+        raise CannotShardError("the layout splits it, and so its update, over all devices that sum its gradient", True)
+    if not _dims(v, sums):
         raise CannotShardError("it has no dim to cut")
 
     def cut(group: Axes) -> Update:
-        form = _format(placed, dims, group, placed.shardings[sums[0]])
-        region = Region(placed, placed.graph, form, pending_gradient, group, pairs, owners)
-        return Update(placed.graph, v, sums, axes, group, form, region.grow(), tuple(region.carried))
+        form = _format(placed, v, sums, group)
+        region = Region(Step(placed, form, group, owners), placed.graph, pending_gradient, pairs).grow()
+        if not region.holds(out):
+            raise CannotShardError(region.reason(out) or "its update needs all of its gradient")
+        return Update(placed.graph, v, sums, axes, group, form, region.update(), tuple(region.carried))
 
     first, *other_groups = groups(axes) or [()]
     if not first:
@@ -111,7 +116,7 @@ def find_update(
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:
     """The update split over another group, for counting bytes only: its equations are not checked."""
-    form = _format(placed, _dims(update.weight, update.sums), group, placed.shardings[update.sums[0]])
+    form = _format(placed, update.weight, update.sums, group)
     return dataclasses.replace(update, group=group, format=form)
 
 
@@ -120,12 +125,20 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     return tuple(d for d in weight.dims if all(d in g.dims for g in sums))
 
 
-def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) -> Format:
+def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes) -> Format:
     """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
     A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
     """
-    mesh, extents = placed.mesh, placed.extents
+    mesh, extents, shape = placed.mesh, placed.extents, _dims(weight, sums)
+    gradient = placed.shardings[sums[0]]
+    split = dict(gradient.split)  # and as the weight is stored, which the sum is scattered to anyway
+    split |= {
+        d: by
+        for d, by in placed.shardings.get(weight, Sharding()).split
+        if set(by) <= {*gradient.partial, *gradient.axes(d)}
+    }
+    sharding = Sharding.of(split)
 
     def name(d: Dim, by: Axes) -> Dim:
         return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
@@ -138,7 +151,8 @@ def _format(placed: ShardedGraph, shape: Shape, axes: Axes, sharding: Sharding) 
         moved = sum(bool(sharding.axes(d)) and n != extents.padded(d) for d, n in stored.items())
         padding_ratio = math.prod(n / max(d.size, 1) for d, n in stored.items())
         dims = tuple((d, name(d, by), by) for d, by in cuts.items())
-        return moved, Format(dims, padding_ratio, mesh.count(axes))
+        kept = tuple((d, by) for d, by in split.items() if all(d != old.name for old in cuts))
+        return moved, Format(dims, padding_ratio, mesh.count(axes), kept)
 
     for d in shape:
         moved, form = cut([d] * len(axes))

@@ -3,7 +3,7 @@
 `as_text()` of `compiled.lower(...)` is a module of functions, which MLIR parses. A collective counts once per trip of
 the enclosing while loops, also through `func.call`. Trip counts are known for loops that `lax.scan` makes (a counter
 from a constant to a constant, compared by LT). Any other while loop counts as one trip, and both branches of a
-conditional count, as in `program.collectives`.
+conditional count, as in `program.records(every_branch=True)`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -162,11 +162,13 @@ def _dtype(element: str) -> str:
 def stated(program: Program) -> Counter[HloCollective]:
     """The collectives that the program states. A collective of 0 bytes is not emitted, so it does not count."""
     counts: Counter[HloCollective] = Counter()
-    for record in program.collectives:
+    for record in program.records(every_branch=True):
         if record.bytes and record.count:
             reduction = getattr(record.op, "kind", "")
             groups = _groups(record, program.mesh)
-            counts[HloCollective(record.kind, reduction, groups, record.dtype.name, record.bytes)] += record.count
+            counts[HloCollective(record.kind, reduction, groups, record.dtype.name, record.bytes)] += round(
+                record.count
+            )
     return counts
 
 

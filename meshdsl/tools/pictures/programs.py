@@ -194,7 +194,7 @@ class _ProgramPicture:
         parts.append(text(x, middle + 5, cut(types, COLUMN - 32 if step.alike else COLUMN), cls="mono"))
         reason = str(record.cause)
         parts.append(text(x, middle + 21, cut(reason, 62), cls="small soft"))
-        times = f" × {record.count}" if record.count != 1 else ""
+        times = f" × {round(record.count, 4)}" if record.count != 1 else ""
         if step.alike:
             total = sum(each.bytes * each.count for each in (record, *step.alike))
             more = f"and {len(step.alike)} more like it: {show_bytes(total)} in all"

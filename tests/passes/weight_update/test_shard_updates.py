@@ -266,20 +266,52 @@ def test_flags_that_cannot_be(options: dict[str, Any], text: str) -> None:
         compiled_with(lambda x: x, "x:8", "", **options).program(md.spec("batch:8"))
 
 
-def test_an_update_inside_a_branch_or_a_while_loop_says_so() -> None:
+def test_an_update_inside_a_while_loop_says_so() -> None:
     def update(w: md.Tensor, x: md.Tensor) -> md.Tensor:
         return w - 0.1 * md.grad(lambda w: md.mean(md.square(md.einsum(x, w, out="batch"))))(w)
-
-    def branch(w: md.Tensor, x: md.Tensor) -> md.Tensor:
-        return md.cond(md.sum(x) > 0, lambda: update(w, x), lambda: w)
 
     def loop(w: md.Tensor, x: md.Tensor) -> md.Tensor:
         return md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, update(c[1], x)), (md.tensor(0, ""), w))[1]
 
-    for f, name in ((branch, "cond"), (loop, "while_loop")):
-        compiled = md.compile(f, "x:4", "batch:x", weight_update="sharded")
-        with pytest.raises(md.LayoutError, match=rf"w: its update is inside a {name} at tests/passes"):
-            compiled.program(md.spec("io:8"), md.spec("batch:8 io:8"))
+    compiled = md.compile(loop, "x:4", "batch:x", weight_update="sharded")
+    with pytest.raises(md.LayoutError, match=r"w: its update is inside a while_loop at tests/passes"):
+        compiled.program(md.spec("io:8"), md.spec("batch:8 io:8"))
+
+
+def pooled(params: Any, x: md.Tensor) -> md.Tensor:
+    """The readout of a whole batch: the gradient of its bias is no sum over a batch."""
+    h = md.mean(md.einsum(x, params["w"], out="batch model"), "batch")
+    logits = md.einsum(h, params["out"], out="vocab") + params["b"]
+    return md.nn.softmax_cross_entropy(logits, md.cast(md.sum(logits) * 0, "int32"), over="vocab")
+
+
+def convolved(params: Any, x: md.Tensor) -> md.Tensor:
+    return md.mean(md.square(md.conv(x, params["k"], window={"length": "kk"}, out="batch length cout")))
+
+
+POOLED = {"w": md.spec("io:4 model:8"), "out": md.spec("model:8 vocab:5"), "b": md.spec("vocab:5")}
+
+
+@pytest.mark.parametrize(
+    ("loss", "params", "x", "layout", "sharded"),
+    [
+        (pooled, POOLED, "batch:8 io:4", "model:p batch:q", ["w"]),
+        (pooled, POOLED, "batch:8 io:4", "batch:p,q", ["w"]),
+        (convolved, {"k": md.spec("kk:3 model:4 cout:4")}, "batch:8 length:6 model:4", "batch:q kk:q", []),
+        (convolved, {"k": md.spec("kk:3 model:4 cout:4")}, "batch:8 length:6 model:4", "batch:p,q kk:q", ["k"]),
+    ],
+)
+def test_what_is_legal_replicated_is_legal_sharded(
+    loss: Any, params: Any, x: str, layout: str, sharded: list[str]
+) -> None:
+    def step(params: Any, x: md.Tensor) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, md.grad(loss)(params, x))
+
+    compiled = md.compile(step, "p:3 q:2", layout, weight_update="sharded")
+    compiled.program(params, md.spec(x))
+    decisions = compiled.weight_update.decisions
+    assert [d.weight for d in decisions if d.sharded] == [f"params/{name}" for name in sharded]
+    assert all(d.sharded or "gradient" in d.reason for d in decisions)
 
 
 def test_nothing_to_shard_is_an_error_that_says_why() -> None:

@@ -1,0 +1,270 @@
+"""Find the equations of one weight update: what it computes from its pending sums, and what only it reads.
+
+An update may take every equation that all devices of its group repeat (Xu et al., 2020, section 3.1). Any other reader
+of its values gets them gathered: outside branches once, inside a branch as often as that branch runs (section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...ir import Cond, Eqn, Graph, Scan, Var
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from ...ops.dtypes import CAST
+from ...ops.placement import SHARD
+from .pending import ShardedGraph, Sums
+from .regions import BranchRegion, CannotShardError, Format, UpdateRegion, renamed, uses
+
+__all__ = ["Region", "Step"]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What all graphs of one update share."""
+
+    placed: ShardedGraph
+    form: Format
+    group: Axes
+    owners: Mapping[Eqn | Var, str]  # equations and results of branches of other updates -> the name of their weight
+
+    def splits(self, v: Var) -> list[str]:
+        """The axes of the group over which a value is split without the update."""
+        return [axis for axis in self.placed.shardings.get(v, Sharding()).split_axes if axis in self.group]
+
+
+@dataclass(frozen=True, eq=False)
+class _Branch:
+    """A branch that reads or computes values of an update, with the regions of its graphs."""
+
+    eqn: Eqn
+    entering: frozenset[int]
+    leaving: frozenset[int]
+    regions: Mapping[str, Region]
+
+    def inputs(self, v: Var) -> list[tuple[str, Region, Var]]:
+        """The inputs of its graphs that receive a value."""
+        return [
+            (key, region, region.graph.ins[i])
+            for i in self.entering
+            if self.eqn.ins[1 + i] is v
+            for key, region in self.regions.items()
+        ]
+
+    def wanted(self) -> set[Var]:
+        """The operands that its graphs read as one shard, or return as one, and that do not enter it so."""
+        found: set[Var] = set()
+        for region in self.regions.values():
+            graph = region.graph
+            needed = region.needed() | {graph.outs[i] for i in self.leaving}
+            found.update(self.eqn.ins[1 + i] for i, v in enumerate(graph.ins) if v in needed and v not in region.inner)
+        return found
+
+
+class Region:
+    """Grows one update in one graph."""
+
+    def __init__(
+        self,
+        step: Step,
+        graph: Graph,
+        sums: Sums,
+        pairs: Sequence[tuple[Var, Var]] = (),
+        entering: Collection[Var] = (),  # inputs of a branch that are split
+    ):
+        self.step, self.graph, self.sums = step, graph, sums
+        self.replaced = dict(pairs)
+        self.eqns: set[Eqn] = set()
+        self.inner: set[Var] = set(entering)
+        self.carried: list[Var] = []
+        self.refused: dict[Eqn, str] = {}
+        self.branches: dict[Eqn, _Branch] = {}
+        self.loops: tuple[tuple[Eqn, int, UpdateRegion], ...] = ()
+
+    def grow(self) -> Region:
+        """Collect the whole update in this graph, in its branches, and in the loop bodies that compute its gradients.
+
+        Raises `CannotShardError` if such a loop cannot be split.
+        """
+        graph, (producers, readers) = self.graph, uses(self.graph)
+        self.loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
+        self.inner.update(eqn.outs[i] for eqn, i, _ in self.loops)
+        found = [*self.sums.in_graph, *self.inner]
+        while True:
+            size = len(self.eqns), len(self.inner)
+            self.take_readers(found)
+            found = self.grow_branches()
+            needed = self.needed()
+            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
+            inputs = [v for v in inputs if not self.step.splits(v)]
+            taken = self.eqns | set(self.branches)
+            only_here = [v for v in needed if v in producers and readers[v] <= taken and v not in graph.outs]
+            for eqn in {producers[v]: None for v in only_here if producers[v].control is None}:
+                self.take(eqn)
+            self.carried += inputs
+            self.inner.update(inputs)
+            if size == (len(self.eqns), len(self.inner)):
+                break
+        for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
+            for eqn in readers[v] - self.eqns:
+                if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                    self.take(eqn)
+        return self
+
+    def holds(self, v: Var) -> bool:
+        """True if the update computes a value on one shard."""
+        return v in self.inner or v in self.sums.in_graph
+
+    def needed(self) -> set[Var]:
+        """The values that the update reads as one shard and does not have as one."""
+        read = {v for eqn in self.eqns for v in eqn.ins if self.step.form.cuts(v)}
+        read.update(v for branch in self.branches.values() for v in branch.wanted())
+        return read - self.inner - set(self.sums.in_graph)
+
+    def take_readers(self, values: Sequence[Var]) -> None:
+        """Take the equations that are computed from these values, as far as they can be split."""
+        queue, (_, readers) = list(values), uses(self.graph)
+        while queue:
+            for eqn in readers[queue.pop()] - self.eqns:
+                queue += self.take(eqn)
+
+    def take(self, eqn: Eqn) -> list[Var]:
+        """Take an equation if it can be split; returns its results that have a split dim."""
+        reason = self.refusal(eqn)
+        if reason:
+            self.refused[eqn] = reason
+            return []
+        self.eqns.add(eqn)
+        split_outs = [v for v in eqn.outs if self.step.form.cuts(v)]
+        self.inner.update(split_outs)
+        return split_outs
+
+    def refusal(self, eqn: Eqn) -> str:
+        """The reason why the update cannot take an equation, or nothing."""
+        step, text = self.step, f"{eqn.op} at {eqn.where}"
+        if eqn.control is not None:
+            return f"its update is inside a {text}"
+        if eqn in step.owners:
+            return f"it is computed together with the update of {step.owners[eqn]} at {eqn.where}"
+        if eqn.operation.acts or eqn.op is SHARD:
+            return f"{text} needs all of it"
+        for v in eqn.ins:
+            if not self.holds(v) and (axes := step.splits(v)):
+                return f"{text} reads {v.name or 'a value'}, which is split over {', '.join(axes)} already"
+        shape = {d for v in eqn.ins for d in v.dims}
+        for d in (d for v in eqn.outs for d in v.dims if d not in shape):
+            if set(step.placed.layout.axes(d.name)) & set(step.group):
+                return f"the layout splits dim {d.name!r} of {text} over the same axes"
+        try:
+            renamed(eqn, step.form)
+        except CannotShardError as problem:
+            return str(problem)
+        return ""
+
+    def grow_branches(self) -> list[Var]:
+        """Grow the update in the branches that read or compute its values; returns the results that are new in it."""
+        pending = {eqn for eqn, _, _ in self.sums.branches}
+        new: list[Var] = []
+        for eqn in self.graph.eqns:
+            entering = frozenset(i for i, v in enumerate(eqn.ins[1:]) if self.holds(v))
+            if isinstance(eqn.control, Cond) and (entering or eqn in pending):
+                branch = self.branches[eqn] = self.branch(eqn, entering)
+                new += [eqn.outs[i] for i in branch.leaving if eqn.outs[i] not in self.inner]
+                self.inner.update(new)
+        return new
+
+    def branch(self, eqn: Eqn, entering: frozenset[int]) -> _Branch:
+        regions: dict[str, Region] = {}
+        for key, graph in eqn.graphs().items():
+            inner = [sums for other, name, sums in self.sums.branches if other is eqn and name == key]
+            sums = Sums(*(tuple(dict.fromkeys(x for part in inner for x in getattr(part, field))) for field in _FIELDS))
+            regions[key] = Region(self.step, graph, sums, (), [graph.ins[i] for i in entering]).grow()
+        leaving = frozenset(
+            i
+            for i, v in enumerate(eqn.outs)
+            if self.step.form.cuts(v) and v not in self.step.owners
+            if any(region.holds(region.graph.outs[i]) for region in regions.values())
+        )
+        return _Branch(eqn, entering, leaving, regions)
+
+    def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
+        """The part of a loop body that computes one of its stacked results."""
+        assert isinstance(loop.control, Scan)
+        body = loop.control.body
+        region = Region(self.step, body, sums).grow()
+        out = body.outs[i]
+        other_reads = {v for eqn in body.eqns if eqn not in region.eqns for v in eqn.ins} | set(body.outs) - {out}
+        if not region.holds(out) or other_reads & region.inner:
+            raise CannotShardError(region.reason(out) or f"the loop at {loop.where} reads its gradient")
+        return region.finished(frozenset([i]))
+
+    def reason(self, out: Var) -> str:
+        """The reason why the update does not reach a value: the last equation before it that refused."""
+        producers, queue, seen = uses(self.graph)[0], [out], {out}
+        for v in queue:
+            eqn = producers.get(v)
+            if eqn in self.branches:
+                for region in self.branches[eqn].regions.values():
+                    if inner := region.reason(region.graph.outs[eqn.outs.index(v)]):
+                        return inner
+            elif eqn in self.refused:
+                return self.refused[eqn]
+            before = [] if eqn is None else [x for x in eqn.ins if x not in seen]
+            queue += before
+            seen.update(before)
+        return ""
+
+    def update(self) -> UpdateRegion:
+        """The update in the graph of a step: the values that replace split inputs stay split."""
+        split = {self.replaced[v] for v in self.carried}
+        return self.finished(frozenset(i for i, v in enumerate(self.graph.outs) if v in split))
+
+    def finished(self, leaving: frozenset[int]) -> UpdateRegion:
+        """The region, if these results leave its graph split: with only the splits in it that are read as such."""
+        for eqn, branch in self.branches.items():
+            unread = [i for i in branch.leaving if not self.reads_shard(eqn.outs[i], leaving)]
+            self.branches[eqn] = _Branch(eqn, branch.entering, branch.leaving.difference(unread), branch.regions)
+            self.inner.difference_update(eqn.outs[i] for i in unread)  # gathered inside the branches
+        parts = [self.finished_branch(branch, leaving) for branch in self.branches.values()]
+        gathered = [(v, 1.0) for v in self.inner if self.gathers(v, leaving) >= 1]
+        for part in parts:
+            for key, inner in part.graphs.items():
+                gathered += [(v, part.eqn.runs(key) * often) for v, often in inner.gathered]
+        return UpdateRegion(
+            self.sums.in_graph, frozenset(self.eqns), frozenset(self.inner), self.loops, tuple(parts), tuple(gathered)
+        )
+
+    def finished_branch(self, branch: _Branch, leaving: frozenset[int]) -> BranchRegion:
+        """The part in a branch. An operand that it only reads whole is gathered before it, if that is no more often."""
+        entering = set(branch.entering)
+        for i in branch.entering:
+            v = branch.eqn.ins[1 + i]
+            shard = any(region.reads_shard(x, branch.leaving) for _, region, x in branch.inputs(v))
+            if not self.holds(v) or (not shard and self.gathers(v, leaving) >= 1):
+                entering.discard(i)
+                for region in branch.regions.values():
+                    region.inner.discard(region.graph.ins[i])
+        graphs = {key: region.finished(branch.leaving) for key, region in branch.regions.items()}
+        return BranchRegion(branch.eqn, frozenset(entering), branch.leaving, graphs)
+
+    def reads_shard(self, v: Var, leaving: frozenset[int]) -> bool:
+        """True if an equation of the update reads a value as one shard, or a result that leaves split is it."""
+        if uses(self.graph)[1][v] & self.eqns or any(self.graph.outs[i] is v for i in leaving):
+            return True
+        inputs = [(region, x, branch) for branch in self.branches.values() for _, region, x in branch.inputs(v)]
+        return any(region.reads_shard(x, branch.leaving) for region, x, branch in inputs)
+
+    def gathers(self, v: Var, leaving: frozenset[int]) -> float:
+        """How often a run of the graph needs a value whole, branches by how often they run; at least 1 outside them."""
+        others = uses(self.graph)[1][v] - self.eqns - set(self.branches)
+        if others or any(out is v and i not in leaving for i, out in enumerate(self.graph.outs)):
+            return 1.0
+        return sum(
+            branch.eqn.runs(key, 0.5) * min(region.gathers(x, branch.leaving), 1.0)
+            for branch in self.branches.values()
+            for key, region, x in branch.inputs(v)
+        )
+
+
+_FIELDS = ("in_graph", "loops", "branches")  # of `Sums`
