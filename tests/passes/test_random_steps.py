@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.passes.random_steps import NOTHING, outcome
+from tests.passes.random_steps import RIGHT, outcome
 
 
-@pytest.mark.parametrize("seeds", [range(10), range(10, 20)])
-def test_a_layout_that_is_legal_replicated_is_legal_sharded_and_gives_the_same_bits(seeds: range) -> None:
-    found = [outcome(seed)[0] for seed in seeds]
-    assert set(found) <= {"equal", "illegal", NOTHING}
-    assert found.count("equal") >= len(seeds) // 2
+def test_a_layout_that_is_legal_replicated_is_legal_sharded_and_gives_the_same_bits() -> None:
+    found = {seed: outcome(seed)[0] for seed in range(20)}
+    assert {seed: text for seed, text in found.items() if text not in RIGHT} == {}
+    assert list(found.values()).count("equal") >= 10
