@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.report import explain
 from meshdsl.ir import Cond
 from meshdsl.passes.simplify import simplify
-from meshdsl.report import explain
 from meshdsl.trace import trace
 
 Predicate = Callable[[md.Tensor, md.Tensor], md.Tensor]
