@@ -1,0 +1,19 @@
+"""Training steps under random plans equal the plain steps; at length: `python -m tests.compile.steps_law`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compile.steps_law import law
+
+STEPS, BLOCKS = 60, 3
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_steps_under_random_plans_equal_the_plain_steps(block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    counts, verdicts, failures = law(1 + 4 * block, STEPS // BLOCKS, every=20, show=False)
+    with capsys.disabled():
+        print(f"steps law: {dict(counts)}, {dict(verdicts)}")
+    assert not failures, "\n".join(failures)
+    least = {"simulated": 14, "emitted": 1, "padded": 8, "sends": 12, "sharded weights": 20, "micro-batches": 1}
+    assert all(counts[name] >= n for name, n in least.items()), counts
