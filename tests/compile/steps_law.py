@@ -34,7 +34,7 @@ import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
 from meshdsl import backend
 from meshdsl.layouts.mesh import Mesh
-from meshdsl.tune.overlap.values import MODES
+from meshdsl.overlap.values import MODES
 from tests.compile.steps import RECOMPUTED, Forward, Model, arguments, draw_model, leaves, step_of
 from tests.laws import run
 from tests.lowering.programs import MESHES, draw_layout, tensors
