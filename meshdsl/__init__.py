@@ -94,7 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "compile.jaxify": ("jaxify",),
     "updates.weight_update": ("WeightUpdate",),
     "overlap.values": ("Overlap",),
-    "search": ("search", "search_overrides"),
+    "search": ("search",),
     "train.checkpoint": ("Checkpoints", "Restored"),
     "train.checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),

@@ -146,7 +146,6 @@ from .params import model as model
 from .params import param as param
 from .params import scope as scope
 from .search import search as search
-from .search import search_overrides as search_overrides
 from .tools.compilers.aot import compile_for as compile_for
 from .tools.compilers.compilation import Compilation as Compilation
 from .tools.compilers.compilation import CompilerError as CompilerError

@@ -30,7 +30,7 @@ from tests.test_public_names import REFERENCE
 # Names that start devices, read or write files, run a compiler, or search for long
 LEFT_OUT = {
     "host_devices", "Checkpoints", "Restored", "export_orbax", "export_safetensors", "import_orbax",
-    "import_safetensors", "export_hugging_face", "import_hugging_face", "compile_for", "search", "search_overrides",
+    "import_safetensors", "export_hugging_face", "import_hugging_face", "compile_for", "search",
     # records that meshdsl builds, and users only read
     "Compilation", "Compiled", "Machine", "Memory", "Program", "Report", "Tensor", "Verification", "nn.moe.Assignment",
     "nn.moe.Choice", "nn.moe.Dispatch", "nn.moe.Picks", "nn.moe.Preset", "nn.moe.Routing",

@@ -6,8 +6,7 @@ evaluate, search    the cost of one layout; the best-first loop over candidates
 overrides           splits of single parameters beyond a layout's rules
 """
 
-from .api import search, search_overrides
-from .override_result import OverrideResult
+from .api import search
 from .result import Progress, SearchResult
 
-__all__ = ["OverrideResult", "Progress", "SearchResult", "search", "search_overrides"]
+__all__ = ["Progress", "SearchResult", "search"]

@@ -1,7 +1,4 @@
-"""`md.search` finds the best layouts of a function for a machine, on given meshes or on every mesh of a device count.
-
-`md.search_overrides` starts from one layout and finds the best splits of single parameters beyond its rules.
-"""
+"""`md.search` finds the best layouts of a function for a machine, on given meshes or on every mesh of a device count."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ from ..trace import spec
 from .anytime import search as search_layouts
 from .evaluate import Problem
 from .knobs import turns_of
-from .override_result import OverrideResult
-from .overrides import overrides
 from .plan_result import plan_result
 from .plans import PlanSearch
 from .request import SearchRequest
@@ -30,7 +25,7 @@ from .result import Progress, SearchResult
 from .space import meshes
 from .variants import Variants, problem_of
 
-__all__ = ["search", "search_overrides"]
+__all__ = ["search"]
 
 
 def search(
@@ -136,62 +131,6 @@ def search(
         run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
         run.until_done()
         return plan_result(run)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
-
-
-def search_overrides(
-    f: Any,
-    *args: Any,
-    mesh: MeshLike,
-    layout: Layout | str | Mapping[str, Any] = "",
-    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
-    limit: float | None = None,
-    objective: str = "seconds",
-    tensors: str | Collection[str] | None = None,
-    choices: int | None = 3,
-    assignment: Mapping[str, str | Sequence[str]] | None = None,
-    donate: Sequence[int] | int = (),
-) -> OverrideResult:
-    """Find the best splits of single parameters beyond a layout's rules, as overrides of that layout.
-
-    >>> import meshdsl as md
-    >>> def step(params, x):
-    ...     loss = lambda params: md.mean(md.square(md.dot(x, params["w"], "io")))
-    ...     return {"w": params["w"] - 0.1 * md.grad(loss)(params)["w"]}
-    >>> args = {"w": md.spec("io:4096 hidden:4096")}, md.spec("batch:512 io:4096")
-    >>> result = md.search_overrides(step, *args, mesh="rows:4", layout="batch:rows", objective="peak_bytes")
-    >>> result.best.peak_bytes < result.before.peak_bytes, result.best.layout
-    (True, Layout('batch:rows', overrides={'w': {'io': ('rows',)}}))
-
-    `f` and its arguments are as in `md.search`. A parameter is an input that is also returned, unless `tensors` gives
-    path patterns; values with the same path in another argument (optimizer state) are split the same way. A parameter
-    keeps the split of `layout`, or one or two of its dims are also split over axes that its rules leave free. Of each
-    parameter's legal choices, the search keeps the best ones by `objective` and by memory, `choices` in all (None:
-    every one).
-
-    The choice is exact over tables of measured costs: of every choice alone, and of every two choices whose parameters
-    interact. The tables assume that costs add up beyond pairs; `error` is the error of that assumption. The reported
-    cost is that of the real program; it is never worse than the cost of `layout` if that fits. With a limit of `limit`
-    bytes per device (default: the machine's memory), `gap` bounds how far the choice is from the best within the limit,
-    over the tables. The search partitions and costs one program for each choice and for each pair of choices: minutes
-    for a model with many tensors.
-
-    Raises `LayoutError` for an illegal layout, if no costed program fits, and if there is no parameter.
-    """
-    try:
-        compiled, args = _compiled(f, args, donate)
-        return overrides(
-            _problem(f, compiled, args),
-            Mesh(mesh),
-            layout if isinstance(layout, Layout) else Layout(layout),
-            _bounded(machine),
-            objective=objective,
-            limit=limit,
-            tensors=_names(tensors),
-            choices=choices,
-            assignment=assignment,
-        )
     except MeshdslError as error:
         raise at(error, caller()) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
@@ -16,34 +16,7 @@ from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
 from .worth import Half, KnobWorth
 
-__all__ = ["Counts", "Progress", "SearchResult", "amount", "heading"]
-
-
-class _Result(Protocol):
-    """The fields that both kinds of search result have."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def machine(self) -> Machine: ...
-
-    @property
-    def objective(self) -> str: ...
-
-    @property
-    def limit(self) -> float: ...
-
-
-def heading(result: _Result) -> dict[str, Any]:
-    """The first fields of a result's JSON."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "title": result.title,
-        "machine": result.machine.name,
-        "objective": result.objective,
-        "limit_bytes": result.limit,
-    }
+__all__ = ["Counts", "Progress", "SearchResult", "amount"]
 
 
 @dataclass(frozen=True)
@@ -161,7 +134,11 @@ class SearchResult:
         half = self.half
         return plain(
             {
-                **heading(self),
+                "schema_version": SCHEMA_VERSION,
+                "title": self.title,
+                "machine": self.machine.name,
+                "objective": self.objective,
+                "limit_bytes": self.limit,
                 "plan": self.plan.to_dict(),
                 "knobs": list(self.knobs),
                 "not_searched": list(self.fixed),

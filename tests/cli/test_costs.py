@@ -140,18 +140,6 @@ def test_search_prints_the_best_layouts():
     assert record(here("search", BIGRAM, *options, "--json"))["best"]["layout"] == "batch:all"
 
 
-@pytest.mark.parametrize("step", [[], ["--forward"]])
-def test_search_with_overrides(step: list[str]):
-    options = ["--mesh", "all:2", "--dims", "batch", "--one-axis", "--overrides", *step]
-    run = here("search", BIGRAM, *options)
-    assert (run.code, run.err) == (0, ""), run.err
-    assert "the best layout by seconds" in run.out and "the best overrides by seconds" in run.out
-    found = record(here("search", BIGRAM, *options, "--json"))
-    both = found["with_overrides"]
-    assert both["before"] == found["best"] and both["gap"] >= 0 and both["counts"]["tensors"]
-    assert both["best"]["seconds"] <= found["best"]["seconds"]
-
-
 def test_search_reports_when_nothing_fits():
     run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis", "--memory", "1kB")
     assert (run.code, run.out) == (3, "")

@@ -23,9 +23,6 @@ PROGRAM = COMPILED.program(SPECS)
 REPORT = COMPILED.cost(SPECS)
 DATA = md.spec("n:8 m:4"), md.spec("m:4 k:4")
 FOUND = md.search(lambda x, w: md.dot(x, w, "m"), *DATA, mesh="rows:2", machine="tpu-v5e")
-UPDATED = md.search_overrides(
-    lambda x, w: md.dot(x, w, "m"), *DATA, mesh="rows:2", layout="n:rows", tensors="w", machine="tpu-v5e"
-)
 OVERLAPPED = md.compile(total, "rows:2 cols:4", "n:rows", overlap="auto")
 OVERLAPPED.program(SPECS)
 OBJECTS: dict[str, tuple[Any, str]] = {
@@ -40,7 +37,6 @@ OBJECTS: dict[str, tuple[Any, str]] = {
     "empty": (md.Layout(), "Layout('')"),
     "Report": (REPORT, repr(REPORT)),
     "SearchResult": (FOUND, "<search on tpu-v5e: best n:rows on rows:2>"),
-    "OverrideResult": (UPDATED, repr(UPDATED)),
     "OverlapPlan": (OVERLAPPED.overlap, "<overlap auto: none, 0 windows>"),
     "no overlap": (COMPILED.overlap, "<overlap none: none, 0 windows>"),
     "Picture": (md.show(PROGRAM), "Picture('program on rows:2 cols:4: 1 collective')"),

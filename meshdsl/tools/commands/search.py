@@ -71,11 +71,6 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
-    parser.add_argument(
-        "--overrides",
-        action="store_true",
-        help="search only mesh and layout, then overrides of single parameters on top of the best (can take minutes)",
-    )
 
 
 def _seconds(text: str) -> float:
@@ -104,7 +99,7 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
     from ...search.knobs import turns_of
     from ...train import UsageError
 
-    if options.forward or options.knobs == "none" or (options.overrides and not options.knobs):
+    if options.forward or options.knobs == "none":
         return {}
     values = {
         "weight_update": options.weight_update or options.regather,
@@ -169,22 +164,6 @@ def run(options: argparse.Namespace) -> int:
     )
     _end_progress()
     result = dataclasses.replace(result, title=step_title(options, workload))
-    overrides = None
-    if options.overrides:
-        overrides = md.search_overrides(
-            compiled,
-            *arguments,
-            mesh=result.best.mesh,
-            layout=result.best.layout,
-            machine=machine_of(options),
-            limit=options.memory,
-            objective=options.objective,
-            tensors="params/*"
-            if options.forward
-            else None,  # the default, updated arguments, has none in an evaluation step
-            assignment=assignment_of(options),
-        )
-        overrides = dataclasses.replace(overrides, title=result.title)
     if options.html:
         from ...cost.report.html import page
 
@@ -195,13 +174,7 @@ def run(options: argparse.Namespace) -> int:
     if options.save_plan:
         write(options.save_plan, result.plan.to_toml())
     if options.json:
-        print_json(
-            {
-                "command": "search",
-                **result.to_dict(),
-                **({"with_overrides": overrides.to_dict()} if overrides else {}),
-            }
-        )
+        print_json({"command": "search", **result.to_dict()})
     else:
-        print(result if overrides is None else f"{result}\n\n{overrides}")
+        print(result)
     return OK
