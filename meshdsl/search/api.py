@@ -1,4 +1,4 @@
-"""`md.search` finds the best layouts of a function for a machine, on given meshes or on every mesh of a device count."""
+"""`md.search` finds the best layouts of a function for a machine, on given meshes or on all of a device count."""
 
 from __future__ import annotations
 
