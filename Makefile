@@ -1,7 +1,11 @@
 # `make demo` and `make test` set everything up themselves; they need Python 3.11 or newer with venv, and make.
 
-VENV := .venv
-AOT  := .venv-aot
+# make test PYTHON=python3.13: with this Python and the newest JAX for it, in environments of their own. pyenv has
+# Pythons that are not on PATH.
+PYTHON :=
+VENV := .venv$(addprefix -,$(notdir $(PYTHON)))
+PYENVS := $(and $(PYTHON),$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/*/bin/$(notdir $(PYTHON))))
+AOT  := .venv-aot$(addprefix -,$(notdir $(PYTHON)))
 BIN  := $(VENV)/bin
 PIP   = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
@@ -25,6 +29,7 @@ help:
 	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
 	@echo "make test     the tests, every docs snippet included     (ARGS='-k planner', JOBS=4)"
 	@echo "make test-quick  the laws and the tests of what changed since main, some cases of each, in 90 seconds"
+	@echo "make test PYTHON=python3.13   with the newest JAX for this Python, in .venv-python3.13; so does test-aot"
 	@echo "make test-aot the tests that need the TPU compiler, in their own environment, without a TPU"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
 	@echo "make docs     HTML documentation, warnings are errors"
@@ -71,7 +76,7 @@ bench-aot: $(AOT)/.aot
 	@set -e; for name in $(AOT_BENCH); do $(AOT)/bin/python -m benchmarks.$$name $(ARGS); done
 
 clean:
-	rm -rf $(VENV) $(AOT) docs/_build docs/reference docs/notebooks build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* docs/_build docs/reference docs/notebooks build *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 # A stamp file says what is installed; it is out of date when pyproject.toml is newer.
 $(VENV)/.core: pyproject.toml | $(BIN)/pip
@@ -87,17 +92,17 @@ $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/pip
 $(AOT)/.aot: pyproject.toml | $(AOT)/bin/pip
 	@echo "installing meshdsl[aot] into $(AOT) (a minute or two the first time) ..." >&2
 	@$(PIP) -e '.[aot,aot-test]' || { \
-	  echo "make: the TPU compiler could not be installed; the index needs libtpu of the version in pyproject.toml" >&2; \
+	  echo "make: the TPU compiler could not be installed; the index needs the libtpu that the installed jax names" >&2; \
 	  exit 1; }
 	@touch $@
 
 # pip is the last thing that venv writes, so its presence says that the environment is complete.
 $(VENV)/bin/pip $(AOT)/bin/pip:
-	@for python in python3.11 python3; do \
+	@for python in $(or $(strip $(PYTHON) $(PYENVS)),python3.11 python3); do \
 	  $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	  $$python -m venv $(@D:/bin=) && exit 0; \
 	  echo "make: $$python cannot create a virtual environment; install its venv module (Debian: python3.11-venv)" >&2; \
 	  exit 1; \
 	done; \
-	echo "make: meshdsl needs Python 3.11 or newer, as python3.11 or python3 on PATH; found: $$(python3 --version 2>&1)" >&2; \
+	echo "make: meshdsl needs Python 3.11 or newer, as python3.11 or python3 on PATH or by PYTHON=; found: $$(python3 --version 2>&1)" >&2; \
 	exit 1
