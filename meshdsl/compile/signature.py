@@ -153,7 +153,8 @@ class Stages:
         return self.typed(self.program.outs)
 
     def jit(self, mesh: Any, ins: Sequence[Any], target: Target) -> Any:
-        outs = self.results if mesh is self.bound else shardings(self.program.outs, mesh)
+        on_devices = isinstance(mesh, jax.sharding.Mesh)
+        outs = self.results if on_devices else shardings(self.program.outs, mesh)
         function = self.emitted(mesh, target)
         return jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=self.donated)
 
