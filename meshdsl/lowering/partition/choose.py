@@ -7,7 +7,7 @@ operation belongs to a gradient. Any other conflict is reported as a problem, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -62,27 +62,27 @@ def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[st
     """
     fixed: dict[str, Axes] = {}
     for label in preferred:
-        taken = frozenset(axis for axes in fixed.values() for axis in axes)
-        options = claims.without(taken).options.get(label, [])
+        options = claims.without(_axes_of(fixed)).options.get(label, [])
         if options:
             fixed[label] = options[0]
-    left = claims.without(frozenset(axis for axes in fixed.values() for axis in axes))
+    left = claims.without(_axes_of(fixed))
     labels = [label for label in left.options if label not in fixed]
-    if all(len(left.options[label]) <= 1 for label in labels) and not Claims.contested(left):
+    if all(len(left.options[label]) <= 1 for label in labels) and not left.contested():
         return {**{label: axes for label in labels for axes in left.options[label]}, **fixed}
-    best: tuple[float, int] | None = None
-    chosen: dict[str, Axes] = {}
-    for number, picks in enumerate(product(*([*left.options[label], ()] for label in labels))):
+    assignments = ({**assigned, **fixed} for assigned in _assignments(left, labels))
+    return min(assignments, key=price, default={})
+
+
+def _axes_of(assigned: Mapping[str, Axes]) -> frozenset[str]:
+    return frozenset(axis for axes in assigned.values() for axis in axes)
+
+
+def _assignments(claims: Claims, labels: Sequence[str]) -> Iterator[dict[str, Axes]]:
+    """Every assignment that uses an axis once and to which no claim can be added."""
+    for picks in product(*([*claims.options[label], ()] for label in labels)):
         used = [axis for axes in picks for axis in axes]
-        if len(used) != len(set(used)):
-            continue
-        assigned = {**{label: axes for label, axes in zip(labels, picks, strict=True) if axes}, **fixed}
-        if _could_add(left, labels, picks, frozenset(used)):
-            continue
-        rank = (price(assigned), number)
-        if best is None or rank < best:
-            best, chosen = rank, assigned
-    return chosen
+        if len(used) == len(set(used)) and not _could_add(claims, labels, picks, frozenset(used)):
+            yield {label: axes for label, axes in zip(labels, picks, strict=True) if axes}
 
 
 def _could_add(claims: Claims, labels: Sequence[str], picks: Sequence[Axes], used: frozenset[str]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ...control.jax_function import TESTED, JaxFunction
 from ...dims import Dim, show
@@ -24,19 +24,10 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     layout, claims = scope.setting.layout, Claims()
     fresh = labels.from_layout | {label for label in labels.from_layout_if_ruled if label in layout.rules}
     for v, names in zip(eqn.ins, labels.ins, strict=True):
-        if v in scope.unmaterialized:
-            continue
-        home = scope.default_sharding[v]
-        brought = home if home.partial and pending else scope.whole_version(v) or home
-        for d, label in names.items():
-            if label is not None and label not in fresh:
-                claims.add(label, brought.axes(d))
-        if brought.partial and brought.kind == "sum" and not pending:
-            # a reduce-scatter may split dims as the layout requests
-            for d, label in names.items():
-                axes = layout.axes(d)
-                if label is not None and axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
-                    claims.add(label, axes)
+        if v not in scope.unmaterialized:
+            _claim_operand(
+                scope, claims, v, {d: label for d, label in names.items() if label is not None}, fresh, pending
+            )
     known = set(claims.options) - fresh
     for names in labels.outs:
         for d, label in names.items():
@@ -45,6 +36,23 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     for label, options in claims.options.items():
         claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
     return claims.without(frozenset(pending))
+
+
+def _claim_operand(
+    scope: Scope, claims: Claims, v: Var, names: Mapping[str, str], fresh: Collection[str], pending: Axes
+) -> None:
+    """Claim the axes over which an operand is split; of a pending sum, also those that a reduce-scatter may use."""
+    home = scope.default_sharding[v]
+    brought = home if home.partial and pending else scope.whole_version(v) or home
+    for d, label in names.items():
+        if label not in fresh:
+            claims.add(label, brought.axes(d))
+    if not brought.partial or brought.kind != "sum" or pending:
+        return
+    for d, label in names.items():
+        axes = scope.setting.layout.axes(d)
+        if axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
+            claims.add(label, axes)
 
 
 def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:

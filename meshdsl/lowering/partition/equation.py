@@ -6,16 +6,18 @@ linear operations while that saves bytes (`demand`). Missing shardings are produ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...control.host import FETCH
 from ...control.region import REGIONS
 from ...errors.deadline import check_deadline
-from ...ir import Because, Cause, Eqn, Linear, Var, walk
+from ...ir import Because, Cause, Eqn, Labels, Linear, Var, walk
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ...ops.dtypes import CAST
+from ...ops.index_map import IndexMap
 from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME
 from ...trace import FULL, number
@@ -26,7 +28,7 @@ from .attention import lower_attention
 from .choose import Claims, choose
 from .claims import claims_of, region_blocks, settle_conflicts
 from .control import lower_control
-from .expansions import EXPANSIONS
+from .expansions import EXPANSIONS, Expansion
 from .index_map import lower_index_map
 from .pending_sums import ADDITIONS
 from .prices import later_bytes, reduction_bytes
@@ -95,30 +97,31 @@ def _fetch(scope: Scope, eqn: Eqn) -> None:
 
 def _pending(scope: Scope, eqn: Eqn) -> Axes:
     """The axes over which the operation's operands stay pending; empty if their sums are reduced first."""
-    op = eqn.operation
     waiting = [v for v in dict.fromkeys(eqn.ins) if scope.is_pending(v)]
     if not all(scope.demand.sums.may_stay_pending(eqn, v) for v in waiting):
         return ()
     if not any(scope.should_defer(v, eqn) for v in waiting):
         return ()
     axes = scope.default_sharding[waiting[0]].partial
-    if any(scope.default_sharding[v].partial != axes for v in waiting):
+    if any(scope.default_sharding[v].partial != axes for v in waiting) or not _is_linear_in(scope, eqn, waiting):
         return ()
-    others = [v for v in eqn.ins if v not in waiting]
-    joins = op.linear in (Linear.JOINT, Linear.PADDED) and op not in ADDITIONS
-    if joins and not all(scope.is_zero(v) for v in others):
-        return ()
-    if op.linear is Linear.BRANCHES and not all(scope.is_zero(v) for v in others if v is not eqn.ins[0]):
-        return ()
-    if op.linear in (Linear.EACH, Linear.FIRST, Linear.RATIO, Linear.SECOND) and len(waiting) > 1:
-        return ()
-    split = {
-        axis
-        for v in others
-        if v in scope.default_sharding
-        for axis in scope.default_sharding[v].split_axes + scope.default_sharding[v].partial
-    }
-    return () if split & set(axes) else axes
+    complete = [scope.default_sharding[v] for v in eqn.ins if v not in waiting and v in scope.default_sharding]
+    used = {axis for sharding in complete for axis in sharding.split_axes + sharding.partial}
+    return () if used & set(axes) else axes
+
+
+def _is_linear_in(scope: Scope, eqn: Eqn, waiting: Sequence[Var]) -> bool:
+    """Whether the operation of pending sums, and of the operands that are complete, is the sum of its results."""
+    op, complete = eqn.operation, [v for v in eqn.ins if v not in waiting]
+    match op.linear:
+        case Linear.JOINT | Linear.PADDED:
+            return op in ADDITIONS or all(scope.is_zero(v) for v in complete)
+        case Linear.BRANCHES:
+            return all(scope.is_zero(v) for v in complete if v is not eqn.ins[0])
+        case Linear.EACH | Linear.FIRST | Linear.RATIO | Linear.SECOND:
+            return len(waiting) == 1
+        case _:
+            return True
 
 
 def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
@@ -128,64 +131,102 @@ def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
     return pending
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """How one equation takes its operands: the axes of each label, and the axes over which sums stay pending."""
+
+    eqn: Eqn
+    labels: Labels
+    assigned: Mapping[str, Axes]
+    pending: Axes
+    expansion: Expansion | None  # its lowering along split dims, if it has one
+    expanded: bool  # whether this assignment needs it
+    moves: IndexMap | None
+    free: bool  # whether every device computes the operands itself, so that no sharding of them costs anything
+
+    def operands(self) -> Iterator[tuple[int, Var, Mapping[str, str | None]]]:
+        return ((k, v, names) for k, (v, names) in enumerate(zip(self.eqn.ins, self.labels.ins, strict=True)))
+
+
 def _operate(scope: Scope, eqn: Eqn) -> None:
-    setting, op = scope.setting, eqn.operation
-    expansion = EXPANSIONS.get(op)
+    """Choose how the operands are sharded, take them so, define the results, and add the operation's equations."""
+    choice = _choose(scope, eqn)
+    eqn = choice.eqn
+    ins = [_operand(scope, choice, *operand) for operand in choice.operands()]
+    outs = _results(scope, choice)
+    if choice.expansion is not None and choice.expanded:
+        choice.expansion.build(scope, eqn, ins, choice.assigned, outs)
+        return
+    moves = choice.moves
+    if moves is not None and choice.assigned.get(moves.out.name):
+        lower_index_map(scope, eqn, ins, moves, choice.assigned[moves.out.name], outs[0])
+    else:
+        scope.eqns.append(eqn.replace(ins=tuple(ins), outs=tuple(outs)))
+    for v, names in zip(eqn.outs, choice.labels.outs, strict=True):
+        if (None in names.values() or choice.free) and not scope.default_sharding[v].partial:
+            scope.shard_free_dims(v, eqn)  # every device has the complete value and takes its part
+
+
+def _choose(scope: Scope, eqn: Eqn) -> _Choice:
+    """The cheapest axes of the labels, among those that the operands and the layout request."""
+    op, expansion = eqn.operation, EXPANSIONS.get(eqn.operation)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
-    sent_for_nothing = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
-    claims = Claims() if sent_for_nothing else claims_of(scope, eqn, labels, pending)
+    free = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
+    claims = Claims() if free else claims_of(scope, eqn, labels, pending)
     preferred = settle_conflicts(scope, eqn, labels, claims)
-    gone = vanishing(labels)
-
-    def demanded(v: Var, names: Mapping[str, str | None], assigned: Mapping[str, Axes]) -> Sharding:
-        keeps = pending and (scope.is_zero(v) or scope.default_sharding.get(v, Sharding()).partial == pending)
-        return apply(names, assigned, pending if keeps else ())
 
     def price(assigned: Mapping[str, Axes]) -> float:
-        targets = {v: demanded(v, names, assigned) for v, names in zip(eqn.ins, labels.ins, strict=True)}
-        bytes_sent = sum(
-            scope.price(v, demanded(v, names, assigned)) for v, names in zip(eqn.ins, labels.ins, strict=True)
-        )
-        bytes_sent += reduction_bytes(setting, eqn.outs, labels, assigned)
-        return bytes_sent if pending else bytes_sent + later_bytes(scope, eqn, targets.__getitem__)
+        wanted = [
+            (v, _wanted(scope, v, names, assigned, pending)) for v, names in zip(eqn.ins, labels.ins, strict=True)
+        ]
+        sent = sum(scope.price(v, sharding) for v, sharding in wanted)
+        sent += reduction_bytes(scope.setting, eqn.outs, labels, assigned)
+        return sent if pending else sent + later_bytes(scope, eqn, dict(wanted).__getitem__)
 
-    assigned = choose(claims, preferred, price)
+    assigned: Mapping[str, Axes] = choose(claims, preferred, price)
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
-    kept = {d.name for v in eqn.outs for d in v.dims}
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
-    ins: list[Var] = []
-    for k, (v, names) in enumerate(zip(eqn.ins, labels.ins, strict=True)):
-        x = scope.get(v, demanded(v, names, assigned), eqn)
-        if op in ADDITIONS and pending and not x.sharding.partial:
-            x = _on_first(scope, x, pending, eqn)
-        if op.mask is not None:
-            trimmed = expansion.trimmed(eqn, k) if expansion is not None and expanded else ()
-            over = (d for d in v.dims if not (d.name in trimmed and assigned.get(names[d.name] or "")))
-            x = scope.masked(x, tuple(d for d in over if names[d.name] in gone or d.name not in kept), op.mask, eqn)
-        ins.append(x)
-    sums = expansion is None or expansion.sums
-    summed = [] if not sums else [axis for label in gone for axis in assigned.get(label, ())]
+    return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, free)
+
+
+def _wanted(
+    scope: Scope, v: Var, names: Mapping[str, str | None], assigned: Mapping[str, Axes], pending: Axes
+) -> Sharding:
+    """The sharding in which the operation reads an operand."""
+    keeps = pending and (scope.is_zero(v) or scope.default_sharding.get(v, Sharding()).partial == pending)
+    return apply(names, assigned, pending if keeps else ())
+
+
+def _operand(scope: Scope, choice: _Choice, k: int, v: Var, names: Mapping[str, str | None]) -> Var:
+    """Operand number k in the sharding that the operation reads, with its padding masked where it would be counted."""
+    eqn, op = choice.eqn, choice.eqn.operation
+    x = scope.get(v, _wanted(scope, v, names, choice.assigned, choice.pending), eqn)
+    if op in ADDITIONS and choice.pending and not x.sharding.partial:
+        x = _on_first(scope, x, choice.pending, eqn)
+    if op.mask is None:
+        return x
+    gone, kept = vanishing(choice.labels), {d.name for v in eqn.outs for d in v.dims}
+    trimmed = choice.expansion.trimmed(eqn, k) if choice.expansion is not None and choice.expanded else ()
+    masked = (d for d in v.dims if not (d.name in trimmed and choice.assigned.get(names[d.name] or "")))
+    return scope.masked(x, tuple(d for d in masked if names[d.name] in gone or d.name not in kept), op.mask, eqn)
+
+
+def _results(scope: Scope, choice: _Choice) -> list[Var]:
+    """The results, partial over the axes of labels that vanish, with the reason for the sum that is then pending."""
+    eqn, assigned, reduce = choice.eqn, choice.assigned, choice.eqn.operation.reduce
+    summed_labels = vanishing(choice.labels) if choice.expansion is None or choice.expansion.sums else ()
+    summed = [axis for label in summed_labels for axis in assigned.get(label, ())]
     outs: list[Var] = []
-    for v, names in zip(eqn.outs, labels.outs, strict=True):
-        split = apply(names, assigned)
-        kind = op.reduce if summed else "sum"
-        outs.append(scope.define(v, Sharding.of(dict(split.split), (*pending, *summed), kind)))
+    for v, names in zip(eqn.outs, choice.labels.outs, strict=True):
+        split = dict(apply(names, assigned).split)
+        outs.append(scope.define(v, Sharding.of(split, (*choice.pending, *summed), reduce if summed else "sum")))
         if summed:
-            over = tuple(label.rstrip("*") for label in gone if assigned.get(label))
-            cause = Cause(Because.REDUCES, op.name, over, what=op.reduce)
+            over = tuple(label.rstrip("*") for label in summed_labels if assigned.get(label))
+            cause = Cause(Because.REDUCES, eqn.operation.name, over, what=reduce)
             scope.reasons[v] = (cause, eqn.where, eqn.backward)
-        elif pending:
+        elif choice.pending:
             scope.reasons[v] = next(scope.reasons[x] for x in eqn.ins if x in scope.reasons and scope.is_pending(x))
-    if expansion is not None and expanded:
-        expansion.build(scope, eqn, ins, assigned, outs)
-        return
-    if moves is not None and assigned.get(moves.out.name):
-        lower_index_map(scope, eqn, ins, moves, assigned[moves.out.name], outs[0])
-    else:
-        scope.eqns.append(eqn.replace(ins=tuple(ins), outs=tuple(outs)))
-    for v, names in zip(eqn.outs, labels.outs, strict=True):
-        if (None in names.values() or sent_for_nothing) and not scope.default_sharding[v].partial:
-            scope.shard_free_dims(v, eqn)  # every device has the complete value and takes its part
+    return outs
