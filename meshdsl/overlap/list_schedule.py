@@ -28,60 +28,80 @@ def list_schedule(
     Computation is slower by `machine.overlap_slowdown` while a collective runs. `limit` is in bytes of values between
     tasks; the schedule exceeds it where no ready task frees memory. O(n log n) in tasks without a limit.
     """
-    among = set(tasks.all)
-    waits_for = {task: sum(source in among for source in task.needs) for task in tasks.all}
-    tie = count()
-    computes: list[Ready] = []  # ready computation, highest priority first
-    sends: list[Ready] = []  # ready collectives, not issued yet
-    running: list[tuple[float, int, Task]] = []  # collectives in flight, by completion time
-    free: dict[str, float] = {}  # lane -> end of its last collective
-    used = Footprint(tasks, limit) if limit < math.inf else None
-    order: list[Task] = []
-    now = 0.0
-
-    def release(task: Task) -> None:
-        heapq.heappush(sends if task.sends else computes, (-priority(task), next(tie), task))
-
-    def issue(task: Task) -> None:
-        order.append(task)
-        if used is not None:
-            used.issue(task)
-
-    def finish(task: Task) -> None:
-        if used is not None:
-            used.end(task)
-        for reader in (reader for reader in task.readers if reader in among):  # not a set: its order changes by run
-            waits_for[reader] -= 1
-            if not waits_for[reader]:
-                release(reader)
-
-    for task in tasks.all:
-        if not waits_for[task]:
-            release(task)
-    while computes or sends or running:
+    device = _Device(tasks, priority, Footprint(tasks, limit) if limit < math.inf else None)
+    while device.computes or device.sends or device.running:
         check_deadline()
-        while running and running[0][0] <= now:
-            finish(heapq.heappop(running)[2])
-        waiting: list[Ready] = []  # for memory, unless nothing else could free it
-        while sends:
-            ready = heapq.heappop(sends)
+        device.complete()
+        device.send()
+        device.compute()
+    return device.order
+
+
+class _Device:
+    """One device while it runs the tasks: what is ready, what is in flight, and the time."""
+
+    def __init__(self, tasks: Tasks, priority: Callable[[Task], float], used: Footprint | None) -> None:
+        among = set(tasks.all)
+        self.priority, self.used, self.slowdown = priority, used, tasks.machine.overlap_slowdown
+        # lists, not sets: the order of a set changes by run
+        self.readers = {task: [reader for reader in task.readers if reader in among] for task in tasks.all}
+        self.waits_for = {task: sum(source in among for source in task.needs) for task in tasks.all}
+        self.tie = count()
+        self.computes: list[Ready] = []  # ready computation, highest priority first
+        self.sends: list[Ready] = []  # ready collectives, not issued yet
+        self.running: list[tuple[float, int, Task]] = []  # collectives in flight, by completion time
+        self.free: dict[str, float] = {}  # lane -> end of its last collective
+        self.order: list[Task] = []
+        self.now = 0.0
+        for task in tasks.all:
+            self.release(task)
+
+    def release(self, task: Task) -> None:
+        if not self.waits_for[task]:
+            ready = -self.priority(task), next(self.tie), task
+            heapq.heappush(self.sends if task.sends else self.computes, ready)
+
+    def issue(self, task: Task) -> None:
+        self.order.append(task)
+        if self.used is not None:
+            self.used.issue(task)
+
+    def finish(self, task: Task) -> None:
+        if self.used is not None:
+            self.used.end(task)
+        for reader in self.readers[task]:
+            self.waits_for[reader] -= 1
+            self.release(reader)
+
+    def complete(self) -> None:
+        """Finish the collectives that have ended by now."""
+        while self.running and self.running[0][0] <= self.now:
+            self.finish(heapq.heappop(self.running)[2])
+
+    def send(self) -> None:
+        """Issue the ready collectives, less those that wait for memory while something else could free it."""
+        waiting: list[Ready] = []
+        while self.sends:
+            ready = heapq.heappop(self.sends)
             task = ready[2]
-            if used is not None and (computes or running) and used.exceeded_by(task):
+            if self.used is not None and (self.computes or self.running) and self.used.exceeded_by(task):
                 waiting.append(ready)
                 continue
-            issue(task)
-            end = max(now, free.get(task.lane, 0.0)) + task.seconds
-            free[task.lane] = end
-            heapq.heappush(running, (end, next(tie), task))
-        sends = waiting  # sorted, so it is a heap
-        if computes:
-            task = _next(computes, used)
-            issue(task)
-            now = _end(now, task.seconds, max(free.values(), default=0.0), tasks.machine.overlap_slowdown)
-            finish(task)
-        elif running:
-            now = max(now, running[0][0])
-    return order
+            self.issue(task)
+            end = max(self.now, self.free.get(task.lane, 0.0)) + task.seconds
+            self.free[task.lane] = end
+            heapq.heappush(self.running, (end, next(self.tie), task))
+        self.sends = waiting  # sorted, so it is a heap
+
+    def compute(self) -> None:
+        """Run the next computation; without one, wait for the first collective in flight."""
+        if self.computes:
+            task = _next(self.computes, self.used)
+            self.issue(task)
+            self.now = _end(self.now, task.seconds, max(self.free.values(), default=0.0), self.slowdown)
+            self.finish(task)
+        elif self.running:
+            self.now = max(self.now, self.running[0][0])
 
 
 def _next(computes: list[Ready], used: Footprint | None) -> Task:

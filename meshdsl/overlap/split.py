@@ -16,7 +16,7 @@ make this a lookup.)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -302,41 +302,31 @@ class _Splitter:
         if eqn.control is not None or op.acts or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
             return None
         inner = self.inner(eqn)
-        if inner is not None:
+        along = self.along(eqn) if inner is None else None
+        if along is None:
             return inner
         labels = labels_of(eqn)
-        pairs = list(zip(eqn.ins, labels.ins, strict=True))
-        known = [(v, names) for v, names in pairs if v in self.cut]
-        label = {names[self.cut[v].dim] for v, names in known}
-        chunks = {self.cut[v].chunks for v, _ in known}
-        if len(label) != 1 or len(chunks) != 1 or None in label:
-            return None
-        (label,), (chunks,) = label, chunks
-        if op.moves is not None:
-            moves = op.moves(*(v.type for v in eqn.ins), **eqn.params)
-            if moves is None or labels.outs[0].get(moves.out.name) == label:
-                return None
-
-        def cuts(values: Sequence[Var], names: Sequence[Mapping[str, str | None]]) -> Iterator[Cut | None]:
-            for v, of in zip(values, names, strict=True):
-                dims = [d for d, one in of.items() if one == label and any(e.name == d for e in v.dims)]
-                if len(dims) > 1:
-                    raise _NoPartsError
-                yield Cut(dims[0], chunks) if dims else None
-
-        try:
-            ins = list(cuts(eqn.ins, labels.ins))
-            outs = list(cuts(eqn.outs, labels.outs))
-        except _NoPartsError:
+        ins, outs = _cuts(eqn.ins, labels.ins, *along), _cuts(eqn.outs, labels.outs, *along)
+        if ins is None or outs is None or (None in outs and not _sums_parts(eqn, op)):
             return None
         if any(self.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
             return None
-        if None in outs and not (op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(outs) == 1):
-            return None  # a forward sum reads the complete value, so that its result is bitwise the same
-        cut_values = [(v, cut) for v, cut in zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True) if cut is not None]
-        if not all(self.divides(v, cut) for v, cut in cut_values):
+        both = zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True)
+        if not all(cut is None or self.divides(v, cut) for v, cut in both):
             return None
-        return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), tuple(outs))
+        return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), outs)
+
+    def along(self, eqn: Eqn) -> tuple[str, int] | None:
+        """The label and chunks that all cut operands have; None if they differ, or if the rows of the label move."""
+        labels, op = labels_of(eqn), cast(Op, eqn.op)
+        known = [(self.cut[v], names) for v, names in zip(eqn.ins, labels.ins, strict=True) if v in self.cut]
+        found = {(names[cut.dim], cut.chunks) for cut, names in known}
+        (label, chunks), *others = found or {(None, 0)}
+        if label is None or others:
+            return None
+        moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
+        stays = op.moves is None or (moves is not None and labels.outs[0].get(moves.out.name) != label)
+        return (label, chunks) if stays else None
 
     def inner(self, eqn: Eqn) -> _Plan | None:
         """The plan of a reshape whose outer dim has one element per device; None for another equation."""
@@ -382,8 +372,21 @@ class _Plan:
     params: Mapping[str, Any]
 
 
-class _NoPartsError(Exception):
-    """A tensor has two dims with the label along which to cut."""
+def _cuts(
+    values: Sequence[Var], labels: Sequence[Mapping[str, str | None]], label: str, chunks: int
+) -> tuple[Cut | None, ...] | None:
+    """The cut of each value along its dim with this label; None if a value has two of them."""
+    dims = [[d.name for d in v.dims if names.get(d.name) == label] for v, names in zip(values, labels, strict=True)]
+    if any(len(found) > 1 for found in dims):
+        return None
+    return tuple(Cut(found[0], chunks) if found else None for found in dims)
+
+
+def _sums_parts(eqn: Eqn, op: Op) -> bool:
+    """Whether the result is the sum of those of the parts. In a forward pass it reads the complete value, so that its
+    result is bitwise the same.
+    """
+    return op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(eqn.outs) == 1
 
 
 def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:
