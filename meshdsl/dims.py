@@ -24,7 +24,9 @@ __all__ = [
     "dims",
     "find",
     "merge",
+    "name_of",
     "names",
+    "of_size",
     "pick",
     "show",
     "size_of",
@@ -63,16 +65,32 @@ _T = TypeVar("_T")
 ByDim = Mapping[str, _T] | Mapping[Dim, _T] | Mapping[DimLike, _T]  # a mapping's type is invariant in its keys
 
 
-def dims(text: str) -> Shape:
+def dims(text: DimsLike, of: Iterable[Dim] | None = None) -> Shape:
     """Parse dims from text; spaces, commas or semicolons separate them.
 
     >>> batch, io = dims("batch:512 io:1024")
     >>> io
     io=1024
+    >>> dims("io batch", of=(batch, io))
+    (io=1024, batch=512)
 
-    Raises `ShapeError` for an item that is not of the form name:size.
+    Also takes a `Dim`, or several dims as a sequence, as every function that takes dims. `of` are the dims to choose
+    from, for example `x.dims`; names alone will do then. Raises `ShapeError` for an item that is not of the form
+    name:size without `of`, and for one that is not among `of`.
     """
-    return located(lambda: check_shape((_sized(word) for word in _words(text)), "dims"))
+    return located(lambda: pick(text, of or (), new=of is None))
+
+
+def name_of(dim: DimsLike) -> str:
+    """The name of one dim, in any form; raises `ShapeError` for several.
+
+    >>> name_of("batch:512"), name_of([Dim("io", 4)])
+    ('batch', 'io')
+    """
+    items = split_items(dim)
+    if len(items) != 1 or not isinstance(items[0], Dim | str):
+        raise ShapeError(f"one dim is a md.Dim or a name; got {dim!r}")
+    return items[0].name if isinstance(items[0], Dim) else items[0].partition(":")[0]
 
 
 def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
@@ -103,6 +121,17 @@ def pick(dims_like: DimsLike, known_dims: Iterable[Dim], *, new: bool = False, w
         dim = _resolve(item, table, new, what)
         resolved.append(dim)
     return check_shape(resolved, f"{what}s")
+
+
+def of_size(dim: DimLike, size: int, rule: str) -> Dim:
+    """The dim of this name and size; raises `ShapeError` with the `rule` if the dim is given with another size."""
+    named = Dim(name_of(dim), size)
+    if any(
+        (item if isinstance(item, Dim) else _sized(item) if ":" in item else named) != named
+        for item in split_items(dim)
+    ):
+        raise ShapeError(f"{rule}; got {dim!r}")
+    return named
 
 
 def find(dim_like: DimLike, known_dims: Iterable[Dim], what: str = "dim") -> Dim:
@@ -165,6 +194,8 @@ def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> D
             return table[item]
         if not item.isidentifier():
             raise ShapeError(f"a dim is written name or name:size, for example 'batch:512'; got {item!r}")
+        if new and not table:
+            return _sized(item)  # raises that the size is missing
         way_out = f"; to introduce it, give its size: '{item}:SIZE'" if new else ""
         raise ShapeError(f"no {what} {item!r} here; {nearest(item, table)}{way_out}")
     way_out = f"\n  a size needs a name: 'NAME:{item}'; x.dims are the dims of x" if isinstance(item, int) else ""

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from functools import cache
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .notebook import cell_of, rendered
 
@@ -34,7 +34,10 @@ __all__ = [
     "located",
     "nearest",
     "raised",
+    "short",
+    "shown",
     "users_line",
+    "whole",
 ]
 
 
@@ -229,6 +232,31 @@ def located(resolve: Callable[[], Result]) -> Result:
         return resolve()
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def short(value: Any) -> str:
+    """The text of a value on one line, for errors; of at most 60 characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # the text of a user's own class
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def shown(value: Any) -> str:
+    """The text and the type of a value.
+
+    >>> shown("0.5")
+    "'0.5' (str)"
+    """
+    return f"{short(value)} ({type(value).__name__})"
+
+
+def whole(name: str, value: Any) -> int:
+    """The argument `name` as an integer; raises `ShapeError` for anything else, also for a tensor and a boolean."""
+    if isinstance(value, bool) or hasattr(value, "dims") or not hasattr(value, "__index__"):
+        raise ShapeError(f"{name} is {shown(value)}; expected int")
+    return value.__index__()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,13 +1,13 @@
 """The boundary of the public names: an error that leaves a public function has the user's line and says what is wrong.
 
-Public functions are wrapped when they are looked up. A `MeshdslError` without a line gets the caller's. After any other
-error, the arguments are compared with the annotations of the function: those that contradict them are the reason, and
-are reported together. If all arguments fit, the error is not the caller's, and it passes unchanged; so does an error
-that was raised by the user's own code, for example by a function that was passed.
+Public functions are wrapped when they are looked up, with the methods of the classes in `METHODS`, and the functions
+and iterators that a public function returns. A `MeshdslError` without a line gets the caller's. After any other error,
+the arguments are compared with the annotations of the function: those that contradict them are the reason, and are
+reported together. If all arguments fit, the error is not the caller's, and it passes unchanged; so does an error that
+was raised by the user's own code, for example by a function that was passed.
 
-The arguments are compared even if nothing fails: `md.optim.adam` uses its arguments only later, and `md.slice` would
-round a start of 0.5. The same holds for the classes in `_BUILT_BY_USERS`, unless our own code builds one. The public
-methods of the classes in `METHODS` are wrapped too, and so is a function or an iterator that a public function returns.
+A call that succeeds is not compared: functions check what they read. Only those in `_STORES`, which read their
+arguments later, are compared at once, and flags, because every value is true or false.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections.abc
 import functools
 import inspect
-import sys
 import traceback
 import types
 import typing
@@ -24,23 +23,15 @@ from typing import Any, Union
 
 import numpy as np
 
-from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, users_line
+from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, shown, users_line
 
 __all__ = ["METHODS", "guarded", "guarded_module"]
 
-_BUILT_BY_USERS = {
-    "HubConfig",
-    "HuggingFace",
-    "Layout",
-    "Mesh",
-    "Model",
-    "Overlap",
-    "Plan",
-    "WeightUpdate",
-    "Workload",
-    "nn.Precision",
-    "optim.Optimizer",
+_STORES = {
+    *("HubConfig", "HuggingFace", "Model", "Overlap", "WeightUpdate", "Workload", "checkpoint", "compile"),
+    *("custom_vjp", "grad", "model", "param", "train.train", "value_and_grad", "vmap"),
 }
+_STORING_MODULES = ("init.", "optim.")
 METHODS = {
     "Checkpoints",
     "Compiled",
@@ -55,8 +46,6 @@ METHODS = {
 _FUNCTIONS = {"optim.Optimizer": ("init", "update")}  # fields whose values are functions that users call
 _RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "value_and_grad", "vmap"}
 _HOT = {"Compiled": ("__call__",), "Tensor": ("__init__", "block_until_ready", "numpy")}  # called in every step
-_CONTAINERS = (list, tuple, dict, set, frozenset)  # whether these fit depends on their items
-Kind = Any  # the type of an argument; of a tuple, the kinds of its items too
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
     float: (int, float, np.integer, np.floating),
@@ -68,12 +57,11 @@ _NUMBERS: dict[Any, tuple[type, ...]] = {
 def guarded(value: Any, name: str) -> Any:
     """The public function or class `name`, with errors as the module describes; other values unchanged."""
     if isinstance(value, types.FunctionType):
-        return value if hasattr(value, "__wrapped__") else _wrapped(value, name)
+        return value if _is_guarded(value) else _wrapped(value, name)
     init = vars(value).get("__init__") if isinstance(value, type) else None
     if isinstance(init, types.FunctionType) and not issubclass(value, BaseException) and not _is_guarded(init):
         if "__init__" not in _HOT.get(name, ()):
-            compares = name in _BUILT_BY_USERS
-            value.__init__ = _wrapped(init, name, compares, trusts_us=True, fields=_FUNCTIONS.get(name, ()))
+            value.__init__ = _wrapped(init, name, fields=_FUNCTIONS.get(name, ()))
         if name in METHODS:
             _guard_methods(value, name)
     return value
@@ -105,71 +93,50 @@ def guarded_module(module: types.ModuleType, name: str) -> types.ModuleType:
     return module
 
 
-def _wrapped(
-    function: Callable[..., Any],
-    name: str,
-    compares: bool = True,
-    trusts_us: bool = False,
-    fields: Iterable[str] = (),
-) -> Callable[..., Any]:
-    """`function` with errors explained.
-
-    `compares`: also if none is raised; `trusts_us`: but not if meshdsl itself calls. `fields`: functions that the
-    object created by this `__init__` holds.
-    """
+def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()) -> Callable[..., Any]:
+    """`function` with errors explained. `fields`: functions that the object created by this `__init__` holds."""
     signature = inspect.signature(function)
-    fitting: set[tuple[Kind, ...]] = set()  # the kinds of arguments that fit, where kinds alone tell
+    stores = name in _STORES or name.startswith(_STORING_MODULES)
+    flags = [p.name for p in signature.parameters.values() if p.annotation == "bool"]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
         try:
             result = function(*args, **kwargs)
-        except MeshdslError as error:
-            misread = _contradictions(function, signature, name, args, kwargs) if _misread(error) else None
-            raise _at_caller(misread or error) from None
         except Exception as error:
-            explained = None
-            if not _from_the_user(error):
-                explained = _contradictions(function, signature, name, args, kwargs) or _miscalled(
-                    error, name, [*args, *kwargs.values()]
-                )
+            read = error if not isinstance(error, MeshdslError) or _misread(error) else None
+            wrong = (
+                _contradictions(function, signature, name, args, kwargs) if read and not _from_the_user(read) else None
+            )
+            explained = wrong or _explained(error, name, values)
             if explained is None:
                 raise
             raise _at_caller(explained) from None
+        if stores or any(flag in kwargs and not fits(kwargs[flag], bool) for flag in flags):
+            wrong = _contradictions(function, signature, name, args, kwargs)
+            if wrong is not None:
+                raise _at_caller(wrong)
         for field in fields:
             object.__setattr__(args[0], field, guarded(getattr(args[0], field), f"{name}.{field}"))
         if isinstance(result, types.GeneratorType):
-            result = _iterated(result, name, [*args, *kwargs.values()])
-        elif name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
-            result = _returned(result, name)
-        if trusts_us and is_ours(sys._getframe(1).f_code.co_filename):
-            return result
-        kinds = (*map(_kind, args), *((key, _kind(value)) for key, value in kwargs.items()))
-        if not compares or kinds in fitting:
-            return result
-        contradictions = _contradictions(function, signature, name, args, kwargs)
-        if contradictions is not None:
-            raise _at_caller(contradictions)
-        if not any(map(_has_other_items, (*args, *kwargs.values()))):
-            fitting.add(kinds)
+            return _iterated(result, name, values)
+        if name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
+            return _returned(result, name)
         return result
 
     return call
-
-
-def _kind(value: Any) -> Kind:
-    return (tuple, *map(_kind, value)) if type(value) is tuple else type(value)
-
-
-def _has_other_items(value: Any) -> bool:
-    """True if a value has items whose types its kind does not have."""
-    return any(map(_has_other_items, value)) if type(value) is tuple else isinstance(value, _CONTAINERS)
 
 
 def _at_caller(error: MeshdslError) -> MeshdslError:
     """The error with the line of the user, if a user called: a command has no line."""
     where = caller()
     return error if where == NOWHERE else at(error, where)
+
+
+def _explained(error: Exception, name: str, values: Iterable[Any]) -> MeshdslError | None:
+    """The error itself if it is ours; the error of a call that a function of the user's does not take; else None."""
+    return error if isinstance(error, MeshdslError) else _miscalled(error, name, values)
 
 
 def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -180,28 +147,24 @@ def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except MeshdslError as error:
-            raise _at_caller(error) from None
-        except TypeError as error:
-            miscalled = _miscalled(error, name, values)
-            if miscalled is None:
+        except Exception as error:
+            explained = _explained(error, name, values)
+            if explained is None:
                 raise
-            raise _at_caller(miscalled) from None
+            raise _at_caller(explained) from None
 
     return call
 
 
-def _iterated(records: Generator[Any, Any, Any], name: str, values: list[Any]) -> Generator[Any, Any, Any]:
+def _iterated(records: Generator[Any, Any, Any], name: str, values: Iterable[Any]) -> Generator[Any, Any, Any]:
     """The same items; an error gets the line that asked for the next one."""
     try:
         return (yield from records)
-    except MeshdslError as error:
-        raise _at_caller(error) from None
-    except TypeError as error:
-        miscalled = _miscalled(error, name, values)
-        if miscalled is None:
+    except Exception as error:
+        explained = _explained(error, name, values)
+        if explained is None:
             raise
-        raise _at_caller(miscalled) from None
+        raise _at_caller(explained) from None
 
 
 def _from_the_user(error: Exception) -> bool:
@@ -236,12 +199,11 @@ def _functions(values: Iterable[Any]) -> set[str]:
 
 
 @functools.cache
-def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function; empty if one of them is imported by type checkers only."""
-    try:
-        return typing.get_type_hints(function)
-    except NameError:
-        return {}
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function. Those of `layouts` name JAX, which it loads late."""
+    import jax
+
+    return typing.get_type_hints(function, localns={"jax": jax})
 
 
 def _contradictions(
@@ -253,9 +215,9 @@ def _contradictions(
     except TypeError as mismatch:
         own = [p for p in signature.parameters if p != "self"]
         return ShapeError(f"md.{name}: {mismatch}\n  it takes ({', '.join(own)})")
-    annotations = _annotations(function)
+    annotations = annotations_of(function)
     wrong = [
-        f"  {argument} is {_shown(value)}; expected {_type_name(annotations[argument])}"
+        f"  {argument} is {shown(value)}; expected {_type_name(annotations[argument])}"
         for argument, value in _arguments(signature, bound)
         if argument in annotations and not fits(value, annotations[argument])
     ]
@@ -327,11 +289,3 @@ def _type_name(annotation: Any) -> str:
     if isinstance(origin, type):
         return f"{origin.__name__}[{', '.join('...' if one is ... else _type_name(one) for one in inner)}]"
     return getattr(annotation, "__name__", str(annotation))
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # the text of a user's own class
-        text = "a value"
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Mapping
 
-from ..dims import Shape
+from ..dims import ByDim, Shape, name_of
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
 from .mesh import Mesh
@@ -38,7 +38,7 @@ class Layout:
 
     def __init__(
         self,
-        rules: str | Mapping[str, str | Iterable[str]] = "",
+        rules: str | ByDim[str | Iterable[str]] = "",
         *,
         overrides: Mapping[str, str | Mapping[str, str | Iterable[str]]] | None = None,
     ):
@@ -138,9 +138,9 @@ def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
     return messages
 
 
-def _rules(rules: str | Mapping[str, str | Iterable[str]]) -> Rules:
+def _rules(rules: str | ByDim[str | Iterable[str]]) -> Rules:
     if isinstance(rules, Mapping):
-        return {dim: _axes(axes) for dim, axes in rules.items()}
+        return {name_of(dim): _axes(axes) for dim, axes in rules.items()}
     parsed: Rules = {}
     for word in re.split(r"\s*;\s*|\s+", re.sub(r"\s*([:,+])\s*", r"\1", rules.strip())):
         if not word:

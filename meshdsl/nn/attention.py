@@ -17,7 +17,7 @@ import meshdsl as md
 
 from .dropout import dropout as drop
 from .linear import weight
-from .precision import FLOAT32, Precision, dim_of
+from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
 
 __all__ = ["multi_head_attention", "rotary", "scaled"]
 
@@ -27,16 +27,16 @@ LONG = 4096  # keys; the float32 scores of one head then take 64 MB
 
 def multi_head_attention(
     x: md.Tensor,
-    heads: md.Dim,
-    head: md.Dim,
+    heads: DimLike,
+    head: DimLike,
     *,
     memory: md.Tensor | None = None,
-    over: str | md.Dim = "model",
-    length: str | md.Dim = "length",
-    memory_length: str = "memory",
+    over: DimLike = "model",
+    length: DimLike = "length",
+    memory_length: DimLike = "memory",
     causal: bool = False,
     mask: md.Tensor | None = None,
-    group: md.Dim | None = None,
+    group: DimLike | None = None,
     positions: str = "none",
     dropout: float = 0.0,
     key: md.Tensor | None = None,
@@ -66,13 +66,14 @@ def multi_head_attention(
     Raises `ShapeError` for other `positions`, for `causal` with a `memory`, and for dropout without the plain formula.
     """
     check_positions(positions)
+    heads, head, memory_length = new_dim(heads, "the heads"), new_dim(head, "the head"), name_of(memory_length)
     if causal and memory is not None:
         raise md.ShapeError("causal=True is only for self-attention, and memory= was given; pass mask= instead")
     model_dim, length_dim = dim_of(x, over), dim_of(x, length)
     keys = length_dim if memory is None else dim_of(memory, memory_length)
     method = _method(method, dropout, keys)
     outer = [d for d in x.dims if d not in (model_dim, length_dim)]
-    groups = [] if group is None else [group]
+    groups = [] if group is None else [new_dim(group, "the group")]
 
     def project(y: md.Tensor, name: str, new_dims: list[md.Dim]) -> md.Tensor:
         w = weight(name, (model_dim,), tuple(new_dims), init, precision)
@@ -156,8 +157,8 @@ def scaled(q: md.Tensor, head: md.Dim, precision: Precision) -> md.Tensor:
 
 def rotary(
     x: md.Tensor,
-    over: str | md.Dim | None,
-    head: str | md.Dim,
+    over: DimLike | None,
+    head: DimLike,
     base: float = 10000.0,
     offset: int | md.Tensor = 0,
     *,

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import meshdsl as md
 
 from .norms import normal, scaled
-from .precision import FLOAT32, Precision, dim_of, dims_of
+from .precision import FLOAT32, DimLike, DimsLike, Precision, dim_of, dims_of
 
 __all__ = ["batch_norm", "group_norm"]
 
-Over = str | md.Dim | Sequence[str | md.Dim]
 State = Mapping[str, md.Tensor]
 
 
 def batch_norm(
     x: md.Tensor,
-    over: Over,
+    over: DimsLike,
     state: State | None = None,
     *,
     training: bool = True,
@@ -68,8 +67,8 @@ def batch_norm(
 def group_norm(
     x: md.Tensor,
     groups: int,
-    over: str | md.Dim = "channels",
-    along: Over = (),
+    over: DimLike = "channels",
+    along: DimsLike = (),
     *,
     name: str = "norm",
     eps: float = 1e-5,

@@ -13,7 +13,7 @@ import meshdsl as md
 
 from .attention import MASKED_SCORE, check_positions, rotary, scaled
 from .linear import weight
-from .precision import FLOAT32, Precision, dim_of
+from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
 
 __all__ = ["attention_to", "cached_attention", "keys_and_values", "write_cache"]
 
@@ -22,10 +22,10 @@ Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
 
 def keys_and_values(
     x: md.Tensor,
-    heads: md.Dim,
-    head: md.Dim,
+    heads: DimLike,
+    head: DimLike,
     *,
-    over: str | md.Dim = "model",
+    over: DimLike = "model",
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
@@ -40,20 +40,21 @@ def keys_and_values(
 
     Uses the same parameter names and shapes as `multi_head_attention`.
     """
+    dims = _heads(heads, head)
     with md.scope(name):
-        return {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
+        return {kind: _projected(x, f"w{kind}", dims, over, init, precision) for kind in ("k", "v")}
 
 
 def attention_to(
     x: md.Tensor,
     kept: Cache,
-    heads: md.Dim,
-    head: md.Dim,
+    heads: DimLike,
+    head: DimLike,
     *,
     mask: md.Tensor | None = None,
-    over: str | md.Dim = "model",
-    memory: str | md.Dim = "memory",
-    group: md.Dim | None = None,
+    over: DimLike = "model",
+    memory: DimLike = "memory",
+    group: DimLike | None = None,
     name: str = "attention",
     init: Any = None,
     precision: Precision = FLOAT32,
@@ -70,6 +71,7 @@ def attention_to(
     `mask` is a boolean tensor with dims among those of x and the memory; it is true where attention is allowed.
     `group` is as in `multi_head_attention`.
     """
+    heads, head = _heads(heads, head)
     with md.scope(name):
         return _read(x, kept, heads, head, mask, over, memory, group, init, precision)
 
@@ -77,14 +79,14 @@ def attention_to(
 def cached_attention(
     x: md.Tensor,
     cache: Cache,
-    heads: md.Dim,
-    head: md.Dim,
+    heads: DimLike,
+    head: DimLike,
     *,
     position: md.Tensor,
     mask: md.Tensor,
-    over: str | md.Dim = "model",
-    memory: str | md.Dim = "memory",
-    group: md.Dim | None = None,
+    over: DimLike = "model",
+    memory: DimLike = "memory",
+    group: DimLike | None = None,
     positions: str = "none",
     name: str = "attention",
     init: Any = None,
@@ -108,6 +110,7 @@ def cached_attention(
     `ShapeError` if x has two dims that the cache lacks.
     """
     check_positions(positions)
+    heads, head = _heads(heads, head)
     model_dim = dim_of(x, over)
     beam_dims = [d for d in x.dims if d != model_dim and d not in cache["k"].dims]
     if len(beam_dims) > 1:
@@ -131,7 +134,7 @@ def cached_attention(
 
 
 def write_cache(
-    old: md.Tensor, new: md.Tensor, position: md.Tensor | int, *, length: str = "length", memory: str = "memory"
+    old: md.Tensor, new: md.Tensor, position: md.Tensor | int, *, length: DimLike = "length", memory: DimLike = "memory"
 ) -> md.Tensor:
     """The cache `old` with `new` written along `memory`, from index `position` on; for keys or values.
 
@@ -145,9 +148,14 @@ def write_cache(
     If `new` has the dim `length`, it is written to as many positions, as for a prompt; otherwise to one. Requires that
     they fit: as in `md.dynamic_update_slice`, a position too close to the end is moved.
     """
+    length, memory = name_of(length), dim_of(old, memory).name
     has_length = length in [d.name for d in new.dims]
-    new = md.rename(new, **{length: memory}) if has_length else _expand(new, dim_of(old, memory).name)
-    return md.dynamic_update_slice(old, md.cast(new, old.dtype), dim_of(old, memory).name, position)
+    new = md.rename(new, **{length: memory}) if has_length else _expand(new, memory)
+    return md.dynamic_update_slice(old, md.cast(new, old.dtype), memory, position)
+
+
+def _heads(heads: DimLike, head: DimLike) -> tuple[md.Dim, md.Dim]:
+    return new_dim(heads, "the heads"), new_dim(head, "the head")
 
 
 def _expand(x: md.Tensor, name: str) -> md.Tensor:
@@ -155,7 +163,7 @@ def _expand(x: md.Tensor, name: str) -> md.Tensor:
 
 
 def _projected(
-    x: md.Tensor, name: str, new_dims: tuple[md.Dim, ...], over: str | md.Dim, init: Any, precision: Precision
+    x: md.Tensor, name: str, new_dims: tuple[md.Dim, ...], over: DimLike, init: Any, precision: Precision
 ) -> md.Tensor:
     model_dim = dim_of(x, over)
     y = precision.einsum(
@@ -172,16 +180,16 @@ def _read(
     heads: md.Dim,
     head: md.Dim,
     mask: md.Tensor | None,
-    over: str | md.Dim,
-    memory: str | md.Dim,
-    group: md.Dim | None,
+    over: DimLike,
+    memory: DimLike,
+    group: DimLike | None,
     init: Any,
     precision: Precision,
     position: md.Tensor | None = None,
 ) -> md.Tensor:
     """Query projection (rotated, if there is a position), attention to the cache, output projection."""
     outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(cache["k"], memory)
-    groups = () if group is None else (group,)
+    groups = () if group is None else (new_dim(group, "the group"),)
     q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
     q = q if position is None else rotary(q, None, head, offset=position)
     q = scaled(q, head, precision)

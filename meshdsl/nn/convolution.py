@@ -7,16 +7,16 @@ from typing import Any
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, dim_of, new_dim
+from .precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 
 __all__ = ["causal_conv", "conv"]
 
 
 def conv(
     x: md.Tensor,
-    window: Mapping[str, int],
-    over: str | md.Dim,
-    into: str | md.Dim | None = None,
+    window: Mapping[str, int] | Mapping[md.Dim, int],
+    over: DimLike,
+    into: DimLike | None = None,
     *,
     stride: Any = 1,
     padding: Any = "same",
@@ -39,7 +39,7 @@ def conv(
     The output channels take the place of the input channels; they may have the same name. Without `into`, each channel
     is convolved with a kernel of its own (depthwise). `stride`, `padding` and `dilation` are those of `md.conv`.
     """
-    channels = dim_of(x, over)
+    channels, window = dim_of(x, over), {dim_of(x, d).name: n for d, n in window.items()}
     features = None if into is None else new_dim(into, "the output channels of md.nn.conv")
     same_name = features is not None and features.name == channels.name
     output = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
@@ -71,8 +71,8 @@ def conv(
 def causal_conv(
     x: md.Tensor,
     size: int,
-    over: str | md.Dim,
-    along: str | md.Dim = "length",
+    over: DimLike,
+    along: DimLike = "length",
     state: md.Tensor | None = None,
     *,
     name: str = "conv",

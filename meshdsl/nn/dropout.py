@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import meshdsl as md
 
-from .precision import dims_of
+from .precision import DimsLike, dims_of
 
 __all__ = ["dropout"]
 
 
-def dropout(x: md.Tensor, rate: float, key: md.Tensor | None, *, shared: str | md.Dim = "") -> md.Tensor:
+def dropout(x: md.Tensor, rate: float, key: md.Tensor | None, *, shared: DimsLike = "") -> md.Tensor:
     """Sets elements to zero with probability `rate` and divides the others by 1 - rate (Srivastava et al., 2014).
 
     >>> import meshdsl as md

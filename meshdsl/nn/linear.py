@@ -7,7 +7,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, dim_of, dims_of
+from .precision import FLOAT32, DimLike, DimsLike, Precision, dim_of, dims_of, new_dim
 
 __all__ = ["ACTIVATIONS", "dense", "embedding", "feed_forward", "learned_positions", "linear", "weight"]
 
@@ -28,8 +28,8 @@ def weight(name: str, over: tuple[md.Dim, ...], into: tuple[md.Dim, ...], init: 
 
 def dense(
     x: md.Tensor,
-    over: str | md.Dim,
-    into: str | md.Dim,
+    over: DimsLike,
+    into: DimsLike,
     *,
     name: str = "dense",
     bias: bool = True,
@@ -44,7 +44,7 @@ def dense(
     {'dense/w': float32[io=4 hidden=16], 'dense/b': float32[hidden=16]}
     """
     summed = dims_of(x, over)
-    new_dims = md.dims(into) if isinstance(into, str) else (into,) if isinstance(into, md.Dim) else tuple(into)
+    new_dims = md.dims(into)
     with md.scope(name):
         w = weight("w", summed, new_dims, init, precision)
         y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in summed), *new_dims])
@@ -55,8 +55,8 @@ def dense(
 
 def linear(
     x: md.Tensor,
-    over: str | md.Dim,
-    into: str | md.Dim,
+    over: DimsLike,
+    into: DimsLike,
     *,
     name: str = "linear",
     bias: bool = True,
@@ -74,8 +74,8 @@ def linear(
 
 def embedding(
     ids: md.Tensor,
-    rows: md.Dim,
-    into: md.Dim,
+    rows: DimLike,
+    into: DimLike,
     *,
     name: str = "embed",
     init: Any = None,
@@ -91,14 +91,15 @@ def embedding(
 
     A table sharded over `rows` is not gathered: each device looks up its own rows, and the results are summed.
     """
+    rows, into = new_dim(rows, "the rows of md.nn.embedding"), new_dim(into, "the width of md.nn.embedding")
     table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
     return md.cast(md.take(table, ids, rows), precision.compute), table
 
 
 def learned_positions(
     x: md.Tensor,
-    over: str | md.Dim = "length",
-    into: str | md.Dim = "model",
+    over: DimLike = "length",
+    into: DimLike = "model",
     *,
     name: str = "positions",
     init: Any = None,
@@ -121,8 +122,8 @@ def learned_positions(
 
 def feed_forward(
     x: md.Tensor,
-    hidden: md.Dim,
-    over: str | md.Dim = "model",
+    hidden: DimLike,
+    over: DimsLike = "model",
     *,
     name: str = "feed_forward",
     activation: str = "relu",
@@ -144,18 +145,18 @@ def feed_forward(
     """
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
-    summed = dims_of(x, over)
+    summed, inner = dims_of(x, over), new_dim(hidden, "the hidden dim of md.nn.feed_forward")
     rest = [d for d in x.dims if d not in summed]
 
     def product(y: md.Tensor, kind: str, summed: tuple[md.Dim, ...], into: tuple[md.Dim, ...]) -> md.Tensor:
         y = precision.einsum(y, weight(f"w_{kind}", summed, into, init, precision), out=[*rest, *into])
-        y = md.prefer(y, hidden) if hidden in into else y
+        y = md.prefer(y, inner) if inner in into else y
         if bias:
             y = y + md.cast(md.param(f"b_{kind}", into, init=md.init.zeros(), dtype=precision.param), y.dtype)
         return md.cast(y, precision.compute)
 
     with md.scope(name):
-        y = product(x, "in", summed, (hidden,))
+        y = product(x, "in", summed, (inner,))
         act = ACTIVATIONS[activation]
-        y = act(product(x, "gate", summed, (hidden,))) * y if gated else act(y)
-        return md.transpose(product(y, "out", (hidden,), summed), x.dims)
+        y = act(product(x, "gate", summed, (inner,))) * y if gated else act(y)
+        return md.transpose(product(y, "out", (inner,), summed), x.dims)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import meshdsl as md
 
-from .precision import dim_of
+from .precision import DimLike, dim_of
 
 __all__ = ["softmax_cross_entropy", "targets_seen"]
 
@@ -30,11 +30,11 @@ def targets_seen() -> Iterator[Targets]:
 def softmax_cross_entropy(
     logits: md.Tensor,
     targets: md.Tensor,
-    over: str | md.Dim = "vocab",
+    over: DimLike = "vocab",
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
-    prefer: str | md.Dim | None = None,
+    prefer: DimLike | None = None,
 ) -> md.Tensor:
     """-log softmax(logits)[target] for each target; the result has the dims of the logits without `over`.
 

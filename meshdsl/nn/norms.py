@@ -5,19 +5,18 @@ With z = (x - mean) / s, the gradient of x is (ct - mean(ct) - z mean(ct z)) / s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, dims_of
+from .precision import FLOAT32, DimsLike, Precision, dims_of
 
 __all__ = ["layer_norm", "normal", "rms_norm", "scaled"]
 
 
 def layer_norm(
     x: md.Tensor,
-    over: str | md.Dim | Sequence[str | md.Dim] = "model",
+    over: DimsLike = "model",
     *,
     name: str = "norm",
     eps: float = 1e-5,
@@ -38,7 +37,7 @@ def layer_norm(
 
 def rms_norm(
     x: md.Tensor,
-    over: str | md.Dim | Sequence[str | md.Dim] = "model",
+    over: DimsLike = "model",
     *,
     name: str = "norm",
     eps: float = 1e-6,
@@ -58,7 +57,7 @@ def rms_norm(
 
 def _norm(
     x: md.Tensor,
-    over: str | md.Dim | Sequence[str | md.Dim],
+    over: DimsLike,
     name: str,
     eps: float,
     scale: bool,

@@ -8,7 +8,10 @@ from typing import Any
 
 import meshdsl as md
 
-__all__ = ["FLOAT32", "Precision", "dim_of", "dims_of", "new_dim"]
+__all__ = ["FLOAT32", "DimLike", "DimsLike", "Precision", "dim_of", "dims_of", "name_of", "new_dim"]
+
+DimLike = str | md.Dim  # one dim
+DimsLike = str | md.Dim | Iterable[str | md.Dim]  # one or several
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,11 @@ class Precision:
             if not md.spec([], dtype).dtype.name.startswith(("float", "bfloat")):
                 raise md.ShapeError(f"md.nn.Precision takes floating dtypes, got {dtype!r}")
 
-    def einsum(self, *xs: md.Tensor, out: Iterable[md.Dim]) -> md.Tensor:
+    def einsum(self, *xs: md.Tensor, out: DimsLike) -> md.Tensor:
         """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
         return self._rounded(md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce))
 
-    def grouped_dot(self, x: md.Tensor, w: md.Tensor, i: md.Tensor, by: md.Dim, over: md.Dim) -> md.Tensor:
+    def grouped_dot(self, x: md.Tensor, w: md.Tensor, i: md.Tensor, by: DimLike, over: DimLike) -> md.Tensor:
         """`md.grouped_dot` of the operands cast to `compute`, accumulated and returned in `reduce`."""
         x, w = md.cast(x, self.compute), md.cast(w, self.compute)
         return self._rounded(md.grouped_dot(x, w, i, by=by, over=over, dtype=self.reduce))
@@ -62,30 +65,32 @@ def _with_cotangent_in(y: md.Tensor, dtype: Any) -> md.Tensor:
 FLOAT32 = Precision()
 
 
-def dims_of(x: md.Tensor, names: str | md.Dim | Iterable[str | md.Dim]) -> tuple[md.Dim, ...]:
-    """The dims of x with these names; raises `ShapeError` for a name that x lacks."""
-    items = names.split() if isinstance(names, str) else [names] if isinstance(names, md.Dim) else list(names)
-    return tuple(dim_of(x, item) for item in items)
+def dims_of(x: md.Tensor, dims: DimsLike) -> tuple[md.Dim, ...]:
+    """The dims of x that are given; raises `ShapeError` for one that x lacks, or that has another size there."""
+    return md.dims(dims, of=x.dims)
 
 
-def dim_of(x: md.Tensor, name_or_dim: str | md.Dim) -> md.Dim:
-    """The dim of x with this name; raises `ShapeError` if x lacks it, or if a size is given and differs."""
-    sized_dim = new_dim(name_or_dim, "a dim") if not isinstance(name_or_dim, str) or ":" in name_or_dim else None
-    name = name_or_dim if sized_dim is None else sized_dim.name
-    dim = next((d for d in x.dims if d.name == name), None)
-    if dim is None:
-        raise md.ShapeError(f"no dim {name!r} in {x.type}; name one of its dims")
-    if sized_dim is not None and sized_dim != dim:
-        raise md.ShapeError(
-            f"dim {name!r} has size {dim.size} in {x.type}, but size {sized_dim.size} was given\n"
-            "  give only the name, or rename one of the two dims with md.rename"
-        )
-    return dim
+def dim_of(x: md.Tensor, dim: DimLike) -> md.Dim:
+    """The dim of x; raises `ShapeError` as `dims_of` does, and for several."""
+    dims = dims_of(x, dim)
+    if len(dims) != 1:
+        raise md.ShapeError(f"expected one dim of {x.type}; got {dim!r}")
+    return dims[0]
 
 
-def new_dim(dim: str | md.Dim, role: str) -> md.Dim:
-    """The dim, given as `md.Dim` or as text such as "slot:2"; raises `ShapeError` with `role` for anything else."""
-    dims = md.dims(dim) if isinstance(dim, str) and ":" in dim else (dim,)
-    if len(dims) != 1 or not isinstance(dims[0], md.Dim):
+def new_dim(dim: DimLike, role: str) -> md.Dim:
+    """The dim, given with its size; raises `ShapeError` with `role` for several, or if the size is missing."""
+    try:
+        dims = md.dims(dim)
+    except md.ShapeError:
+        dims = ()
+    if len(dims) != 1:
         raise md.ShapeError(f"{role} must have a size, as in md.Dim('name', 8) or 'name:8'; got {dim!r}")
     return dims[0]
+
+
+def name_of(dim: DimLike) -> str:
+    """The name of a dim, which may have a size."""
+    if isinstance(dim, str):
+        return dim.partition(":")[0]
+    return dim.name if isinstance(dim, md.Dim) else name_of(*dim)

@@ -11,7 +11,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, dim_of, new_dim
+from .precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 
 __all__ = ["gru", "lstm", "state_space"]
 
@@ -53,9 +53,9 @@ def _recurrent(
 
 def lstm(
     x: md.Tensor,
-    into: str | md.Dim,
-    over: str | md.Dim = "model",
-    along: str | md.Dim = "length",
+    into: DimLike,
+    over: DimLike = "model",
+    along: DimLike = "length",
     state: tuple[md.Tensor, md.Tensor] | None = None,
     *,
     name: str = "lstm",
@@ -86,9 +86,9 @@ def lstm(
 
 def gru(
     x: md.Tensor,
-    into: str | md.Dim,
-    over: str | md.Dim = "model",
-    along: str | md.Dim = "length",
+    into: DimLike,
+    over: DimLike = "model",
+    along: DimLike = "length",
     state: md.Tensor | None = None,
     *,
     name: str = "gru",
@@ -121,9 +121,9 @@ def gru(
 
 def state_space(
     x: md.Tensor,
-    states: str | md.Dim,
-    over: str | md.Dim = "model",
-    along: str | md.Dim = "length",
+    states: DimLike,
+    over: DimLike = "model",
+    along: DimLike = "length",
     *,
     name: str = "state_space",
     precision: Precision = FLOAT32,

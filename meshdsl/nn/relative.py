@@ -8,15 +8,15 @@ import numpy as np
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, new_dim
+from .precision import FLOAT32, DimLike, Precision, new_dim
 
 __all__ = ["relative_bias"]
 
 
 def relative_bias(
-    heads: md.Dim,
-    keys: str | md.Dim,
-    queries: str | md.Dim | None = None,
+    heads: DimLike,
+    keys: DimLike,
+    queries: DimLike | None = None,
     *,
     causal: bool = False,
     buckets: int = 32,
@@ -40,6 +40,7 @@ def relative_bias(
     sharded. Raises `ShapeError` if no distance would have a bucket of
     its own, or all of them.
     """
+    heads = new_dim(heads, "the heads")
     key, query = new_dim(keys, "the keys"), None if queries is None else new_dim(queries, "the queries")
     bucket = md.Dim("bucket", buckets)
     numbers = bucket_numbers(buckets, distance, causal)

@@ -6,7 +6,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .precision import FLOAT32, Precision, dim_of
+from .precision import FLOAT32, DimLike, Precision, dim_of
 
 __all__ = ["selective_scan"]
 
@@ -19,8 +19,8 @@ def selective_scan(
     c: md.Tensor,
     state: md.Tensor | None = None,
     *,
-    along: str | md.Dim = "length",
-    over: str | md.Dim = "model",
+    along: DimLike = "length",
+    over: DimLike = "model",
     precision: Precision = FLOAT32,
 ) -> tuple[md.Tensor, md.Tensor]:
     """y[t] = c[t] h[t] with h[t] = exp(steps[t] a) h[t-1] + steps[t] b[t] x[t], and the last h [..., model, state].

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local
-from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, pick, show, split_items
+from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, name_of, pick, show, split_items
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import Tensor, bind1
@@ -19,7 +19,7 @@ from .contraction import einsum
 from .dtypes import as_dtype, kind, promote
 from .reshape import blocked_kernel
 from .slicing import reverse
-from .window import Window, by_name, name_of, numbers, numeric, padded, pads_of, sized, touched, transposed
+from .window import Window, by_name, numbers, numeric, padded, pads_of, sized, touched, transposed
 
 __all__ = ["conv"]
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local
-from ..dims import Dim, DimLike, find, show
+from ..dims import Dim, DimLike, find, name_of, of_size, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import promote
 from .index_map import IndexMap, Piece
 from .reductions import spread
-from .reshape import blocked_kernel, dim_name, transpose
+from .reshape import blocked_kernel, transpose
 from .slicing import pad, slice
 
 __all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
@@ -38,7 +38,7 @@ def _check_same(name: str, first: Tensor, x: Tensor, but: str = "") -> None:
         )
 
 
-def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
+def concat(xs: Sequence[Any], over: DimLike) -> Tensor:
     """Concatenate tensors along a dim that all of them have; the result's size is the sum of their sizes.
 
     >>> import meshdsl as md
@@ -48,7 +48,7 @@ def concat(xs: Sequence[Any], over: str | Dim) -> Tensor:
     Raises `ShapeError` for an empty list, and for tensors whose other dims differ.
     """
     xs = _promoted("concat", xs)
-    name = dim_name(over)
+    name = located(lambda: name_of(over))
 
     def resolve() -> list[Tensor]:
         for x in xs:
@@ -116,7 +116,7 @@ def _stack_kernel(c: Local, xs: Sequence[Any], dim: Dim) -> Any:
     return c.xp.dynamic_slice(stacked, c.start(block, dim), block.size(dim), 0) if block.axes[0] else stacked
 
 
-def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
+def stack(xs: Sequence[Any], dim: DimLike) -> Tensor:
     """Stack tensors of equal dims along a new first dim, whose size is the number of tensors.
 
     >>> import meshdsl as md
@@ -127,14 +127,15 @@ def stack(xs: Sequence[Any], dim: str | Dim) -> Tensor:
     """
     xs = _promoted("stack", xs)
 
-    def resolve() -> list[Tensor]:
+    def resolve() -> tuple[Dim, list[Tensor]]:
         for x in xs:
             _check_same("stack", xs[0], x)
-        if isinstance(dim, Dim) and dim.size != len(xs):
-            raise ShapeError(f"md.stack of {len(xs)} tensors over {dim!r}; the size is the number of tensors")
-        return [transpose(x, xs[0].dims) for x in xs]
+        return of_size(dim, len(xs), f"md.stack of {len(xs)} tensors makes a dim of that size"), [
+            transpose(x, xs[0].dims) for x in xs
+        ]
 
-    return bind1(STACK, *located(resolve), dim=Dim(dim_name(dim), len(xs)))
+    new, parts = located(resolve)
+    return bind1(STACK, *parts, dim=new)
 
 
 def _index_kernel(c: Local, x: Any, dim: Dim, at: int) -> Any:

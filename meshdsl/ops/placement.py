@@ -7,10 +7,10 @@ names mesh axes, so it ties a model to a mesh; `replicate` removes all sharding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from ..dims import DimLike, find, show
+from ..dims import ByDim, DimLike, find, show
 from ..errors import LayoutError
 from ..ir import Bounded, Fuses, Linear, Op
 from ..trace import Tensor, as_tensor, bind1
@@ -53,7 +53,7 @@ SHARD = Op(
 )
 
 
-def shard(x: Any, split: Mapping[str, str | Iterable[str]]) -> Tensor:
+def shard(x: Any, split: ByDim[str | Iterable[str]]) -> Tensor:
     """The same tensor, sharded exactly as `split` says; a dim not named is not sharded.
 
     >>> import meshdsl as md

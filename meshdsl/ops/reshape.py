@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Block, Local
-from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, pick, show
+from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show
 from ..errors import ShapeError, located
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
 __all__ = [
-    "RENAME", "blocked_kernel", "dim_name", "flatten", "groups", "refill", "rename", "reshape", "squeeze", "transpose",
+    "RENAME", "blocked_kernel", "flatten", "groups", "refill", "rename", "reshape", "squeeze", "transpose",
     "trim", "unflatten",
 ]  # fmt: skip
 
@@ -74,7 +74,7 @@ def _rename_rule(x: Type, shape: Shape) -> Labels:
     return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
 
 
-def rename(x: Any, **new: str | Dim) -> Tensor:
+def rename(x: Any, **new: DimLike) -> Tensor:
     """The same tensor with other dim names; a renamed dim follows the layout's rule for its new name.
 
     >>> import meshdsl as md
@@ -88,18 +88,12 @@ def rename(x: Any, **new: str | Dim) -> Tensor:
 
     def resolve() -> Shape:
         old = {find(name, x.dims): to for name, to in new.items()}
-        for dim, to in old.items():
-            if isinstance(to, Dim) and to.size != dim.size:
-                raise ShapeError(f"md.rename cannot change a size: {dim!r} to {to!r}; use md.slice or md.pad")
-        renamed = [Dim(dim_name(old[d]), d.size) if d in old else d for d in x.dims]
+        rule = "md.rename cannot change the size of {!r}: use md.slice or md.pad"
+        renamed = [of_size(old[d], d.size, rule.format(d)) if d in old else d for d in x.dims]
         return check_shape(renamed, "a renamed tensor")
 
     shape = located(resolve)
     return x if shape == x.dims else bind1(RENAME, x, shape=shape)
-
-
-def dim_name(dim: str | Dim) -> str:
-    return dim.name if isinstance(dim, Dim) else dim
 
 
 TRANSPOSE = Op(

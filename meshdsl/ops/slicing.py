@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, find
-from ..errors import ShapeError, located
+from ..errors import ShapeError, located, whole
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
@@ -87,17 +87,19 @@ def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tenso
     """
     x = as_tensor(x)
 
-    def resolve() -> Dim:
+    def resolve() -> tuple[Dim, int, int, int]:
         d = find(dim, x.dims)
-        last = start + (size - 1) * stride
-        if start < 0 or size < 0 or stride < 1 or (size and last >= d.size):
+        first, count, step = whole("start", start), whole("size", size), whole("stride", stride)
+        last = first + (count - 1) * step
+        if first < 0 or count < 0 or step < 1 or (count and last >= d.size):
             raise ShapeError(
                 f"md.slice of {d!r} from {start}, size {size}, stride {stride} reaches outside; "
                 f"it needs 0 <= start and start + (size - 1) * stride < {d.size}"
             )
-        return d
+        return d, first, count, step
 
-    return bind1(_SLICE, x, dim=located(resolve), start=int(start), size=int(size), stride=int(stride))
+    d, start, size, stride = located(resolve)
+    return bind1(_SLICE, x, dim=d, start=start, size=size, stride=stride)
 
 
 def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any) -> Dim:
@@ -197,7 +199,7 @@ def roll(x: Any, dim: DimLike, by: int) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=int(by))
+    return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=located(lambda: whole("by", by)))
 
 
 def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
@@ -213,7 +215,7 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     """
     x = as_tensor(x)
     d = located(lambda: find(dim, x.dims))
-    by = max(-d.size, min(d.size, int(by)))
+    by = max(-d.size, min(d.size, located(lambda: whole("by", by))))
     return pad(x, d, by, -by, fill)
 
 

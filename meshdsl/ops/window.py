@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..dims import Dim, DimLike, Shape, find
+from ..dims import Dim, Shape, find, name_of
 from ..errors import ShapeError
 
 __all__ = [
-    "Window", "by_name", "name_of", "numbers", "numeric", "padded", "pads_of", "pairs", "sized", "touched",
+    "Window", "by_name", "numbers", "numeric", "padded", "pads_of", "pairs", "sized", "touched",
     "transposed",
 ]  # fmt: skip
 
@@ -123,10 +123,6 @@ def by_name(name: str, window: Any, example: str) -> dict[str, Any]:
     if not isinstance(window, Mapping):
         raise ShapeError(f"md.{name} names the dims it slides over, for example window={example}; got {window!r}")
     return {name_of(d): value for d, value in window.items()}
-
-
-def name_of(dim: DimLike) -> str:
-    return dim.name if isinstance(dim, Dim) else dim
 
 
 def pads_of(name: str, padding: Any, usual: str, over: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..dims import Dim, DimsLike, Shape, pick, show, split_items
-from ..errors import MeshdslError, ShapeError, at, caller
+from ..errors import MeshdslError, ShapeError, at, caller, short, shown
 from ..ir import Type
 from .tensors import Tensor
 
@@ -85,10 +85,10 @@ def array_of(x: Any) -> np.ndarray | jax.Array:
     try:
         values = np.asarray(x)
     except ValueError:
-        raise ShapeError(f"the rows of {_short(x)} have different lengths or types") from None
+        raise ShapeError(f"the rows of {short(x)} have different lengths or types") from None
     if values.dtype.kind not in "biufcV" or values.dtype.names is not None:
         raise ShapeError(
-            f"expected a tensor, or numbers or booleans; got {_short(x)} ({type(x).__name__})\n"
+            f"expected a tensor, or numbers or booleans; got {shown(x)}\n"
             "  give an array's dims names with md.tensor(array, dims)"
         )
     return values
@@ -104,14 +104,6 @@ def _check_width(values: np.ndarray | jax.Array) -> None:
                 f"{values.min()} to {values.max()} does not fit into {kind.name}, which holds {low} to {high}\n"
                 "  switch 64-bit types on with jax.config.update('jax_enable_x64', True), or use smaller integers"
             )
-
-
-def _short(x: Any) -> str:
-    try:
-        text = " ".join(repr(x).split())
-    except Exception:  # the text of a user's own class
-        text = f"a {type(x).__name__}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _dims_for(dims: DimsLike, sizes: tuple[int, ...]) -> Shape:
@@ -150,7 +142,7 @@ def dtype_of(dtype: Any) -> np.dtype:
     except (TypeError, ValueError):
         known = None
     if known is None or not (jnp.issubdtype(known, np.number) or known.kind == "b"):
-        raise ShapeError(f"{_short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
+        raise ShapeError(f"{short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
     return known
 
 

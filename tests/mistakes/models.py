@@ -86,7 +86,7 @@ ROWS = [
     (lambda: inside(lambda: md.nn.dense(X, "model", "hidden:4", bias="yes")), "bias is 'yes' (str); expected bool"),
     (lambda: inside(lambda: md.nn.embedding(X, md.Dim("vocab", 16), md.Dim("model", 8))), "md.take needs integer"),
     (lambda: inside(lambda: md.nn.embedding(IDS, 16, 8)), "a dim is a md.Dim or a name, got 16"),
-    (lambda: inside(lambda: md.nn.embedding(IDS, "vocab:16", "model:8")), "rows is 'vocab:16' (str); expected Dim"),
+    (lambda: inside(lambda: md.nn.embedding(IDS, "vocab", "model:8")), "the rows of md.nn.embedding must have a size"),
     (lambda: inside(lambda: md.nn.layer_norm(X, "width")), "no dim 'width' in float32[batch=2 length=4 model=8];"),
     (lambda: inside(lambda: md.nn.layer_norm(X, -1)), "over is -1 (int); expected str or Dim or Sequence[str or Dim]"),
     (lambda: inside(lambda: md.nn.layer_norm(X, "model", eps="1e-5")), "eps is '1e-5' (str); expected float"),
@@ -99,7 +99,7 @@ ROWS = [
     (lambda: inside(lambda: md.nn.conv(IMAGE, 3, "channels", "out:4")), "window is 3 (int); expected Mapping[str,"),
     (
         lambda: inside(lambda: md.nn.conv(IMAGE, {"height": 3, "wdith": 3}, "channels", "out:4")),
-        "no dim to slide over 'wdith'",
+        "no dim 'wdith' here; did you mean 'width'?",
     ),
     (lambda: inside(lambda: md.nn.conv(IMAGE, SQUARE, "channels", "out")), "the output channels of"),
     (
@@ -121,7 +121,7 @@ ROWS = [
     (lambda: inside(lambda: md.nn.state_space(X, "states:4", along="time")), "no dim 'time' in float32[batch=2"),
     (lambda: inside(lambda: md.nn.state_space(X, 16)), "the states of md.nn.state_space must have a size, as in"),
     (lambda: inside(lambda: MHA(X, 2, 4)), "a dim is a md.Dim or a name, got 2"),
-    (lambda: inside(lambda: MHA(X, "heads:2", "head:4")), "heads is 'heads:2' (str); expected"),
+    (lambda: inside(lambda: MHA(X, "heads", "head:4")), "the heads must have a size, as in"),
     (lambda: inside(lambda: MHA(X, HEADS, HEAD, length="time")), "no dim 'time' in"),
     (lambda: inside(lambda: MHA(X, HEADS, HEAD, mask=X)), "md.where needs a boolean"),
     (
@@ -132,7 +132,7 @@ ROWS = [
         lambda: inside(lambda: MHA(X, HEADS, md.Dim("head", 3), positions="rotary")),
         "rotary positions rotate pairs",
     ),
-    (lambda: inside(lambda: md.nn.feed_forward(X, "hidden:16")), "hidden is 'hidden:16' (str); expected Dim"),
+    (lambda: inside(lambda: md.nn.feed_forward(X, "hidden")), "the hidden dim of md.nn.feed_forward must have a size"),
     (
         lambda: inside(lambda: md.nn.feed_forward(X, md.Dim("hidden", 16), activation="swish")),
         "unknown activation 'swish';",

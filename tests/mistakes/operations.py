@@ -72,7 +72,10 @@ ROWS = [
     (lambda: md.rename(X, batch="io"), "a renamed tensor cannot have the dim 'io' twice (sizes 2 and 3)"),
     (lambda: md.rename(X, "batch", "group"), "md.rename: too many positional arguments"),
     (lambda: md.rename(X, batch="two words"), "a dim is named like a Python variable, got 'two words'"),
-    (lambda: md.rename(X, batch=md.Dim("group", 3)), "md.rename cannot change a size: batch=2 to group=3; use"),
+    (
+        lambda: md.rename(X, batch=md.Dim("group", 3)),
+        "md.rename cannot change the size of batch=2: use md.slice or md.pad; got group=3",
+    ),
     (lambda: md.broadcast(X, "batch io heads"), "no dim 'heads' here; there are: batch, io; to introduce it,"),
     (lambda: md.broadcast(X, "batch:4 io:3"), "dim 'batch' has size 2 here, and size 4 was asked for"),
     (lambda: md.broadcast(X, "io:3"), "md.broadcast to [io=3] would lose [batch=2] of float64[batch=2"),

@@ -268,7 +268,7 @@ REFUSED = {
     "whole gates": (lambda: route(gates(SIX) > 0.5), "gates must have a float dtype, got bool"),
     "sizes": (
         lambda: route(experts=md.Dim("expert", 9)),
-        "'expert' has size 3 in float64[token=6 expert=3], but size 9",
+        "dim 'expert' has size 3 here, and size 9 was asked for",
     ),
     "one dim for two": (lambda: route(tokens="expert"), "got expert=3 for both"),
     "padding of experts": (

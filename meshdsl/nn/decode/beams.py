@@ -8,7 +8,7 @@ import jax
 
 import meshdsl as md
 
-from ..precision import new_dim
+from ..precision import DimLike, new_dim
 from .steps import NO_SCORE, Empty, Step, run, steps_of
 
 __all__ = ["FORMS", "beam_search"]
@@ -19,9 +19,9 @@ FORMS = ("flat", "reorder")
 def beam_search(
     step: Step,
     empty: Empty,
-    batch: md.Dim,
-    length: md.Dim,
-    beam: md.Dim,
+    batch: DimLike,
+    length: DimLike,
+    beam: DimLike,
     *,
     form: str = "flat",
     alpha: float = 0.6,

@@ -7,7 +7,7 @@ from typing import Any
 
 import meshdsl as md
 
-from ..precision import dim_of, new_dim
+from ..precision import DimLike, dim_of, new_dim
 from .single import at_least_float32, chooser
 
 __all__ = ["generate"]
@@ -19,13 +19,13 @@ def generate(
     prompt: md.Tensor,
     key: md.Tensor | None = None,
     *,
-    tokens: str | md.Dim,
+    tokens: DimLike,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float = 1.0,
     end: int | None = None,
     padding: int = 0,
-    length: str = "length",
+    length: DimLike = "length",
     memory: str = "memory",
 ) -> md.Tensor:
     """Continues each prompt [batch, length] by `tokens` ids: [batch, tokens]. Greedy without a key, sampled with one.

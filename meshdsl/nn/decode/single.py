@@ -7,7 +7,7 @@ from typing import Any
 
 import meshdsl as md
 
-from ..precision import new_dim
+from ..precision import DimLike, new_dim
 from .steps import NO_SCORE, Empty, Step, run, steps_of
 
 __all__ = ["at_least_float32", "chooser", "filter_logits", "greedy", "sample"]
@@ -18,8 +18,8 @@ Choose = Callable[[md.Tensor, md.Dim, md.Tensor], md.Tensor]
 def greedy(
     step: Step,
     empty: Empty,
-    batch: md.Dim,
-    length: md.Dim,
+    batch: DimLike,
+    length: DimLike,
     *,
     start: int = 1,
     end: int = 2,
@@ -42,8 +42,8 @@ def greedy(
 def sample(
     step: Step,
     empty: Empty,
-    batch: md.Dim,
-    length: md.Dim,
+    batch: DimLike,
+    length: DimLike,
     key: md.Tensor,
     *,
     temperature: float = 1.0,
@@ -108,8 +108,8 @@ def filter_logits(logits: md.Tensor, vocab: md.Dim, top_k: int | None, top_p: fl
 def _decode(
     step: Step,
     empty: Empty,
-    batch: md.Dim,
-    length: md.Dim,
+    batch: DimLike,
+    length: DimLike,
     choose: Choose,
     ends: tuple[int, int, int],
     memory: str,

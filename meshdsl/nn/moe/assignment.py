@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import meshdsl as md
 
+from ..precision import DimLike
 from .options import choices_of
 from .router_args import RouterArgs, router_args
 from .slots import slots_of
@@ -88,9 +89,9 @@ class Assignment:
 def assign(
     gates: md.Tensor | None,
     *,
-    tokens: str | md.Dim,
-    experts: str | md.Dim,
-    capacity: str | md.Dim,
+    tokens: DimLike,
+    experts: DimLike,
+    capacity: DimLike,
     router: str,
     uniforms: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,

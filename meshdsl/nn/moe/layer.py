@@ -8,7 +8,7 @@ from typing import Any
 import meshdsl as md
 
 from ..linear import ACTIVATIONS
-from ..precision import FLOAT32, Precision, dim_of, new_dim
+from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 from .assignment import assign, choices
 from .dispatch import dispatch_by, unweighted
 from .options import PRESETS, capacity_of, choices_of, resolve, suggest
@@ -22,11 +22,11 @@ WEIGHED = ("output", "hidden")
 
 def moe_layer(
     x: md.Tensor,
-    experts: str | md.Dim,
-    hidden: str | md.Dim,
+    experts: DimLike,
+    hidden: DimLike,
     *,
-    tokens: str | md.Dim = "length",
-    over: str | md.Dim = "model",
+    tokens: DimLike = "length",
+    over: DimLike = "model",
     router: str = "top2",
     capacity_factor: float = 2.0,
     eval_capacity_factor: float | None = None,

@@ -11,7 +11,7 @@ import numpy as np
 
 import meshdsl as md
 
-from ..precision import dim_of, new_dim
+from ..precision import DimLike, dim_of, new_dim
 from .options import resolve
 
 __all__ = ["RouterArgs", "passes_capacity", "router_args"]
@@ -39,9 +39,9 @@ class RouterArgs:
 
 def router_args(
     gates: md.Tensor | None,
-    tokens: str | md.Dim,
-    experts: str | md.Dim,
-    capacity: str | md.Dim,
+    tokens: DimLike,
+    experts: DimLike,
+    capacity: DimLike,
     router: str,
     uniforms: md.Tensor | None,
     nonpadding: md.Tensor | None,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import meshdsl as md
 
+from ..precision import DimLike
 from .assignment import Assignment, Picks, assign
 
 __all__ = ["Routing", "masks", "route"]
@@ -37,9 +38,9 @@ class Routing(NamedTuple):
 def route(
     gates: md.Tensor | None,
     *,
-    tokens: str | md.Dim,
-    experts: str | md.Dim,
-    capacity: str | md.Dim,
+    tokens: DimLike,
+    experts: DimLike,
+    capacity: DimLike,
     router: str,
     uniforms: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,

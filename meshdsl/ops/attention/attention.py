@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...dims import Dim, find, names, show
+from ...dims import Dim, DimLike, find, name_of, names, show
 from ...errors import ShapeError, located
 from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
-from ..reshape import dim_name
 from .blocks import Names
 from .plain import plain_attention
 from .records import ATTENTION
@@ -24,9 +23,9 @@ def attention(
     k: Any,
     v: Any,
     *,
-    over: str | Dim = "head",
-    length: str | Dim = "length",
-    memory: str | Dim = "memory",
+    over: DimLike = "head",
+    length: DimLike = "length",
+    memory: DimLike = "memory",
     causal: bool = False,
     window: int | None = None,
     offset: Any = None,
@@ -77,7 +76,7 @@ def attention(
     inputs = {role: as_tensor(x) for role, x in extras.items() if x is not None}
 
     def resolve() -> Names:
-        how = _names(q, k, v, dim_name(over), dim_name(length), dim_name(memory))
+        how = _names(q, k, v, name_of(over), name_of(length), name_of(memory))
         if how.keys == how.length and "segments" in inputs:
             inputs.setdefault("memory_segments", inputs["segments"])
         _check_options(how, causal, window, method, block, inputs)

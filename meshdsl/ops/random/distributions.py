@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...dims import Dim, DimLike, DimsLike, Shape, pick
-from ...errors import ShapeError, at, caller, located
+from ...errors import ShapeError, at, caller, located, whole
 from ...ir import Type
 from ...trace import Tensor, as_tensor, current
 from ..dtypes import bitcast, cast
@@ -165,6 +165,8 @@ def randint(
     for name, bound in (("low", low), ("high", high)):
         if isinstance(bound, Tensor) and bound.dtype.kind not in "iu":
             raise at(ShapeError(f"md.random.randint needs integers; {name} is {bound.type}"), caller())
+        if not isinstance(bound, Tensor):
+            located(lambda name=name, bound=bound: whole(name, bound))
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and not low < high:
         raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
     shape, dtype = new_dims(dims), located(lambda: dtype_of_kind("randint", dtype, "i", "integers"))
@@ -193,15 +195,15 @@ def _clipped(x: Any, least: int, most: int, dtype: np.dtype) -> Tensor:
     return cast(minimum(maximum(x, max(least, int(limits.min))), min(most, int(limits.max))), dtype)
 
 
-def permutation(key: Tensor | jax.Array, x: Tensor | str | Dim, over: DimLike | None = None) -> Tensor:
+def permutation(key: Tensor | jax.Array, x: Tensor | DimLike, over: DimLike | None = None) -> Tensor:
     """The slices of `x` along `over` in random order. If `x` is a dim, the dim's indices in random order.
 
     >>> import meshdsl as md
     >>> md.random.permutation(md.random.key(7), "n:5")
     tensor(int32[n=5], [4 2 3 0 1])
     """
-    if isinstance(x, str | Dim):
-        return _shuffled(key, new_dims(x)[0])
+    if not isinstance(x, Tensor):
+        return _shuffled(key, located(lambda: find_one(new_dims(x))))
     dim = located(lambda: find_one(x.dims if over is None else pick(over, x.dims)))
     return transpose(take(x, _shuffled(key, dim), dim), x.dims)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...backend import Block, Local
-from ...dims import Dim, DimsLike, Shape, pick
+from ...dims import Dim, DimLike, DimsLike, Shape, pick
 from ...errors import ShapeError, at, caller, located
 from ...ir import Fuses, Op, Type
 from ...trace import KEY_WORD, Tensor, as_tensor, bind1, tensor
@@ -149,7 +149,7 @@ def fold_in(key: Tensor | jax.Array, i: Any) -> Tensor:
     return bind1(FOLD_IN, as_key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
 
-def split(key: Tensor | jax.Array, n: int | Dim = 2) -> Any:
+def split(key: Tensor | jax.Array, n: int | DimLike = 2) -> Any:
     """Derive `n` new keys, as a list; if `n` is a dim, as one tensor of keys with that dim, to scan over.
 
     >>> import meshdsl as md
@@ -157,9 +157,9 @@ def split(key: Tensor | jax.Array, n: int | Dim = 2) -> Any:
     >>> md.random.split(md.random.key(7), md.Dim("layer", 12)).dims
     (layer=12, key_word=2)
     """
-    if isinstance(n, Dim):
+    if not isinstance(n, int | np.integer):
         return fold_in(key, iota(n))
-    if not isinstance(n, int | np.integer) or n < 1:
+    if n < 1:
         raise at(ShapeError(f"md.random.split makes at least 1 key, got n={n!r}"), caller())
     return unstack(fold_in(key, iota(Dim("key_number", int(n)))), "key_number")
 
